@@ -1,0 +1,350 @@
+"""The waist of the hourglass: what a check says, and the run that keeps it.
+
+Checks produce `Finding`s; renderers (terminal, HTML, JSON) know a `Run` and never a check. Everything here is frozen,
+plain Python data without torch, and survives a round trip through JSON, NaN and infinities included.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ampcheck.errors import UsageError
+
+SCHEMA = 1
+"""Version of the JSON form. 1: the first."""
+
+Scalar: TypeAlias = "str | int | float | bool | None"
+
+
+class Verdict(str, Enum):
+    """What a check concluded. Only `FAIL` fails a build."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    WARN = "warn"
+    UNDECIDED = "undecided"
+    SKIP = "skip"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+SEVERITY: tuple[Verdict, ...] = (Verdict.FAIL, Verdict.WARN, Verdict.UNDECIDED, Verdict.SKIP, Verdict.PASS)
+"""Verdicts in the order in which a reader wants them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The place a finding speaks of; what is unknown stays empty.
+
+    `phase` is forward, backward, update, compile or speed; `module` the dotted path inside the subject (the root is
+    `""`); `op` an op overload such as `aten::mm`; `file` and `line` the user's source; `step` counts from 0.
+    """
+
+    phase: str = ""
+    module: str = ""
+    op: str = ""
+    file: str = ""
+    line: int | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        parts = [self.phase, self.module, self.op]
+        if self.file:
+            parts.append(f"{self.file}:{self.line}" if self.line is not None else self.file)
+        if self.step is not None:
+            parts.append(f"step {self.step}")
+        return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One verdict of one check about one subject.
+
+    `observed` and `limit` are in `unit`. `message` states the requirement, what was observed and where; `hint` names
+    the knob to turn.
+    """
+
+    check: str
+    verdict: Verdict
+    subject: str
+    message: str
+    where: Where = Where()
+    observed: float | None = None
+    limit: float | None = None
+    unit: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much was looked at (`seen`) and what could not be (`unseen`: reason to count). Coverages add up."""
+
+    seen: Mapping[str, int] = field(default_factory=dict)
+    unseen: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: Coverage) -> Coverage:
+        return Coverage(
+            dict(Counter(self.seen) + Counter(other.seen)), dict(Counter(self.unseen) + Counter(other.unseen))
+        )
+
+    @property
+    def total(self) -> int:
+        """Everything that was looked at, of all sorts together."""
+        return sum(self.seen.values())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count:,} {what}" for what, count in self.seen.items()) or "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Evidence in rows; a number keeps its type so that renderers can align and format it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Scalar]]
+    check: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line or one row of a chart; `group` tells families of series apart (forward, backward)."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float] = ()
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A stretch of the x axis with a name, such as the normal range of float16."""
+
+    label: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture as data.
+
+    kind `line`: each series has x and y. kind `range`: each series is one row, its x being five values in
+    rising order: smallest, 5th percentile, median, 95th percentile, largest.
+    """
+
+    kind: str
+    title: str
+    x_label: str
+    y_label: str = ""
+    series: Sequence[Series] = ()
+    bands: Sequence[Band] = ()
+    check: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything one audit, test session or experiment found, with the evidence for it."""
+
+    environment: Mapping[str, Scalar] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    coverage: Coverage = Coverage()
+    tables: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    title: str = ""
+
+    def __add__(self, other: Run) -> Run:
+        return Run(
+            {**self.environment, **other.environment},
+            self.findings + other.findings,
+            self.coverage + other.coverage,
+            self.tables + other.tables,
+            self.charts + other.charts,
+            self.title or other.title,
+        )
+
+    def of(self, verdict: Verdict) -> tuple[Finding, ...]:
+        """The findings with this verdict, in the order in which they were made."""
+        return tuple(finding for finding in self.findings if finding.verdict is verdict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether any check failed."""
+        return any(finding.verdict is Verdict.FAIL for finding in self.findings)
+
+    def counts(self) -> dict[Verdict, int]:
+        """How many findings have each verdict, worst first, without the zeros."""
+        count = Counter(finding.verdict for finding in self.findings)
+        return {verdict: count[verdict] for verdict in SEVERITY if count[verdict]}
+
+    def to_json(self) -> dict[str, Any]:
+        """This run as data for `json.dumps`, in the form that `from_json` reads."""
+        data = {"schema": SCHEMA, **{f.name: _plain(getattr(self, f.name)) for f in fields(self)}}
+        return {key: _tag_nonfinite(value) for key, value in data.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Run:
+        """The run that `to_json` wrote. Raises `UsageError` for damaged data or a newer schema."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("schema"), int):
+            raise UsageError("this is not a run of ampcheck: a JSON object with an integer 'schema' was expected")
+        if data["schema"] > SCHEMA:
+            raise UsageError(
+                f"this run has schema {data['schema']}, newer than the {SCHEMA} that this ampcheck reads: update ampcheck"
+            )
+        plain = _untag_nonfinite(dict(data))
+        try:
+            return cls(
+                environment=plain["environment"],
+                findings=tuple(finding_from_dict(item) for item in plain["findings"]),
+                coverage=Coverage(**plain["coverage"]),
+                tables=tuple(Table(**item) for item in plain["tables"]),
+                charts=tuple(_chart_from_dict(item) for item in plain["charts"]),
+                title=plain.get("title", ""),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"this run of ampcheck is damaged ({error!r}): write it anew") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON form to `path`, whole or not at all."""
+        write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Run:
+        """The run kept at `path`. Raises `UsageError` where there is none."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"no run of ampcheck could be read from {os.fspath(path)}: {error}") from error
+        return cls.from_json(data)
+
+
+def finding_to_dict(finding: Finding) -> dict[str, Any]:
+    """A finding as plain data that crosses process borders (JSON, execnet)."""
+    plain: dict[str, Any] = _tag_nonfinite(_plain(finding))
+    return plain
+
+
+def finding_from_dict(data: Mapping[str, Any]) -> Finding:
+    """The finding that `finding_to_dict` made."""
+    plain = _untag_nonfinite(dict(data))
+    return Finding(**{**plain, "verdict": Verdict(plain["verdict"]), "where": Where(**plain["where"])})
+
+
+def _chart_from_dict(data: Mapping[str, Any]) -> Chart:
+    parts = {"series": tuple(Series(**s) for s in data["series"]), "bands": tuple(Band(**b) for b in data["bands"])}
+    return Chart(**{**data, **parts})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(value, "__dataclass_fields__"):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _tag_nonfinite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they travel as {"float": "nan"}, which no other value looks like."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, dict):
+        return {key: _tag_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_tag_nonfinite(item) for item in value]
+    return value
+
+
+def _untag_nonfinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
+            return float(value["float"])
+        return {key: _untag_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_untag_nonfinite(item) for item in value)
+    return value
+
+
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path` so that a reader sees the old file or the new one, never a part.
+
+    Raises `UsageError` where the folder does not exist or cannot be written.
+    """
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent or Path(), prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; a report is an ordinary one
+            os.replace(temporary, target)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+
+
+_collectors: ContextVar[tuple[list[Run], ...]] = ContextVar("ampcheck_collectors", default=())
+
+
+@contextmanager
+def collect() -> Iterator[list[Run]]:
+    """Gather every run that is emitted inside; collectors nest and each sees what happens within it."""
+    runs: list[Run] = []
+    token = _collectors.set((*_collectors.get(), runs))
+    try:
+        yield runs
+    finally:
+        _collectors.reset(token)
+
+
+def emit(run: Run) -> None:
+    """Hand a run to whoever collects; without a collector nothing happens."""
+    for runs in _collectors.get():
+        runs.append(run)
+
+
+def verify(run: Run) -> Run:
+    """Emit `run`, then raise `AssertionError` with every failure in it; the one place where a verdict becomes an error."""
+    __tracebackhide__ = True
+    emit(run)
+    failures = run.of(Verdict.FAIL)
+    if failures:
+        raise AssertionError("\n\n".join(describe(finding) for finding in failures))
+    return run
+
+
+def describe(finding: Finding) -> str:
+    """A finding in a few lines of text: check and verdict, message, place, hint."""
+    lines = [f"[{finding.check}] {finding.verdict}: {finding.subject}: {finding.message}"]
+    if place := str(finding.where):
+        lines.append(f"  where: {place}")
+    if finding.hint:
+        lines.append(f"  hint: {finding.hint}")
+    return "\n".join(lines)
+
+
+def merge(runs: Iterable[Run]) -> Run:
+    """All of the runs as one."""
+    return sum(runs, Run())
