@@ -203,7 +203,7 @@ class Run:
             raise UsageError("this is not a run of ampcheck: a JSON object with an integer 'schema' was expected")
         if data["schema"] > SCHEMA:
             raise UsageError(
-                f"this run has schema {data['schema']}, newer than the {SCHEMA} that this ampcheck reads: update ampcheck"
+                f"this run has schema {data['schema']}, newer than this ampcheck reads ({SCHEMA}): update ampcheck"
             )
         plain = _untag_nonfinite(dict(data))
         try:
@@ -326,7 +326,7 @@ def emit(run: Run) -> None:
 
 
 def verify(run: Run) -> Run:
-    """Emit `run`, then raise `AssertionError` with every failure in it; the one place where a verdict becomes an error."""
+    """Emit `run`, then raise `AssertionError` with every failure in it: the one place where verdicts raise."""
     __tracebackhide__ = True
     emit(run)
     failures = run.of(Verdict.FAIL)
