@@ -1,0 +1,61 @@
+"""The readable oracle: plain torch, every magnitude in float64, one call a statistic. Slow, and right.
+
+It judges the fast paths in the tests and stands in for them where they cannot run.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ampcheck.health.plan import Plan
+
+
+def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Return the packed vector (float64, ``plan.width`` elements, on the tensor's device) without synchronising.
+
+    ``tensor`` is real, strided and of ``plan.dtype``. Float32 and bfloat16 subnormals are lost where the thread flushes
+    them (``torch.set_flush_denormal``): the caller sees to that.
+    """
+    wide = tensor.to(torch.float64).abs()
+    finite = wide.isfinite()
+    present = finite & (wide > 0)
+    counts = [
+        wide == 0,
+        wide < plan.smallest_normal,
+        finite,
+        ~wide.isnan(),
+        *(wide < limit for limit in plan.cast_limits),
+    ]
+    statistics = [
+        *(mask.sum() for mask in counts),
+        largest(torch.where(finite, wide, 0.0)),
+        smallest(torch.where(present, wide, math.inf)),
+        torch.where(finite, wide, 0.0).square().sum(),
+    ]
+    packed = torch.stack([value.to(torch.float64) for value in statistics])
+    return torch.cat([packed, _histogram(wide, present, plan.exponents)]) if plan.histogram else packed
+
+
+def alarm(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``[amax, smallest nonzero magnitude]`` as float64, NaN and infinity carried through by ``amax``."""
+    wide = tensor.to(torch.float64).abs()
+    return torch.stack([largest(wide), smallest(torch.where(wide > 0, wide, math.inf))])
+
+
+def largest(wide: torch.Tensor) -> torch.Tensor:
+    """Return the maximum, 0.0 of no element."""
+    return wide.amax() if wide.numel() else wide.new_zeros(())
+
+
+def smallest(wide: torch.Tensor) -> torch.Tensor:
+    """Return the minimum, infinity of no element."""
+    return wide.amin() if wide.numel() else wide.new_full((), math.inf)
+
+
+def _histogram(wide: torch.Tensor, present: torch.Tensor, exponents: range) -> torch.Tensor:
+    _, exponent = torch.frexp(wide)  # |x| = m * 2**exponent with m in [0.5, 1)
+    bins = torch.where(present, exponent - 1 - exponents.start, len(exponents)).flatten()  # the last one is dropped
+    counts = wide.new_zeros(len(exponents) + 1)  # bincount would synchronise
+    return counts.scatter_add_(0, bins.to(torch.int64), torch.ones_like(wide).flatten())[:-1]

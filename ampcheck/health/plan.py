@@ -1,0 +1,123 @@
+"""What to count in a tensor of a dtype, and how a packed vector of counts becomes a TensorHealth.
+
+Every count is "magnitudes below a limit". A path (oracle, CPU, Triton) fills one float64 vector:
+
+    below(smallest positive), below(smallest normal), below(infinity), not NaN,
+    for each cast: below(first kept), below(first normal), below(first beyond the range),
+    amax, amin, sum of squares, and the bins of the histogram, if any.
+
+Differences of counts give the record, so that no path knows what a count is for.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ampcheck.formats import FloatFormat, format_of
+from ampcheck.health.stats import CastLoss, TensorHealth
+
+_BEFORE_CASTS = 4
+_CARRIERS = {torch.float64: torch.float64, torch.bfloat16: torch.bfloat16, torch.float16: torch.float16}
+
+
+def carrier_of(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which elements of ``dtype`` are measured: its own, or one that holds every value exactly.
+
+    Eight-bit floats are widened to float32. Integers and booleans go to float64, exact up to 2**53.
+    """
+    if dtype.is_floating_point:
+        return _CARRIERS.get(dtype, torch.float32)
+    return torch.float64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The limits for one dtype. All limits are float64 and strict: a magnitude counts where it is smaller."""
+
+    dtype: torch.dtype
+    carrier: torch.dtype
+    smallest_normal: float
+    casts: tuple[tuple[str, tuple[float, float, float]], ...]
+    histogram: bool
+
+    @property
+    def format(self) -> FloatFormat:
+        """Format of the carrier."""
+        return format_of(self.carrier)
+
+    @property
+    def cast_limits(self) -> tuple[float, ...]:
+        """The limits of all casts, three a cast."""
+        return tuple(limit for _, limits in self.casts for limit in limits)
+
+    @property
+    def exponents(self) -> range:
+        """Exponents of the histogram's bins: all that the carrier's finite nonzero values can have."""
+        if not self.histogram:
+            return range(0)
+        return range(math.frexp(self.format.smallest_subnormal)[1] - 1, math.frexp(self.format.max)[1])
+
+    @property
+    def width(self) -> int:
+        """Length of the packed vector."""
+        return _BEFORE_CASTS + 3 * len(self.casts) + 3 + len(self.exponents)
+
+    def code_limits(self) -> tuple[int, ...]:
+        """The limits of all counts as the carrier's bit patterns without sign, which rise with the magnitude."""
+        inf = magnitude_code(self.format, math.inf)
+        values = (self.format.smallest_subnormal, self.smallest_normal)
+        codes = [magnitude_code(self.format, value) for value in values]
+        return (*codes, inf, inf + 1, *(magnitude_code(self.format, value) for value in self.cast_limits))
+
+    def unpack(self, packed: Sequence[float], numel: int) -> TensorHealth:
+        """Turn a packed vector, read from its device, into the record."""
+        zeros, below_normal, finite, numbers = (int(value) for value in packed[:_BEFORE_CASTS])
+        casts, at = {}, _BEFORE_CASTS
+        for name, _ in self.casts:
+            flushed, below, in_range = (int(value) for value in packed[at : at + 3])
+            casts[name] = CastLoss(flushed - zeros, below - flushed, finite - in_range)
+            at += 3
+        bins = zip(self.exponents, packed[at + 3 :], strict=True)
+        return TensorHealth(
+            str(self.dtype).removeprefix("torch."),
+            numel,
+            zeros,
+            below_normal - zeros,
+            numbers - finite,
+            numel - numbers,
+            *(float(value) for value in packed[at : at + 3]),
+            histogram=tuple((e, int(count)) for e, count in bins if count) if self.histogram else None,
+            casts=casts,
+        )
+
+
+def magnitude_code(carrier: FloatFormat, limit: float) -> int:
+    """Return how many finite magnitudes of ``carrier`` are smaller than ``limit``: the code of the first that is not."""
+    codes = range(((1 << carrier.exponent_bits) - 1) << carrier.mantissa_bits)
+    return bisect.bisect_left(codes, limit, key=carrier.decode)
+
+
+@functools.lru_cache(maxsize=256)
+def plan_for(dtype: torch.dtype, casts: tuple[torch.dtype | str, ...], histogram: bool) -> Plan:
+    """Return the plan for a dtype. Raises ``UsageError`` for a cast to what is no floating-point format."""
+    carrier = carrier_of(dtype)
+    own = format_of(dtype if dtype.is_floating_point else carrier)
+    targets = {target.name: target for target in map(format_of, casts)}
+    return Plan(
+        dtype,
+        carrier,
+        own.smallest_normal if own.has_subnormals else own.smallest_subnormal,
+        tuple((name, _cast_limits(target)) for name, target in targets.items()),
+        histogram,
+    )
+
+
+def _cast_limits(target: FloatFormat) -> tuple[float, float, float]:
+    kept = math.nextafter(target.flushes_at, math.inf)  # a strict limit: the largest that is flushed counts
+    return kept, max(kept, target.subnormal_below), target.overflows_at

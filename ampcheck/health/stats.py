@@ -1,0 +1,144 @@
+"""What one pass over a tensor tells, as a record that merges: across tensors, steps and ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ampcheck.errors import UsageError
+
+MIXED = "mixed"
+
+
+class CastLoss(NamedTuple):
+    """How many nonzero finite elements a cast would take to zero, to a subnormal, and out of the finite range."""
+
+    to_zero: int
+    to_subnormal: int
+    to_inf: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHealth:
+    """The numerical state of one tensor, or of many merged with ``+``. Plain Python numbers throughout.
+
+    ``dtype`` is the torch dtype without its prefix, ``"mixed"`` after a merge of several. ``amax`` is the largest finite
+    magnitude (0.0 if there is none), ``amin`` the smallest nonzero finite magnitude (infinity if there is none),
+    ``sumsq`` the sum of squares of the finite elements in float64. ``subnormals`` refers to the tensor's own dtype.
+
+    ``histogram`` is ``None`` where it was not asked for, else pairs ``(exponent, count)`` in rising order, without empty
+    bins: nonzero finite elements by ``floor(log2(|x|))``, subnormals by their true exponent. ``casts`` maps a format's
+    name to what a cast to it would lose.
+
+    The merge is associative (``sumsq`` up to rounding) and commutative. A record without elements is its identity; only
+    the casts and the histogram that both sides have survive it, since a partial count would understate.
+    """
+
+    dtype: str
+    numel: int
+    zeros: int
+    subnormals: int
+    infs: int
+    nans: int
+    amax: float
+    amin: float
+    sumsq: float
+    histogram: tuple[tuple[int, int], ...] | None = None
+    casts: Mapping[str, CastLoss] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def empty(cls, dtype: str = MIXED) -> TensorHealth:
+        """Return the record of no element at all: the identity of the merge."""
+        return cls(dtype, 0, 0, 0, 0, 0, amax=0.0, amin=math.inf, sumsq=0.0, histogram=())
+
+    @property
+    def nonfinite(self) -> int:
+        """Number of infinities and NaNs."""
+        return self.infs + self.nans
+
+    @property
+    def finite(self) -> int:
+        """Number of elements that are neither infinite nor NaN."""
+        return self.numel - self.nonfinite
+
+    @property
+    def nonzero(self) -> int:
+        """Number of nonzero finite elements: those that ``amin``, the histogram and the casts speak of."""
+        return self.finite - self.zeros
+
+    @property
+    def norm(self) -> float:
+        """Euclidean norm of the finite elements."""
+        return math.sqrt(self.sumsq)
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the finite elements, 0.0 if there is none."""
+        return math.sqrt(self.sumsq / self.finite) if self.finite else 0.0
+
+    def quantile_exponent(self, q: float) -> int | None:
+        """Return the smallest exponent e such that a share ``q`` of the nonzero finite elements lies below ``2**(e + 1)``.
+
+        ``None`` where there is no such element. Raises ``UsageError`` for a record without a histogram and for ``q``
+        outside 0 to 1.
+        """
+        if self.histogram is None:
+            raise UsageError("Quantiles need the exponent histogram; measure with histogram=True.")
+        if not 0.0 <= q <= 1.0:
+            raise UsageError(f"A quantile lies between 0 and 1; got {q!r}.")
+        needed, seen = q * sum(count for _, count in self.histogram), 0
+        for exponent, count in self.histogram:
+            seen += count
+            if seen >= needed:
+                return exponent
+        return None
+
+    def __add__(self, other: TensorHealth) -> TensorHealth:
+        if not isinstance(other, TensorHealth):
+            return NotImplemented
+        if bool(self.numel) != bool(other.numel):
+            return self if self.numel else other
+        return TensorHealth(
+            self.dtype if self.dtype == other.dtype else MIXED,
+            self.numel + other.numel,
+            self.zeros + other.zeros,
+            self.subnormals + other.subnormals,
+            self.infs + other.infs,
+            self.nans + other.nans,
+            amax=max(self.amax, other.amax),
+            amin=min(self.amin, other.amin),
+            sumsq=self.sumsq + other.sumsq,
+            histogram=_merge_histograms(self.histogram, other.histogram),
+            casts={
+                name: CastLoss(*map(sum, zip(loss, other.casts[name], strict=True)))
+                for name, loss in self.casts.items()
+                if name in other.casts
+            },
+        )
+
+
+def _merge_histograms(
+    a: tuple[tuple[int, int], ...] | None, b: tuple[tuple[int, int], ...] | None
+) -> tuple[tuple[int, int], ...] | None:
+    if a is None or b is None:
+        return None
+    counts = dict(a)
+    for exponent, count in b:
+        counts[exponent] = counts.get(exponent, 0) + count
+    return tuple(sorted(counts.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """A tensor without a health record, and why: ``reason`` completes the sentence "not measured, because ..."."""
+
+    reason: str
+
+    def read(self) -> Unmeasured:
+        """Return itself, so that what was not measured is read like what was."""
+        return self
+
+    def __str__(self) -> str:
+        return f"not measured, because {self.reason}"
