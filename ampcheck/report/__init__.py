@@ -1,0 +1,13 @@
+"""A `Run` for people: the summary of a terminal, and one HTML page that needs no network.
+
+Renderers know the `Run` and never a check. Importing this package costs nothing: rich, jinja2 and matplotlib are
+imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+from ampcheck.report.html import render_html, write_html
+from ampcheck.report.sections import CheckSection, Sections, sections
+from ampcheck.report.terminal import print_run, summary_lines
+
+__all__ = ["CheckSection", "Sections", "print_run", "render_html", "sections", "summary_lines", "write_html"]

@@ -1,0 +1,325 @@
+"""`Chart` -> inline SVG, drawn by matplotlib without pyplot, the same bytes for the same chart."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from ampcheck.errors import UsageError
+from ampcheck.record import Band, Chart, Series
+from ampcheck.report.text import clean, number, shorten_middle
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 680.0
+"""Width of every chart in points: the unit in which everything below is measured."""
+
+_COLOURS = ("#0068ad", "#d55e00", "#007f5f", "#a8437f", "#7a5c00", "#444444", "#3f9fd8", "#b00020")  # after Okabe-Ito
+_BAND_COLOURS = (("#cfe3d4", "#f2e2b3"), ("#d5dcec", "#e6d9ea"), ("#e0e0e0", "#eeeeee"))
+_OUTSIDE = "#fbe9e7"
+_LABEL_LENGTH = 36
+_FONT = 8.5
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text: small, searchable, read aloud
+    "text.parse_math": False,  # a module path with a dollar sign is no formula
+    "font.family": "sans-serif",
+    "font.size": _FONT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "grid.color": "#00000022",
+    "grid.linewidth": 0.5,
+}
+
+
+def chart_svg(chart: Chart, *, key: str = "chart") -> str:
+    """`chart` as an `<svg>` element for a page; `key` keeps its ids apart from those of the page's other charts.
+
+    Values that are not finite are drawn as marks at the edge (`range`) or as gaps (`line`). Raises `UsageError` for an
+    unknown kind.
+    """
+    from matplotlib import style
+
+    drawers = {"range": _draw_range, "line": _draw_line}
+    if chart.kind not in drawers:
+        raise UsageError(f"a chart must be of kind {' or '.join(drawers)}, not {chart.kind!r}")
+    with style.context(["default", {**_STYLE, "svg.hashsalt": key}]), _without_warnings():
+        figure = drawers[chart.kind](chart)
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return _inline(stream.getvalue(), f"{chart.title}. {describe_chart(chart)}")
+
+
+def describe_chart(chart: Chart) -> str:
+    """What the picture shows, in words, for those who cannot see it."""
+    groups = [group for group in dict.fromkeys(series.group for series in chart.series) if group]
+    finite = [x for series in chart.series for x in series.x if math.isfinite(x)]
+    parts = [
+        f"{chart.kind.capitalize()} chart of {len(chart.series)} series" + (f" ({', '.join(groups)})" * bool(groups))
+    ]
+    if finite:
+        parts.append(f"{chart.x_label or 'x'} from {number(min(finite))} to {number(max(finite))}")
+    parts += [f"band {band.label} from {number(band.low)} to {number(band.high)}" for band in chart.bands]
+    if chart.kind == "line":
+        parts += [f"{series.label} ends at {number(series.y[-1])}" for series in chart.series if series.y]
+    return clean("; ".join(parts) + ".")
+
+
+def _draw_range(chart: Chart) -> Figure:
+    """Rows of modules: a thin line from smallest to largest, a thick one from p05 to p95, a dot at the median."""
+    rows = list(dict.fromkeys(series.label for series in chart.series))
+    groups = list(dict.fromkeys(series.group for series in chart.series))
+    lanes = _lanes(chart.bands)
+    low, high = _limits(chart, lanes)
+    names = [shorten_middle(clean(row), _LABEL_LENGTH) or "(root)" for row in rows]
+
+    left = 12 + max([len(name) for name in names], default=0) * _FONT * 0.56
+    pitch = 9.0 if len(groups) < 2 else 7.0 * len(groups) + 2
+    height = max(len(rows), 1) * pitch
+    strips = 15.0 * len(lanes)
+    figure, axes = _canvas(left=left, top=22 + strips, inner_height=height, bottom=34)
+    axes.set_xlim(low, high)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+
+    _shade(axes, lanes)
+    for index, group in enumerate(groups):
+        shift = (index - (len(groups) - 1) / 2) * 7.0 / pitch
+        members = [(rows.index(s.label) + shift, s.x) for s in chart.series if s.group == group]
+        _draw_rows(axes, members, _COLOURS[index % len(_COLOURS)], group)
+    axes.set_yticks(range(len(rows)), names, fontfamily="monospace", fontsize=_FONT - 1)
+    axes.tick_params(length=0, axis="y")
+    _power_ticks(axes, low, high)
+    axes.set_xlabel(clean(chart.x_label))
+    axes.set_ylabel(clean(chart.y_label))
+    _draw_strips(figure, axes, lanes, 15.0)
+    _legend(figure, axes, at_right=True)
+    return figure
+
+
+def _draw_rows(axes: Axes, rows: Sequence[tuple[float, Sequence[float]]], colour: str, group: str) -> None:
+    low, high = axes.get_xlim()
+    thin, thick, medians = [], [], []
+    marks: dict[str, list[tuple[float, float]]] = {"<": [], ">": [], "x": []}
+    for y, values in rows:
+        inside = [min(max(value, low), high) for value in values if not math.isnan(value)]
+        if len(inside) < len(values):
+            marks["x"].append((high, y))
+        if not inside:
+            continue
+        if -math.inf in values:
+            marks["<"].append((low, y))
+        if math.inf in values:
+            marks[">"].append((high, y))
+        thin.append((y, inside[0], inside[-1]))
+        if len(values) == len(inside) == 5:
+            thick.append((y, inside[1], inside[3]))
+            medians.append((inside[2], y))
+    for lines, width in ((thin, 1.0), (thick, 3.6)):
+        if lines:
+            ys, starts, ends = zip(*lines, strict=True)
+            axes.hlines(ys, starts, ends, colors=colour, linewidth=width)
+    axes.plot(
+        *_columns(medians),
+        linestyle="",
+        marker="o",
+        markersize=3.2,
+        markerfacecolor="white",
+        markeredgecolor=colour,
+        markeredgewidth=1.1,
+        label=clean(group) or "_",
+    )
+    for mark, points in marks.items():
+        if points:  # not finite: at the edge, beyond which there is no place to draw
+            axes.plot(
+                *_columns(points),
+                linestyle="",
+                marker=mark,
+                markersize=4.5,
+                clip_on=False,
+                color=colour if mark == "<" else "#b00020",
+                zorder=5,
+            )
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _lanes(bands: Sequence[Band]) -> list[list[Band]]:
+    """Bands of one format (the first word of the label) side by side; the narrowest format first."""
+    lanes: dict[str, list[Band]] = {}
+    for band in bands:
+        if math.isfinite(band.low) and math.isfinite(band.high) and band.low < band.high:
+            lanes.setdefault(band.label.split(" ")[0], []).append(band)
+    return sorted(lanes.values(), key=_extent)
+
+
+def _extent(lane: Sequence[Band]) -> float:
+    return max(band.high for band in lane) - min(band.low for band in lane)
+
+
+def _limits(chart: Chart, lanes: Sequence[Sequence[Band]]) -> tuple[float, float]:
+    """All values and the whole of the narrowest format; wider formats reach beyond the picture."""
+    points = [x for series in chart.series for x in series.x if math.isfinite(x)]
+    points += [edge for band in (lanes[0] if lanes else ()) for edge in (band.low, band.high)]
+    low, high = (min(points), max(points)) if points else (-1.0, 1.0)
+    margin = max(0.03 * (high - low), 1.0)
+    return low - margin, high + margin
+
+
+def _shade(axes: Axes, lanes: Sequence[Sequence[Band]]) -> None:
+    if not lanes:
+        return
+    axes.set_facecolor(_OUTSIDE)
+    for colour, band in _coloured(lanes[0], 0):
+        axes.axvspan(band.low, band.high, facecolor="white", edgecolor="none", zorder=0)
+        axes.axvspan(band.low, band.high, facecolor=colour, alpha=0.35, edgecolor="none", zorder=0)
+    low, high = axes.get_xlim()
+    for edge in sorted({edge for lane in lanes for band in lane for edge in (band.low, band.high)}):
+        if low < edge < high:
+            axes.axvline(edge, color="#666666", linewidth=0.6, linestyle=(0, (3, 3)), zorder=0.5)
+
+
+def _coloured(lane: Sequence[Band], index: int) -> Iterator[tuple[str, Band]]:
+    """The widest band of a lane has the lane's main colour."""
+    main, other = _BAND_COLOURS[min(index, len(_BAND_COLOURS) - 1)]
+    widest = max(lane, key=lambda band: band.high - band.low)
+    for band in lane:
+        yield (main if band is widest else other), band
+
+
+def _draw_strips(figure: Figure, axes: Axes, lanes: Sequence[Sequence[Band]], height: float) -> None:
+    """The formats as labelled strips above the rows, on the same x axis."""
+    box = axes.get_position()
+    low, high = axes.get_xlim()
+    unit = height / (figure.get_figheight() * 72)
+    points = box.width * WIDTH / (high - low)
+    for index, lane in enumerate(lanes):
+        strip = figure.add_axes((box.x0, box.y1 + unit * (index + 0.15), box.width, unit * 0.8))
+        strip.set_axis_off()
+        strip.set_xlim(low, high)
+        strip.set_ylim(0, 1)
+        for colour, band in _coloured(lane, index):
+            shown_low, shown_high = max(band.low, low), min(band.high, high)
+            if shown_low >= shown_high:
+                continue
+            strip.axvspan(shown_low, shown_high, facecolor=colour, edgecolor="white", linewidth=0.8)
+            span = f"{_power(band.low)} … {_power(band.high)}"
+            name = clean(band.label)
+            room = (shown_high - shown_low) * points / (0.56 * (_FONT - 1.5))
+            label = next((text for text in (f"{name}: {span}", name, name.split(" ")[-1]) if len(text) < room), "")
+            strip.text((shown_low + shown_high) / 2, 0.46, label, ha="center", va="center", fontsize=_FONT - 1.5)
+
+
+def _power_ticks(axes: Axes, low: float, high: float) -> None:
+    step = next((step for step in (1, 2, 4, 8, 16, 32, 64, 128) if (high - low) / step <= 14), 256)
+    ticks = range(math.ceil(low / step) * step, math.floor(high) + 1, step)
+    axes.set_xticks(list(ticks), [_power(tick) for tick in ticks])
+    axes.grid(axis="x")
+
+
+def _power(exponent: float) -> str:
+    return "2" + number(round(exponent, 1)).translate(str.maketrans("-0123456789.", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹·"))
+
+
+def _draw_line(chart: Chart) -> Figure:
+    lines = [(series, *_paired(series)) for series in chart.series]
+    figure, axes = _canvas(left=58, top=24 + 12 * (len(lines) // 5), inner_height=230, bottom=36)
+    for band in chart.bands:
+        if math.isfinite(band.low) and math.isfinite(band.high):
+            axes.axvspan(band.low, band.high, facecolor="#e8e8e8", edgecolor="none", zorder=0, label=clean(band.label))
+    groups = list(dict.fromkeys(series.group for series in chart.series))
+    for index, (series, x, y) in enumerate(lines):
+        dashes = ("-", "--", ":", "-.")[groups.index(series.group) % 4]
+        name = " ".join(part for part in (series.label, series.group) if part)
+        axes.plot(
+            x,
+            y,
+            color=_COLOURS[index % len(_COLOURS)],
+            linestyle=dashes,
+            linewidth=1.4,
+            marker="o" if len(x) <= 30 else None,
+            markersize=3,
+            label=shorten_middle(clean(name), _LABEL_LENGTH),
+        )
+    values = [value for _, _, y in lines for value in y if math.isfinite(value)]
+    if values and min(values) > 0 and max(values) / min(values) > 1e3:
+        axes.set_yscale("log")
+    elif not values:
+        axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", color="#666666")
+    axes.grid()
+    axes.set_xlabel(clean(chart.x_label))
+    axes.set_ylabel(clean(chart.y_label))
+    _legend(figure, axes)
+    return figure
+
+
+def _paired(series: Series) -> tuple[list[float], list[float]]:
+    """x and y of the same length; what is not finite becomes a gap."""
+    pairs = list(zip(series.x, series.y, strict=False))
+    return [x if math.isfinite(x) else math.nan for x, _ in pairs], [
+        y if math.isfinite(y) else math.nan for _, y in pairs
+    ]
+
+
+def _canvas(*, left: float, top: float, inner_height: float, bottom: float) -> tuple[Figure, Axes]:
+    """A figure whose margins are given in points, so that a taller chart keeps the size of its text."""
+    from matplotlib.figure import Figure
+
+    height = top + inner_height + bottom
+    figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, facecolor="none")
+    axes = figure.add_axes((left / WIDTH, bottom / height, (WIDTH - left - 12) / WIDTH, inner_height / height))
+    return figure, axes
+
+
+def _legend(figure: Figure, axes: Axes, *, at_right: bool = False) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles,
+            labels,
+            loc="upper right" if at_right else "upper center",
+            ncols=min(len(handles), 5),
+            frameon=False,
+            borderaxespad=0.2,
+            handletextpad=0.4,
+            columnspacing=1.4,
+        )
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """A glyph that matplotlib's own font lacks is the browser's business: the text stays text."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _inline(svg: str, description: str) -> str:
+    """The `<svg>` of a document for use inside HTML: no namespaces, no fixed size, only ids that are referred to."""
+    root = ElementTree.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", svg))
+    used = set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", svg))
+    kept = {name for pair in used for name in pair if name}
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        element.attrib = {_local(key): value for key, value in element.attrib.items() if key != "id" or value in kept}
+    for parent in list(root.iter()):
+        for child in [child for child in parent if child.tag in ("metadata", "style")]:
+            parent.remove(child)
+    for attribute in ("width", "height", "version"):
+        root.attrib.pop(attribute, None)
+    root.attrib |= {"role": "img", "aria-label": clean(description), "stroke-linejoin": "round"}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _local(name: Any) -> str:
+    return str(name).rpartition("}")[2]

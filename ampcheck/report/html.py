@@ -1,0 +1,67 @@
+"""A run as one HTML page: no script, no network, everything inside the file."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from ampcheck.record import Chart, Run, Verdict, write_atomically
+from ampcheck.report.sections import sections
+from ampcheck.report.text import clean, number, quantity
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+_MARKS = {Verdict.FAIL: "✕", Verdict.WARN: "!", Verdict.UNDECIDED: "?", Verdict.SKIP: "–", Verdict.PASS: "✓"}
+
+
+def write_html(run: Run, path: str | os.PathLike[str]) -> None:
+    """Write the page about `run` to `path`, whole or not at all. Raises `UsageError` where that is not possible."""
+    write_atomically(path, render_html(run))
+
+
+def render_html(run: Run) -> str:
+    """The page about `run`; the same text for the same run.
+
+    Names, messages and paths are escaped, a content security policy forbids scripts and loads, and nothing in the page
+    refers to another file. Raises `UsageError` for a chart of an unknown kind.
+    """
+    from markupsafe import Markup
+
+    from ampcheck.report.charts import chart_svg
+
+    content = sections(run)
+    keys = count(1)
+
+    def draw(chart: Chart) -> Markup:
+        return Markup(chart_svg(chart, key=f"chart-{next(keys)}"))  # an XML serialiser escaped its text
+
+    numbers = {id(finding): index for index, finding in enumerate(content.problems, 1)}
+    return _template().render(content=content, draw=draw, card=lambda finding: numbers.get(id(finding)))
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("ampcheck.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
+    )
+    environment.globals.update(number=number, quantity=quantity, marks=_MARKS, is_number=_is_number)
+    return environment.get_template("run.html.j2")
+
+
+def _finalize(value: Any) -> Any:
+    """Whatever text the page prints is cleaned of control characters; markup is not text."""
+    return clean(value) if type(value) is str else value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

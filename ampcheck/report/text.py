@@ -1,0 +1,106 @@
+"""Text for people: numbers, quantities, names that fit, lines that fit."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterator
+
+from ampcheck.record import Scalar
+
+_BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def number(value: Scalar) -> str:
+    """A value as people read it: `1,234`, `6.55e4`, `0.031`, `nan`, `-inf`, `yes`; text stays as it is."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size < 1e15 and isinstance(value, int):
+        return f"{value:,}"
+    if size < 1e5 and (value == int(value) or size >= 999.5):
+        return f"{value:,.0f}"
+    if 1e-3 <= size < 999.5:
+        return f"{value:.3g}"
+    mantissa, exponent = f"{float(value):.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """A number with its unit, such as `0.31 %`; empty where there is no number."""
+    return "" if value is None else f"{number(value)} {unit}".rstrip()
+
+
+def clean(text: str) -> str:
+    """`text` with what could steer a terminal or mislead a reader made visible: control characters, lone surrogates
+    and bidirectional overrides become escapes such as `\\x1b`. Line ends and tabs stay.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_visible(character) for character in text)
+
+
+def _visible(character: str) -> str:
+    hostile = unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS
+    return character.encode("unicode_escape").decode() if hostile and character not in "\n\t" else character
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal `text` takes, at most."""
+    return len(text) if text.isascii() else sum(_cells_of(character) for character in text)
+
+
+def _cells_of(character: str) -> int:
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def shorten_middle(text: str, length: int) -> str:
+    """`text` in at most `length` characters; the middle gives way, as the ends of a module path tell most."""
+    if len(text) <= length:
+        return text
+    tail = (length - 1) * 3 // 5
+    return f"{text[: length - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def one_line(text: str, width: int) -> str:
+    """`text` on one line of at most `width` columns, an ellipsis telling where it was cut."""
+    flat = " ".join(clean(text).split())
+    return flat if cells(flat) <= width else _fitting(flat, width - 1).rstrip() + "…"
+
+
+def wrap(text: str, width: int, *, indent: str = "", hanging: str = "") -> Iterator[str]:
+    """Lines of `text` of at most `width` columns: the first after `indent`, the others after `hanging`.
+
+    A word longer than a line is cut, so that nothing is lost.
+    """
+    start = indent
+    for paragraph in clean(text).splitlines():
+        line = start
+        for word in paragraph.split():
+            joined = f"{line} {word}" if line.strip() else line + word
+            if cells(joined) > width and line.strip():
+                yield line
+                start, joined = hanging, hanging + word
+            while cells(joined) > width:
+                head = _fitting(joined, width)
+                yield head
+                start, joined = hanging, hanging + joined[len(head) :]
+            line = joined
+        if line.strip():
+            yield line
+            start = hanging
+
+
+def _fitting(text: str, width: int) -> str:
+    taken = 0
+    for index, character in enumerate(text):
+        taken += _cells_of(character)
+        if taken > width:
+            return text[:index]
+    return text
