@@ -1,0 +1,66 @@
+"""Tensors inside whatever a model takes and returns: tuples, dicts, dataclasses, model outputs, plain objects."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+_MAX_DEPTH = 8  # of nested objects; a guard against cycles, far beyond any real output
+
+
+def tensors(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Every tensor inside `value` and its path (`logits`, `hidden_states.2`, `0.boxes`; `''` for a bare one)."""
+    if _is_tensor(value):
+        yield path, value
+    elif depth < _MAX_DEPTH:
+        for key, item in _items(value):
+            yield from tensors(item, f"{path}.{key}" if path else str(key), depth + 1)
+
+
+def map_tensors(function: Callable[[Any], Any], value: Any, depth: int = 0) -> Any:
+    """A copy of the structure `value` with `function` applied to every tensor; the original is left as it was."""
+    if _is_tensor(value):
+        return function(value)
+    if depth >= _MAX_DEPTH or not any(True for _ in tensors(value)):
+        return value
+    items = {key: map_tensors(function, item, depth + 1) for key, item in _items(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*items.values())
+    if isinstance(value, (list, tuple)):
+        return type(value)(items.values())
+    twin = copy.copy(value)
+    if isinstance(value, Mapping):
+        for key, item in items.items():
+            twin[key] = item  # type: ignore[index, unused-ignore]  # what holds tensors can be written to
+        return twin
+    for key, item in items.items():
+        object.__setattr__(twin, key, item)  # also where the dataclass is frozen
+    return twin
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):  # before dataclass: transformers' ModelOutput is both, and hides its None fields
+        yield from value.items()
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from zip(value._fields, value, strict=True)
+    elif isinstance(value, (list, tuple)):
+        yield from enumerate(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from ((field.name, getattr(value, field.name)) for field in fields(value))
+    elif _is_plain_object(value):
+        yield from vars(value).items()
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Instances that carry tensors in attributes (a cache, a batch), but no module, class, function or distribution."""
+    import torch
+
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (type, torch.nn.Module))
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)

@@ -1,0 +1,255 @@
+"""Who ran, where, and in which dtype: every op of forward and backward as an `OpEvent`.
+
+A `Trace` is a dispatch mode. It sees ops below autocast and autograd, so the dtypes are those that really ran. In
+backward an op is led back to the module and source line of the forward op whose autograd node it belongs to.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.health import PendingHealth, Unmeasured, measure_health
+from ampcheck.nest import tensors
+from ampcheck.record import Where
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_NOT_THE_USERS = (_HERE, _TORCH, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
+
+
+@dataclass(frozen=True, slots=True)
+class OpEvent:
+    """One op that ran.
+
+    `op` is the overload (`aten::addmm`, `aten::sum.dim_IntList`); `module` the dotted path of the innermost module
+    (`""` is the root); `call` counts from 0 how often that module was entered before; `inputs` and `outputs` are the
+    dtypes of the tensors in order of the schema; `health` that of each floating output, when asked for.
+    """
+
+    index: int
+    phase: str
+    module: str
+    call: int
+    op: str
+    file: str
+    line: int | None
+    inputs: tuple[torch.dtype, ...]
+    outputs: tuple[torch.dtype, ...]
+    health: tuple[PendingHealth | Unmeasured, ...] = ()
+
+    @property
+    def where(self) -> Where:
+        """The place of this event, as findings name it."""
+        return Where(phase=self.phase, module=self.module, op=self.op, file=self.file, line=self.line)
+
+
+class Observer(Protocol):
+    """Sees each op with its tensors, which an event does not keep alive."""
+
+    def before(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+        """Called before the op runs; what it returns is handed to `after`."""
+
+    def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> None:
+        """Called after the op ran, unless it raised."""
+
+
+class Trace(TorchDispatchMode):
+    """Record every op that runs inside; `events` holds them in order.
+
+    model: the module whose paths and calls are told; without one, events carry the source line only.
+    health: measure each floating output.
+    observers: see the tensors themselves.
+
+    Hooks and modes are gone when the block ends, also by an exception. `failed` then names the op that raised.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, *, health: bool = False, observers: tuple[Observer, ...] = ()
+    ) -> None:
+        super().__init__()
+        self.events: list[OpEvent] = []
+        self.failed: OpEvent | None = None
+        self._model = model
+        self._health = health
+        self._observers = observers
+        self._scopes = _Scopes(model)
+        self._origins: dict[int, _Place] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Trace:
+        self._open.enter_context(self._scopes.watched())
+        try:
+            super().__enter__()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            super().__exit__(*exc)
+        finally:
+            self._open.close()
+
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        place = self._place()
+        inputs = _dtypes((args, kwargs))
+        held = [observer.before(func, args, kwargs) for observer in self._observers]
+        try:
+            out = func(*args, **kwargs)
+        except Exception:
+            self.failed = self._event(place, func, inputs, ())
+            raise
+        outputs = [t for _, t in tensors(out)]
+        health = tuple(measure_health(t) for t in outputs if t.is_floating_point()) if self._health else ()
+        event = self._event(place, func, inputs, tuple(t.dtype for t in outputs), health)
+        self.events.append(event)
+        for observer, token in zip(self._observers, held, strict=True):
+            observer.after(event, func, args, kwargs, out, token)
+        return out
+
+    def _event(
+        self,
+        place: _Place,
+        func: torch._ops.OpOverload,
+        inputs: tuple[torch.dtype, ...],
+        outputs: tuple[torch.dtype, ...],
+        health: tuple[PendingHealth | Unmeasured, ...] = (),
+    ) -> OpEvent:
+        return OpEvent(
+            index=len(self.events),
+            phase=place.phase,
+            module=place.module,
+            call=place.call,
+            op=op_name(func),
+            file=place.file,
+            line=place.line,
+            inputs=inputs,
+            outputs=outputs,
+            health=health,
+        )
+
+    def _place(self) -> _Place:
+        backward, node = _backward_node()
+        if backward and not self._scopes.inside:  # inside: a checkpoint that recomputes its forward
+            origin = self._origins.get(node) if node is not None else None
+            if origin is None:
+                return _Place("backward", "", 0, "", None)
+            return _Place("backward", origin.module, origin.call, origin.file, origin.line)
+        file, line = _users_line(sys._getframe())
+        module, call = self._scopes.current
+        place = _Place("backward" if backward else "forward", module, call, file, line)
+        if torch.is_grad_enabled():
+            # The node of an op is made before the op is dispatched. Ops without a node see the number of the one
+            # before them, so the first writer is the owner.
+            self._origins.setdefault(_newest_node(), place)
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    phase: str
+    module: str
+    call: int
+    file: str
+    line: int | None
+
+
+class _Scopes:
+    """Which module runs, from hooks on every module of the model."""
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self._model = model
+        self._stack: list[tuple[str, int]] = []
+        self._calls: dict[str, int] = {}
+
+    @property
+    def inside(self) -> bool:
+        return bool(self._stack)
+
+    @property
+    def current(self) -> tuple[str, int]:
+        return self._stack[-1] if self._stack else ("", 0)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for name, module in self._model.named_modules() if self._model is not None else ():
+                hooks.callback(module.register_forward_pre_hook(self._enter(name), prepend=True).remove)
+                hooks.callback(module.register_forward_hook(self._leave(name), always_call=True).remove)
+            try:
+                yield
+            finally:
+                self._stack.clear()
+
+    def _enter(self, name: str) -> Any:
+        def hook(module: torch.nn.Module, args: Any) -> None:
+            call = self._calls.get(name, 0)
+            self._calls[name] = call + 1
+            self._stack.append((name, call))
+
+        return hook
+
+    def _leave(self, name: str) -> Any:
+        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
+            # When a forward raises, torch runs this hook on the way out and some modules may have been left already.
+            while self._stack and self._stack.pop()[0] != name:
+                pass
+
+        return hook
+
+
+def op_name(op: Any) -> str:
+    """`aten::addmm` for the default overload, `aten::sum.dim_IntList` otherwise."""
+    name: str = op._schema.name
+    overload: str = op._schema.overload_name
+    return f"{name}.{overload}" if overload else name
+
+
+def module_depth(path: str) -> int:
+    """How deep a module path lies: 0 for the root."""
+    return path.count(".") + 1 if path else 0
+
+
+def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
+    return tuple(t.dtype for _, t in tensors(value))
+
+
+def _users_line(frame: FrameType | None) -> tuple[str, int | None]:
+    """The innermost frame that is neither PyTorch's nor ours, relative to the working directory where below it."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_NOT_THE_USERS):
+            here = os.getcwd() + os.sep
+            return name[len(here) :] if name.startswith(here) else _short(name), frame.f_lineno
+        frame = frame.f_back
+    return "", None
+
+
+def _short(path: str) -> str:
+    """Installed packages are named from the package on: `transformers/models/t5/modeling_t5.py`."""
+    return path.rpartition(f"site-packages{os.sep}")[2]
+
+
+def _backward_node() -> tuple[bool, int | None]:
+    """Whether the autograd engine runs, and the sequence number of its node. Private names of torch 2.4 to 2.13."""
+    if torch._C._current_graph_task_id() == -1:
+        return False, None
+    node = torch._C._current_autograd_node()
+    return True, None if node is None else node._sequence_nr()
+
+
+def _newest_node() -> int:
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
