@@ -1,0 +1,127 @@
+"""What `import ampcheck` gives, and what it must not cost."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ampcheck
+
+PACKAGE = Path(ampcheck.__file__).parent
+HEAVY = ("torch", "numpy", "scipy", "matplotlib", "jinja2", "rich", "hypothesis", "triton")
+LIGHT = ("ampcheck", "ampcheck.errors", "ampcheck.record", "ampcheck.pytest_plugin")
+
+
+def heavy_imports(statement: str, folder: Path | None = None) -> set[str]:
+    """The heavy packages that a fresh interpreter, started in `folder`, has imported after `statement`."""
+    program = f"{statement}\nimport sys; print(*set({HEAVY}).intersection(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A folder with a copy of the light modules and an empty torch: started there, Python imports these."""
+    (tmp_path / "ampcheck").mkdir()
+    for name in ("__init__.py", "errors.py", "record.py", "pytest_plugin.py"):
+        shutil.copy(PACKAGE / name, tmp_path / "ampcheck")
+    (tmp_path / "torch.py").touch()
+    return tmp_path
+
+
+def test_importing_the_package_and_its_plugin_imports_nothing_heavy() -> None:
+    assert heavy_imports(f"import {', '.join(LIGHT)}") == set()
+
+
+def test_using_the_record_imports_nothing_heavy() -> None:
+    assert heavy_imports("import ampcheck; ampcheck.Run().to_json(); ampcheck.__version__; dir(ampcheck)") == set()
+
+
+def test_a_copy_of_the_package_is_as_light(copied: Path) -> None:
+    statement = f"import {', '.join(LIGHT)}; assert ampcheck.__file__.startswith({str(copied)!r})"
+    assert heavy_imports(statement, copied) == set()
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "errors.py", "pytest_plugin.py"])
+def test_a_planted_import_of_torch_is_seen(copied: Path, name: str) -> None:
+    module = copied / "ampcheck" / name
+    module.write_text(module.read_text(encoding="utf-8") + "\nimport torch\n", encoding="utf-8")
+    assert heavy_imports("import ampcheck.pytest_plugin", copied) == {"torch"}
+
+
+# Public names ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ampcheck.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    value = getattr(ampcheck, name)
+    if name != "__version__":
+        assert value is getattr(importlib.import_module(ampcheck._HOME[name]), name)
+
+
+@pytest.mark.parametrize("name", ampcheck._HOME)
+def test_a_public_name_is_defined_where_the_table_says(name: str) -> None:
+    home = getattr(getattr(ampcheck, name), "__module__", ampcheck._HOME[name])
+    assert f"{home}.".startswith(f"{ampcheck._HOME[name]}.")  # a package may define it one level below
+
+
+def test_the_three_lists_of_public_names_are_the_same() -> None:
+    assert declared() == ampcheck._HOME
+    assert set(ampcheck.__all__) == {*ampcheck._HOME, "__version__"}
+
+
+def declared() -> dict[str, str]:
+    """Name to module, as `if TYPE_CHECKING` of the package imports them."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    names = [(alias, str(node.module)) for node in imports for alias in node.names]
+    assert all(alias.asname == alias.name for alias, _ in names)  # or mypy takes them for private
+    return {alias.name: module for alias, module in names}
+
+
+def test_nothing_public_is_missing() -> None:
+    """The asserts are the main API: each one, wherever it is defined, is a public name of the package."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    functions = {node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert {name for name in functions if name.startswith("assert_")} <= set(ampcheck.__all__)
+
+
+def test_no_public_name_is_a_module_too() -> None:
+    """Importing `ampcheck.x` sets the attribute `x` of the package to the module, and `__getattr__` is never asked."""
+    found = {module.name for module in pkgutil.iter_modules([str(PACKAGE)])}
+    assert found.isdisjoint(ampcheck.__all__)
+
+
+def test_dir_lists_every_public_name() -> None:
+    assert set(ampcheck.__all__) <= set(dir(ampcheck))
+
+
+def test_a_star_import_gives_every_public_name() -> None:
+    names: dict[str, object] = {}
+    exec("from ampcheck import *", names)
+    assert set(ampcheck.__all__) <= names.keys()
+
+
+@pytest.mark.parametrize("name", ["Runn", "assert_dtype", "torch", "_missing"])
+def test_a_misspelt_name_is_an_attribute_error_with_the_modules_name(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'ampcheck' has no attribute '{name}'"):
+        getattr(ampcheck, name)
+    with pytest.raises(ImportError, match=f"cannot import name '{name}' from 'ampcheck'"):
+        exec(f"from ampcheck import {name}")
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    from importlib.metadata import version
+
+    assert ampcheck.__version__ == version("ampcheck")
