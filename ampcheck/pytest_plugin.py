@@ -14,10 +14,10 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -40,32 +40,23 @@ MARKER = (
 # Options ---------------------------------------------------------------------------------------------------------
 
 
-class _Option(NamedTuple):
-    """An option of the command line; its twin in the ini file is `ampcheck_html` for `--ampcheck-html`."""
-
-    flag: str
-    metavar: str  # "" for a switch
-    help: str
-
-
-OPTIONS = (
-    _Option("--ampcheck", "", "show what ampcheck's asserts and marked tests found, and what they looked at"),
-    _Option("--ampcheck-html", "PATH", "write the findings as one HTML page; implies --ampcheck"),
-    _Option("--ampcheck-json", "PATH", "write the findings as JSON; implies --ampcheck"),
-    _Option("--ampcheck-device", "DEVICE", f"device of the fixture ampcheck_device: {', '.join(DEVICES)} (cpu)"),
-)
+OPTIONS = {
+    "--ampcheck": ("", "show what ampcheck's asserts and marked tests found, and what they looked at"),
+    "--ampcheck-html": ("PATH", "write the findings as one HTML page; implies --ampcheck"),
+    "--ampcheck-json": ("PATH", "write the findings as JSON; implies --ampcheck"),
+    "--ampcheck-device": ("DEVICE", f"device of the fixture ampcheck_device: {', '.join(DEVICES)} (default: cpu)"),
+}
+"""Flag to the name of its value ("" for a switch) and its help. `--ampcheck-html` is `ampcheck_html` in an ini file."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add every option and its ini twin."""
     group = parser.getgroup("ampcheck", "mixed precision and compilation (ampcheck)")
-    for option in OPTIONS:
-        form: dict[str, Any] = (
-            {"metavar": option.metavar} if option.metavar else {"action": "store_const", "const": True}
-        )
-        group.addoption(option.flag, default=None, help=option.help, **form)
-        kind: Literal["bool", "string"] = "string" if option.metavar else "bool"
-        parser.addini(option.flag[2:].replace("-", "_"), help=option.help, type=kind, default=None)
+    for flag, (value, text) in OPTIONS.items():
+        form: dict[str, Any] = {"metavar": value} if value else {"action": "store_const", "const": True}
+        group.addoption(flag, default=None, help=text, **form)
+        kind: Literal["string", "bool"] = "string" if value else "bool"
+        parser.addini(flag[2:].replace("-", "_"), help=text, type=kind, default=None)
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,10 @@ class Settings:
 
 def _value(config: pytest.Config, name: str) -> Any:
     given = config.getoption(name)
-    return config.getini(name) if given is None else given
+    try:
+        return config.getini(name) if given is None else given
+    except (TypeError, ValueError) as error:
+        raise pytest.UsageError(f"{name} of the ini file cannot be read: {error}") from error
 
 
 def _parse_device(given: str | None) -> str:
@@ -149,7 +143,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     marker = item.get_closest_marker("ampcheck")
     if marker is None:
         return (yield)
-    with _observation(_parse_marker(marker), item.nodeid):
+    observe: Callable[..., AbstractContextManager[None]] = importlib.import_module("ampcheck.numerics").observe
+    with observe(checks=_parse_marker(marker), subject=item.nodeid):
         return (yield)
 
 
@@ -159,11 +154,6 @@ def _parse_marker(marker: pytest.Mark) -> tuple[str, ...]:
     if wrong:
         raise UsageError(f"the marker ampcheck takes names of checks, such as 'overflow', not {', '.join(wrong)}")
     return tuple(dict.fromkeys(marker.args))
-
-
-def _observation(checks: tuple[str, ...], subject: str) -> AbstractContextManager[None]:
-    observe: Callable[..., AbstractContextManager[None]] = importlib.import_module("ampcheck.numerics").observe
-    return observe(checks=checks, subject=subject)
 
 
 @pytest.fixture(scope="session")
@@ -227,12 +217,10 @@ class _Gather:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        gathered = item.stash.get(_GATHERED, None)
-        if gathered is None:
-            return report
+        gathered = item.stash.setdefault(_GATHERED, _Gathered())
         gathered.outcome = _worse(gathered.outcome, _outcome(report))
         if report.when == "teardown" and gathered.runs:
-            setattr(report, _ATTRIBUTE, {"outcome": gathered.outcome, "runs": gathered.runs})
+            setattr(report, _ATTRIBUTE, asdict(gathered))
         return report
 
 
@@ -245,7 +233,7 @@ def _gather_from(item: pytest.Item) -> Iterator[None]:
         try:
             yield
         finally:
-            item.stash[_GATHERED].runs.extend(_to_plain(run) for run in runs)
+            item.stash.setdefault(_GATHERED, _Gathered()).runs.extend(_to_plain(run) for run in runs)
 
 
 def _to_plain(run: Run) -> dict[str, Any]:
@@ -274,7 +262,7 @@ def _worse(before: str, now: str) -> str:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What one test handed over; entries sort into the same order however the tests were spread."""
+    """What one test handed over. `order` is the same however the tests were spread over workers."""
 
     nodeid: str
     worker: str
@@ -285,8 +273,15 @@ class _Entry:
     def of(cls, report: pytest.TestReport, data: dict[str, Any]) -> _Entry:
         from ampcheck.record import Run, merge
 
-        run = merge(Run.from_json(item) for item in data["runs"])
+        run = merge(Run.from_json(run) for run in data["runs"])
         return cls(report.nodeid, getattr(report, "worker_id", ""), data["outcome"], run)
+
+    def order(self) -> tuple[str, str]:
+        return self.nodeid, self.worker
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in self.run.counts().items())
+        return f"{self.nodeid} ({self.outcome}): {counts or 'no finding'}"
 
 
 _FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -320,15 +315,19 @@ class _Report:
             return
         run = self._run()
         terminalreporter.section("ampcheck")
-        for line in (*_summary(run, config.get_terminal_writer().fullwidth), *self._write(run)):
+        for line in (*_summary(run, config.get_terminal_writer().fullwidth), *self._failed(), *self._write(run)):
             terminalreporter.write_line(line)
 
     def _run(self) -> Run:
-        return _session_run(self.entries, self.session.config.rootpath.name)
+        return _session_run(sorted(self.entries, key=_Entry.order), self.session.config.rootpath.name)
+
+    def _failed(self) -> Iterator[str]:
+        """Where the failures were: the tests' outcome tells whether they were expected."""
+        return (f"in {entry}" for entry in sorted(self.entries, key=_Entry.order) if entry.run.failed)
 
     def _write(self, run: Run) -> Iterator[str]:
         """Write the files that were asked for; one line about each. A file that cannot be written fails the session."""
-        for path, write in ((self.settings.html, _write_html), (self.settings.json, _write_json)):
+        for path, write in ((self.settings.html, _write_html), (self.settings.json, type(run).save)):
             if path is not None and (self.entries or self.session.exitstatus in _FINISHED):
                 yield self._attempt(run, path, write)
             elif path is not None:
@@ -364,20 +363,15 @@ def _write_html(run: Run, path: Path) -> None:
     write_html(run, path)
 
 
-def _write_json(run: Run, path: Path) -> None:
-    run.save(path)
-
-
 def _session_run(entries: list[_Entry], name: str) -> Run:
-    """All of the tests' runs as one, in the order of their node ids, with a table of the tests."""
+    """All of the tests' runs as one, with a table of the tests."""
     from ampcheck import record
 
     title = f"pytest of {name}"
     if not entries:
         return record.Run(title=title)
-    ordered = sorted(entries, key=lambda entry: (entry.nodeid, entry.worker))
-    merged = record.merge(_signed(entry) for entry in ordered)
-    return replace(merged, title=title, tables=(_table_of_tests(ordered), *merged.tables))
+    merged = record.merge(_signed(entry) for entry in entries)
+    return replace(merged, title=title, tables=(_table_of_tests(entries), *merged.tables))
 
 
 def _signed(entry: _Entry) -> Run:
