@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -25,8 +26,11 @@ WIDTH = 680.0
 _COLOURS = ("#0068ad", "#d55e00", "#007f5f", "#a8437f", "#7a5c00", "#444444", "#3f9fd8", "#b00020")  # after Okabe-Ito
 _BAND_COLOURS = (("#cfe3d4", "#f2e2b3"), ("#d5dcec", "#e6d9ea"), ("#e0e0e0", "#eeeeee"))
 _OUTSIDE = "#fbe9e7"
-_LABEL_LENGTH = 36
+_ALARM = "#b00020"
+_LABEL_LENGTH = 40
 _FONT = 8.5
+_STRIP = 15.0
+_FAR = 2000.0  # no exponent of a float64 lies further out
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: small, searchable, read aloud
     "text.parse_math": False,  # a module path with a dollar sign is no formula
@@ -80,46 +84,77 @@ def _draw_range(chart: Chart) -> Figure:
     groups = list(dict.fromkeys(series.group for series in chart.series))
     lanes = _lanes(chart.bands)
     low, high = _limits(chart, lanes)
-    names = [shorten_middle(clean(row), _LABEL_LENGTH) or "(root)" for row in rows]
+    prefix = _common_prefix(rows)
+    names = [shorten_middle(clean(row[len(prefix) :]), _LABEL_LENGTH) or "(root)" for row in rows]
 
-    left = 12 + max([len(name) for name in names], default=0) * _FONT * 0.56
+    marks: dict[str, list[tuple[float, float]]] = {"zero": [], "inf": [], "NaN": []}
+    outside = f"outside {clean(_format(lanes[0][0]))}" if lanes else ""
+    longest = max([len(name) for name in names], default=0)
+    left = 14 + max(longest, 16) * _FONT * 0.6
     pitch = 9.0 if len(groups) < 2 else 7.0 * len(groups) + 2
     height = max(len(rows), 1) * pitch
-    strips = 15.0 * len(lanes)
-    figure, axes = _canvas(left=left, top=22 + strips, inner_height=height, bottom=34)
+    strips = _STRIP * len(lanes)
+    figure, axes = _canvas(
+        left=left, top=_legend_height([*groups, *marks, outside]) + strips, inner_height=height, bottom=34
+    )
     axes.set_xlim(low, high)
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
 
     _shade(axes, lanes)
+    axes.hlines([row + 0.5 for row in range(len(rows) - 1)], low, high, colors="white", linewidth=1.0)
     for index, group in enumerate(groups):
         shift = (index - (len(groups) - 1) / 2) * 7.0 / pitch
         members = [(rows.index(s.label) + shift, s.x) for s in chart.series if s.group == group]
-        _draw_rows(axes, members, _COLOURS[index % len(_COLOURS)], group)
-    axes.set_yticks(range(len(rows)), names, fontfamily="monospace", fontsize=_FONT - 1)
+        _draw_rows(axes, members, _COLOURS[index % len(_COLOURS)], clean(group), marks)
+    for (name, points), marker in zip(marks.items(), "<>x", strict=True):
+        if points:  # not finite as an exponent: drawn at the edge, as there is no place beyond it
+            mark: dict[str, Any] = {
+                "marker": marker,
+                "markersize": 4.5,
+                "color": "#333333" if marker == "<" else _ALARM,
+            }
+            axes.plot(*_columns(points), linestyle="", clip_on=False, zorder=5, label=name, **mark)
+    if lanes:
+        axes.fill_between([], [], facecolor=_OUTSIDE, edgecolor="#c9a19c", label=outside)
+    axes.set_yticks(range(len(rows)), names, fontfamily="monospace")
     axes.tick_params(length=0, axis="y")
+    if prefix:
+        head = shorten_middle(clean(prefix), max(longest, 16))
+        at_labels: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
+        axes.annotate(head, (0, 1), (-3.5, 4), color="#555555", fontfamily="monospace", **at_labels)
     _power_ticks(axes, low, high)
     axes.set_xlabel(clean(chart.x_label))
     axes.set_ylabel(clean(chart.y_label))
-    _draw_strips(figure, axes, lanes, 15.0)
-    _legend(figure, axes, at_right=True)
+    _draw_strips(figure, axes, lanes)
+    _legend(figure, axes)
     return figure
 
 
-def _draw_rows(axes: Axes, rows: Sequence[tuple[float, Sequence[float]]], colour: str, group: str) -> None:
+def _common_prefix(rows: Sequence[str]) -> str:
+    """The dotted path that all rows share: it is said once, above the rows."""
+    if len(rows) < 2:
+        return ""
+    parts = [row.split(".")[:-1] for row in rows]
+    shared = takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))
+    return "".join(f"{names[0]}." for names in shared)
+
+
+def _draw_rows(
+    axes: Axes,
+    rows: Sequence[tuple[float, Sequence[float]]],
+    colour: str,
+    group: str,
+    marks: dict[str, list[tuple[float, float]]],
+) -> None:
     low, high = axes.get_xlim()
     thin, thick, medians = [], [], []
-    marks: dict[str, list[tuple[float, float]]] = {"<": [], ">": [], "x": []}
     for y, values in rows:
         inside = [min(max(value, low), high) for value in values if not math.isnan(value)]
-        if len(inside) < len(values):
-            marks["x"].append((high, y))
-        if not inside:
-            continue
-        if -math.inf in values:
-            marks["<"].append((low, y))
-        if math.inf in values:
-            marks[">"].append((high, y))
-        thin.append((y, inside[0], inside[-1]))
+        marks["NaN"] += [(high, y)] * (len(inside) < len(values))
+        marks["zero"] += [(low, y)] * (-math.inf in values)
+        marks["inf"] += [(high, y)] * (math.inf in values)
+        if inside:
+            thin.append((y, inside[0], inside[-1]))
         if len(values) == len(inside) == 5:
             thick.append((y, inside[1], inside[3]))
             medians.append((inside[2], y))
@@ -127,27 +162,10 @@ def _draw_rows(axes: Axes, rows: Sequence[tuple[float, Sequence[float]]], colour
         if lines:
             ys, starts, ends = zip(*lines, strict=True)
             axes.hlines(ys, starts, ends, colors=colour, linewidth=width)
-    axes.plot(
-        *_columns(medians),
-        linestyle="",
-        marker="o",
-        markersize=3.2,
-        markerfacecolor="white",
-        markeredgecolor=colour,
-        markeredgewidth=1.1,
-        label=clean(group) or "_",
-    )
-    for mark, points in marks.items():
-        if points:  # not finite: at the edge, beyond which there is no place to draw
-            axes.plot(
-                *_columns(points),
-                linestyle="",
-                marker=mark,
-                markersize=4.5,
-                clip_on=False,
-                color=colour if mark == "<" else "#b00020",
-                zorder=5,
-            )
+    dot: dict[str, Any] = {"marker": "o", "markersize": 3.4, "markerfacecolor": "white", "markeredgewidth": 1.1}
+    axes.plot(*_columns(medians), linestyle="", markeredgecolor=colour, **dot)
+    if group:
+        axes.plot([], [], color=colour, linewidth=3.6, label=group, **dot)
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -158,9 +176,13 @@ def _lanes(bands: Sequence[Band]) -> list[list[Band]]:
     """Bands of one format (the first word of the label) side by side; the narrowest format first."""
     lanes: dict[str, list[Band]] = {}
     for band in bands:
-        if math.isfinite(band.low) and math.isfinite(band.high) and band.low < band.high:
-            lanes.setdefault(band.label.split(" ")[0], []).append(band)
+        if -_FAR <= band.low < band.high <= _FAR:
+            lanes.setdefault(_format(band), []).append(band)
     return sorted(lanes.values(), key=_extent)
+
+
+def _format(band: Band) -> str:
+    return band.label.partition(" ")[0]
 
 
 def _extent(lane: Sequence[Band]) -> float:
@@ -169,7 +191,7 @@ def _extent(lane: Sequence[Band]) -> float:
 
 def _limits(chart: Chart, lanes: Sequence[Sequence[Band]]) -> tuple[float, float]:
     """All values and the whole of the narrowest format; wider formats reach beyond the picture."""
-    points = [x for series in chart.series for x in series.x if math.isfinite(x)]
+    points = [x for series in chart.series for x in series.x if abs(x) <= _FAR]
     points += [edge for band in (lanes[0] if lanes else ()) for edge in (band.low, band.high)]
     low, high = (min(points), max(points)) if points else (-1.0, 1.0)
     margin = max(0.03 * (high - low), 1.0)
@@ -197,11 +219,11 @@ def _coloured(lane: Sequence[Band], index: int) -> Iterator[tuple[str, Band]]:
         yield (main if band is widest else other), band
 
 
-def _draw_strips(figure: Figure, axes: Axes, lanes: Sequence[Sequence[Band]], height: float) -> None:
+def _draw_strips(figure: Figure, axes: Axes, lanes: Sequence[Sequence[Band]]) -> None:
     """The formats as labelled strips above the rows, on the same x axis."""
     box = axes.get_position()
     low, high = axes.get_xlim()
-    unit = height / (figure.get_figheight() * 72)
+    unit = _STRIP / (figure.get_figheight() * 72)
     points = box.width * WIDTH / (high - low)
     for index, lane in enumerate(lanes):
         strip = figure.add_axes((box.x0, box.y1 + unit * (index + 0.15), box.width, unit * 0.8))
@@ -221,7 +243,7 @@ def _draw_strips(figure: Figure, axes: Axes, lanes: Sequence[Sequence[Band]], he
 
 
 def _power_ticks(axes: Axes, low: float, high: float) -> None:
-    step = next((step for step in (1, 2, 4, 8, 16, 32, 64, 128) if (high - low) / step <= 14), 256)
+    step = next((step for step in (1, 2, 4, 8, 16, 32, 64, 128) if (high - low) / step <= 14), 512)
     ticks = range(math.ceil(low / step) * step, math.floor(high) + 1, step)
     axes.set_xticks(list(ticks), [_power(tick) for tick in ticks])
     axes.grid(axis="x")
@@ -232,28 +254,27 @@ def _power(exponent: float) -> str:
 
 
 def _draw_line(chart: Chart) -> Figure:
-    lines = [(series, *_paired(series)) for series in chart.series]
-    figure, axes = _canvas(left=58, top=24 + 12 * (len(lines) // 5), inner_height=230, bottom=36)
+    lines = [(series.group, *_paired(series)) for series in chart.series]
+    names = [
+        shorten_middle(clean(" ".join(part for part in (series.label, series.group) if part)), _LABEL_LENGTH)
+        for series in chart.series
+    ]
+    figure, axes = _canvas(
+        left=58, top=_legend_height([*names, *(band.label for band in chart.bands)]), inner_height=230, bottom=36
+    )
     for band in chart.bands:
         if math.isfinite(band.low) and math.isfinite(band.high):
             axes.axvspan(band.low, band.high, facecolor="#e8e8e8", edgecolor="none", zorder=0, label=clean(band.label))
     groups = list(dict.fromkeys(series.group for series in chart.series))
-    for index, (series, x, y) in enumerate(lines):
-        dashes = ("-", "--", ":", "-.")[groups.index(series.group) % 4]
-        name = " ".join(part for part in (series.label, series.group) if part)
-        axes.plot(
-            x,
-            y,
-            color=_COLOURS[index % len(_COLOURS)],
-            linestyle=dashes,
-            linewidth=1.4,
-            marker="o" if len(x) <= 30 else None,
-            markersize=3,
-            label=shorten_middle(clean(name), _LABEL_LENGTH),
-        )
+    for index, (name, (group, x, y)) in enumerate(zip(names, lines, strict=True)):
+        look: dict[str, Any] = {"linewidth": 1.4, "marker": "o" if len(x) <= 30 else None, "markersize": 3}
+        dashes = ("-", "--", ":", "-.")[groups.index(group) % 4]
+        axes.plot(x, y, color=_COLOURS[index % len(_COLOURS)], linestyle=dashes, label=name or "_", **look)
     values = [value for _, _, y in lines for value in y if math.isfinite(value)]
     if values and min(values) > 0 and max(values) / min(values) > 1e3:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: number(value))
+        axes.minorticks_off()
     elif not values:
         axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", color="#666666")
     axes.grid()
@@ -264,11 +285,10 @@ def _draw_line(chart: Chart) -> Figure:
 
 
 def _paired(series: Series) -> tuple[list[float], list[float]]:
-    """x and y of the same length; what is not finite becomes a gap."""
+    """x and y of the same length; what is not finite, or too large to be drawn, becomes a gap."""
     pairs = list(zip(series.x, series.y, strict=False))
-    return [x if math.isfinite(x) else math.nan for x, _ in pairs], [
-        y if math.isfinite(y) else math.nan for _, y in pairs
-    ]
+    gap = math.nan
+    return [x if abs(x) < 1e300 else gap for x, _ in pairs], [y if abs(y) < 1e300 else gap for _, y in pairs]
 
 
 def _canvas(*, left: float, top: float, inner_height: float, bottom: float) -> tuple[Figure, Axes]:
@@ -281,19 +301,21 @@ def _canvas(*, left: float, top: float, inner_height: float, bottom: float) -> t
     return figure, axes
 
 
-def _legend(figure: Figure, axes: Axes, *, at_right: bool = False) -> None:
+def _legend_columns(labels: Sequence[str]) -> int:
+    widest = max([len(label) for label in labels], default=0) * _FONT * 0.56 + 32
+    return max(1, min(len(labels), int((WIDTH - 20) / widest)))
+
+
+def _legend_height(labels: Sequence[str]) -> float:
+    return 12.0 + 12.5 * math.ceil(len(labels) / _legend_columns(labels))
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """At the left, where a narrow screen begins."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(
-            handles,
-            labels,
-            loc="upper right" if at_right else "upper center",
-            ncols=min(len(handles), 5),
-            frameon=False,
-            borderaxespad=0.2,
-            handletextpad=0.4,
-            columnspacing=1.4,
-        )
+        spacing = {"borderaxespad": 0.2, "handletextpad": 0.4, "columnspacing": 1.4}
+        figure.legend(handles, labels, loc="upper left", ncols=_legend_columns(labels), frameon=False, **spacing)
 
 
 @contextmanager

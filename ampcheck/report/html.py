@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from itertools import count
+from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from ampcheck.record import Chart, Run, Verdict, write_atomically
+from ampcheck.record import Chart, Run, Table, Verdict, write_atomically
 from ampcheck.report.sections import sections
 from ampcheck.report.text import clean, number, quantity
 
@@ -54,13 +54,19 @@ def _template() -> Template:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    environment.globals.update(number=number, quantity=quantity, marks=_MARKS, is_number=_is_number)
+    environment.globals.update(number=number, quantity=quantity, marks=_MARKS, numeric_columns=_numeric_columns)
     return environment.get_template("run.html.j2")
 
 
 def _finalize(value: Any) -> Any:
     """Whatever text the page prints is cleaned of control characters; markup is not text."""
     return clean(value) if type(value) is str else value
+
+
+def _numeric_columns(table: Table) -> set[int]:
+    """The columns that hold numbers, and perhaps gaps, but nothing else: they are aligned at the right."""
+    columns = [[value for value in column if value is not None] for column in zip_longest(*table.rows)]
+    return {index for index, values in enumerate(columns) if values and all(map(_is_number, values))}
 
 
 def _is_number(value: object) -> bool:

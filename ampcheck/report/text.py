@@ -5,31 +5,39 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterator
+from decimal import Decimal
 
 from ampcheck.record import Scalar
 
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-def number(value: Scalar) -> str:
-    """A value as people read it: `1,234`, `6.55e4`, `0.031`, `nan`, `-inf`, `yes`; text stays as it is."""
+def number(value: Scalar, digits: int = 3) -> str:
+    """A value as people read it: `1,234`, `6.55e4`, `0.031`, `nan`, `-inf`, `yes`; text stays as it is.
+
+    `digits` are significant ones, for what is not a whole number.
+    """
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    size = abs(value)
+    if isinstance(value, int):
+        return f"{value:,}" if size < 10**15 else _scientific(f"{Decimal(value):.{digits - 1}e}")
     if not math.isfinite(value):
         return str(value)
-    size = abs(value)
-    if size < 1e15 and isinstance(value, int):
-        return f"{value:,}"
     if size < 1e5 and (value == int(value) or size >= 999.5):
         return f"{value:,.0f}"
     if 1e-3 <= size < 999.5:
-        return f"{value:.3g}"
-    mantissa, exponent = f"{float(value):.2e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+        return f"{value:.{digits}g}"
+    return _scientific(f"{value:.{digits - 1}e}")
+
+
+def _scientific(text: str) -> str:
+    mantissa, exponent = text.split("e")
+    return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"
 
 
 def quantity(value: float | None, unit: str) -> str:

@@ -1,0 +1,119 @@
+"""Charts: well-formed, described, deterministic, and never at a loss for a number."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from xml.etree import ElementTree
+
+import pytest
+from sample_run import BFLOAT16, FLOAT16, sample_run
+
+from ampcheck.errors import UsageError
+from ampcheck.record import Band, Chart, Series
+from ampcheck.report.charts import chart_svg, describe_chart
+
+NAN, INF = math.nan, math.inf
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter("text")]
+
+
+@pytest.mark.parametrize("chart", sample_run().charts, ids=lambda chart: chart.title)
+def test_a_chart_is_well_formed_described_and_scales(chart: Chart) -> None:
+    root = ElementTree.fromstring(chart_svg(chart))
+    assert root.tag == "svg"
+    assert root.get("role") == "img"
+    assert (root.get("aria-label") or "").startswith(chart.title)
+    assert root.get("viewBox")
+    assert root.get("width") is None
+    assert not list(root.iter("metadata"))
+
+
+def test_ids_differ_between_charts_and_are_all_used() -> None:
+    chart = sample_run().charts[0]
+    pages = [chart_svg(chart, key=key) for key in ("a", "b")]
+    ids = [set(re.findall(r'id="([^"]+)"', page)) for page in pages]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    assert ids[0] <= set(re.findall(r"#([\w-]+)", pages[0]))
+
+
+def test_the_same_chart_gives_the_same_bytes_under_any_settings() -> None:
+    import matplotlib
+
+    chart = sample_run().charts[0]
+    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.facecolor": "black"}):
+        other = chart_svg(chart)
+    assert other == chart_svg(chart)
+
+
+def test_rows_formats_and_powers_of_two_are_named() -> None:
+    row = (-20.0, -10.0, -4.0, 2.0, 9.0)
+    series = (Series("net.a.conv", row, group="forward"), Series("net.b.conv", row, group="backward"))
+    words = texts(chart_svg(Chart("range", "t", "absolute value", series=series, bands=FLOAT16 + BFLOAT16)))
+    assert {"net.", "a.conv", "b.conv", "forward", "backward", "absolute value", "outside float16"} <= set(words)
+    assert {"2⁻²⁴", "2⁰", "2¹⁶", "bfloat16 normal: 2⁻¹²⁶ … 2¹²⁸", "float16 normal: 2⁻¹⁴ … 2¹⁶"} <= set(words)
+    assert not {"zero", "inf", "NaN"} & set(words)
+
+
+def test_zeros_infinities_and_nan_are_marked() -> None:
+    series = (Series("a", (-INF, -2, 0, 1, 2)), Series("b", (-3, -2, 0, 1, INF)), Series("c", [NAN] * 5))
+    assert {"zero", "inf", "NaN"} <= set(texts(chart_svg(Chart("range", "t", "x", series=series, bands=FLOAT16))))
+
+
+def test_long_names_give_way_in_the_middle() -> None:
+    name = "first" + "x" * 100 + "last"
+    label = next(
+        t for t in texts(chart_svg(Chart("range", "t", "x", series=(Series(name, (1, 2, 3, 4, 5)),)))) if "…" in t
+    )
+    assert label.startswith("first")
+    assert label.endswith("last")
+    assert len(label) <= 40
+
+
+@pytest.mark.parametrize("bands", [(), FLOAT16, (Band("", NAN, INF), Band("a", 5, 1), Band("b", -1e9, 0))])
+@pytest.mark.parametrize(
+    "x",
+    [(), [NAN] * 5, [INF] * 5, [-INF] * 5, [0] * 5, (1, 2), (3,), (-1e308, 0, 0, 0, 1e308), (-INF, NAN, 0, INF, INF)],
+)
+def test_a_range_of_any_numbers_is_drawn(x, bands) -> None:
+    ElementTree.fromstring(chart_svg(Chart("range", "t", "x", series=(Series("a", x),), bands=bands)))
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [((), ()), ((1,), (NAN,)), ((NAN,), (1,)), ((1, 2), (1e308, -1e308)), ((1, 2), (5e-324, 1e299)), ((1, 2, 3), (0,))],
+)
+def test_a_line_of_any_numbers_is_drawn(x, y) -> None:
+    ElementTree.fromstring(chart_svg(Chart("line", "t", "x", series=(Series("a", x, y),))))
+
+
+@pytest.mark.parametrize("kind", ["range", "line"])
+def test_a_chart_without_series_is_drawn(kind: str) -> None:
+    ElementTree.fromstring(chart_svg(Chart(kind, "t", "x")))
+
+
+def test_text_is_neither_a_formula_nor_a_warning() -> None:
+    label = "a$\\frac{$<b>\x00模型"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svg = chart_svg(Chart("line", label, label, label, (Series(label, (1, 2), (3, 4)),)))
+    assert "a$\\frac{$<b>\\x00模型" in texts(svg)
+
+
+def test_a_wide_span_of_values_gets_a_logarithmic_axis() -> None:
+    words = texts(chart_svg(Chart("line", "t", "x", series=(Series("a", (1, 2, 3), (1, 10, 1e6)),))))
+    assert {"1", "100", "10,000"} <= set(words)
+
+
+def test_the_description_says_what_is_to_be_seen() -> None:
+    chart = Chart("line", "t", "step", series=(Series("loss", (0, 9), (4.0, 0.5), "eager"),))
+    assert describe_chart(chart) == "Line chart of 1 series (eager); step from 0 to 9; loss ends at 0.5."
+
+
+def test_an_unknown_kind_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="range or line, not 'pie'"):
+        chart_svg(Chart("pie", "t", "x"))

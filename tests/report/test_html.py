@@ -1,0 +1,184 @@
+"""The page: one file, no network, nothing lost, nothing trusted."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from sample_run import PROBLEMS, module_names, sample_run
+
+from ampcheck.errors import UsageError
+from ampcheck.record import Band, Chart, Coverage, Finding, Run, Series, Table, Verdict, Where
+from ampcheck.report import render_html, write_html
+
+HOSTILE = "</style><script>alert(1)</script><img src=x onerror=alert(1)>{{ 1234 * 1001 }}\"'&\x1b[31m\u202e"
+VOID = {"meta", "br", "img", "link", "hr", "input"}
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_html(sample_run())
+
+
+class Outline(HTMLParser):
+    """Tags, ids and text of a page; `open_tags` is empty at the end of a page whose tags all match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+        self.open_tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag not in VOID:
+            self.open_tags.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open_tags.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+def hostile_run() -> Run:
+    where = Where(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 3)
+    row = Series(HOSTILE, (-3.0, -2.0, 0.0, 1.0, 2.0), group=HOSTILE)
+    return Run(
+        {HOSTILE: HOSTILE},
+        tuple(Finding(HOSTILE, v, HOSTILE, HOSTILE, where, unit=HOSTILE, observed=1.0, hint=HOSTILE) for v in Verdict),
+        Coverage({HOSTILE: 1}, {HOSTILE: 2}),
+        (Table(HOSTILE, (HOSTILE,), ((HOSTILE,),), HOSTILE, HOSTILE),),
+        (Chart("range", HOSTILE, HOSTILE, HOSTILE, (row, row), (Band(HOSTILE, -4, 4),), HOSTILE, HOSTILE),),
+        HOSTILE,
+    )
+
+
+def test_the_page_refers_to_nothing_outside(page: str) -> None:
+    assert not re.search(r"https?:|url\((?!#)|@import|//\w", page)
+    outline = Outline(page)
+    assert not {"script", "link", "img", "iframe", "object", "base"} & set(outline.tags)
+    assert all((value or "").startswith("#") for name, value in outline.attributes if name in ("href", "src"))
+    assert "default-src 'none'" in page
+
+
+def test_the_page_is_well_formed_and_its_anchors_exist_once(page: str) -> None:
+    outline = Outline(page)
+    assert outline.open_tags == []
+    assert len(outline.ids) == len(set(outline.ids))
+    assert {value[1:] for name, value in outline.attributes if name == "href" and value} <= set(outline.ids)
+
+
+def test_every_message_is_in_the_page(page: str) -> None:
+    words = Outline(page).words
+    for finding in sample_run().findings:
+        assert finding.message in words
+        assert finding.hint in words
+        assert finding.subject in words
+    for finding in PROBLEMS.values():
+        if finding.where.file:
+            assert f"{finding.where.file}:{finding.where.line}" in words
+
+
+def test_verdicts_come_first_then_the_evidence_then_the_environment(page: str) -> None:
+    headline = "3 failed, 2 warnings, 1 undecided, 4 skipped, 46 passed"
+    order = [f"<h1>{headline}", "<h2>Failures and", "module outputs", "<svg", "<h2>Coverage", "<h2>Environment"]
+    places = [page.index(text) for text in order]
+    assert places == sorted(places)
+    assert re.findall(r'<article class="card (\w+)"', page) == ["fail"] * 3 + ["warn"] * 2
+
+
+def test_tables_and_charts_stand_with_their_check(page: str) -> None:
+    overflow, rest = page[page.index('id="check-1"') :].split('id="check-2"')
+    assert all(name in overflow for name in module_names(30))
+    assert "Values of each module, tiny-gpt (float16)" in overflow
+    assert rest.index("Further evidence") < rest.index("losses") < rest.index("Loss and loss scale")
+
+
+def test_coverage_and_environment_are_told(page: str) -> None:
+    words = Outline(page).words
+    for text in ("1,204,331,520", "inside a custom Triton kernel", "2.13.0+cpu", "allow_tf32", "threads"):
+        assert text in words
+
+
+def test_an_empty_run_does_not_look_well() -> None:
+    page = render_html(Run())
+    assert "<h1>nothing was looked at</h1>" in page
+    assert 'class="head skip"' in page
+    assert "passed" not in page
+
+
+def test_passes_without_coverage_do_not_look_well() -> None:
+    page = render_html(Run(findings=(Finding("overflow", Verdict.PASS, "a", "m"),)))
+    assert "<h1>1 passed; coverage: nothing was looked at</h1>" in page
+    assert 'class="head pass"' not in page
+
+
+def test_markup_in_any_text_is_inert() -> None:
+    page = render_html(hostile_run())
+    outline = Outline(page)
+    assert outline.open_tags == []
+    assert not {"script", "img"} & set(outline.tags)
+    assert not [name for name, _ in outline.attributes if name.startswith("on")]
+    assert page.count("<style>") == page.count("</style>") == 1
+    assert "1235234" not in page
+    assert not re.search("[\x1b\u202e]", page)
+    assert "\\x1b[31m" in page
+
+
+def test_nan_and_infinities_survive() -> None:
+    nan, inf = math.nan, math.inf
+    run = Run(
+        findings=(Finding("overflow", Verdict.FAIL, "a", "m", observed=nan, limit=-inf),),
+        tables=(Table("t", ("a", "b"), ((nan, inf), (-inf, None), (1.0,))),),
+        charts=(
+            Chart("range", "r", "x", series=(Series("m", (nan, -inf, 0.0, inf, inf)), Series("n", [nan] * 5))),
+            Chart("line", "l", "x", series=(Series("m", (0, 1, nan), (nan, inf, -inf)),)),
+        ),
+    )
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", render_html(run))
+    assert cells == ["a", "nan", "-inf", "nan", "inf", "-inf", "–", "1"]
+
+
+def test_the_same_run_gives_the_same_page(page: str) -> None:
+    assert render_html(sample_run()) == page
+    assert render_html(Run.from_json(sample_run().to_json())) == page
+
+
+def test_what_is_left_of_many_problems_is_folded() -> None:
+    findings = tuple(Finding("flush", Verdict.FAIL, f"subject {i}", f"message {i}.") for i in range(40))
+    page = render_html(Run(findings=findings, coverage=Coverage({"ops": 1})))
+    assert "<summary>16 more</summary>" in page
+    assert all(f"<p>message {i}.</p>" in page for i in range(40))
+
+
+def test_the_page_is_written_whole(tmp_path, page: str) -> None:
+    target = tmp_path / "run.html"
+    write_html(sample_run(), target)
+    assert target.read_text(encoding="utf-8") == page
+    with pytest.raises(UsageError, match="cannot write"):
+        write_html(Run(), tmp_path / "missing" / "run.html")
+
+
+def test_a_lone_surrogate_can_be_written(tmp_path) -> None:
+    run = dataclasses.replace(sample_run(), title="a\udcff")
+    write_html(run, tmp_path / "run.html")
+    assert "a\\udcff" in html.unescape((tmp_path / "run.html").read_text(encoding="utf-8"))

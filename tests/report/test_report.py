@@ -1,0 +1,87 @@
+"""What the package exports, what it costs to import, and the text that every renderer shares."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+import ampcheck.report as report
+from ampcheck.record import Chart, Finding, Run, Table, Verdict
+from ampcheck.report.text import clean, number, quantity, shorten_middle
+
+HEAVY = ("torch", "matplotlib", "jinja2", "rich", "numpy")
+
+
+def imported_after(statement: str) -> list[str]:
+    code = f"import sys; {statement}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_importing_the_package_is_cheap() -> None:
+    assert (
+        imported_after("import ampcheck.report as r; list(r.summary_lines(r.sections.__globals__['Run'](), width=80))")
+        == []
+    )
+
+
+def test_the_test_above_can_fail() -> None:
+    assert imported_after("import jinja2") == ["jinja2"]
+
+
+def test_the_exported_names_exist() -> None:
+    assert all(getattr(report, name) for name in report.__all__)
+    assert sorted(report.__all__) == report.__all__
+
+
+def test_checks_come_worst_first_and_keep_their_evidence() -> None:
+    run = Run(
+        findings=(
+            Finding("flush", Verdict.PASS, "a", "1"),
+            Finding("overflow", Verdict.PASS, "a", "2"),
+            Finding("overflow", Verdict.FAIL, "b", "3"),
+        ),
+        tables=(Table("t", (), (), check="flush"), Table("u", (), ()), Table("v", (), (), check="unjudged")),
+        charts=(Chart("line", "c", "x", check="overflow"),),
+    )
+    content = report.sections(run)
+    assert [section.check for section in content.checks] == ["overflow", "flush", "unjudged"]
+    overflow, flush, unjudged = content.checks
+    assert [finding.message for finding in overflow.findings] == ["3", "2"]
+    assert overflow.worst_of("a") == (1, Verdict.PASS)
+    assert overflow.worst_of("c")[0] == 0
+    assert [chart.title for chart in overflow.charts] == ["c"]
+    assert [table.title for table in flush.tables] == ["t"]
+    assert unjudged.worst is None
+    assert [table.title for table in content.tables] == ["u"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (1234, "1,234"), (-1234567, "-1,234,567"), (10**15, "1e15"), (10**400, "1e400"), (True, "yes"),
+        (None, "–"), ("a", "a"), (65504.0, "65,504"), (6.55e4 + 0.5, "65,500"), (655040.0, "6.55e5"), (0.31, "0.31"),
+        (0.0, "0"), (-0.0, "-0"), (999.4, "999"), (999.7, "1,000"), (0.001, "0.001"), (0.000999, "9.99e-4"),
+        (1e-8, "1e-8"),
+        (5e-324, "4.94e-324"), (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (3.4028e38, "3.4e38"),
+    ],
+)  # fmt: skip
+def test_numbers_are_for_people(value, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_quantity_has_its_unit_or_is_empty() -> None:
+    assert quantity(0.31, "%") == "0.31 %"
+    assert quantity(2.0, "") == "2"
+    assert quantity(None, "%") == ""
+
+
+def test_names_are_shortened_in_the_middle() -> None:
+    assert shorten_middle("abc", 3) == "abc"
+    assert shorten_middle("abcdefghij", 6) == "ab…hij"
+
+
+def test_controls_are_made_visible() -> None:
+    assert clean("a\x1b[0m\x9b\ud800\u202e\n\tmodèle") == "a\\x1b[0m\\x9b\\ud800\\u202e\n\tmodèle"

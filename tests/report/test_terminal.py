@@ -1,0 +1,138 @@
+"""The terminal: failures first and in full, within the width, plain where it must be."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from sample_run import PROBLEMS, sample_run
+
+from ampcheck.record import Coverage, Finding, Run, Verdict, Where
+from ampcheck.report import print_run, summary_lines
+from ampcheck.report.text import wrap
+
+HOSTILE = "[bold]x[/] \x1b[31m\r\x9b 模型模型模型模型 " + "long_word" * 30
+
+
+def printed(run: Run, *, width: int = 100, verbose: bool = False, **settings) -> str:
+    stream = io.StringIO()
+    print_run(run, Console(file=stream, width=width, **settings), verbose=verbose)
+    return stream.getvalue()
+
+
+def flat(lines) -> str:
+    return " ".join(" ".join(lines).split())
+
+
+def test_failures_come_first_and_in_full() -> None:
+    lines = list(summary_lines(sample_run(), width=100))
+    assert lines[0] == "nightly audit: 3 failed, 2 warnings, 1 undecided, 4 skipped, 46 passed"
+    heads = [line.split(" ")[0] for line in lines if not line.startswith(" ")][1:]
+    assert heads == ["FAIL"] * 3 + ["WARN"] * 2 + ["undecided", "skip", "passed:", "coverage:"]
+    text = flat(lines)
+    for finding in PROBLEMS.values():
+        if finding.verdict in (Verdict.FAIL, Verdict.WARN):
+            assert finding.message in text
+            assert f"where: {finding.where}" in text
+            assert f"hint: {finding.hint}" in text
+    assert "observed: inf, limit: 65,504" in text
+
+
+def test_the_coverage_is_last_and_says_what_was_not_seen() -> None:
+    text = flat(summary_lines(sample_run(), width=80))
+    last = text[text.index("coverage: 48,213 ops") :]
+    assert last.endswith(
+        "not seen: inside a custom Triton kernel (3), output of a C++ extension without a meta kernel (1)"
+    )
+
+
+def test_passes_are_counted_or_with_verbose_listed() -> None:
+    brief = list(summary_lines(sample_run(), width=120))
+    full = list(summary_lines(sample_run(), width=120, verbose=True))
+    assert any(line.startswith("passed: overflow 6, low-precision-error 7") for line in brief)
+    assert sum(line.startswith("pass ") for line in full) == 46
+
+
+def test_reasons_shared_by_many_subjects_stand_once() -> None:
+    lines = list(summary_lines(sample_run(), width=100))
+    assert "skip loss-dtype ×4: the compiled step returns no loss: nothing to judge" in lines
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("width", [0, 20, 33, 80, 200])
+def test_no_line_exceeds_the_width(width: int, verbose: bool) -> None:
+    findings = tuple(
+        Finding(HOSTILE, verdict, HOSTILE, HOSTILE, Where(file=HOSTILE), hint=HOSTILE) for verdict in Verdict
+    )
+    hostile = Run({}, findings, Coverage({HOSTILE: 1}, {HOSTILE: 1}), title=HOSTILE)
+    for run in (sample_run(), hostile):
+        lines = list(summary_lines(run, width=width, verbose=verbose))
+        assert max(cell_len(line) for line in lines) <= max(width, 20)
+        assert all(line == line.rstrip("\r\n") and line.isprintable() for line in lines)
+        if width:
+            assert max(cell_len(line) for line in printed(run, width=max(width, 20)).splitlines()) <= max(width, 20)
+
+
+@given(st.text(), st.integers(min_value=10, max_value=60))
+def test_wrapping_loses_nothing_and_fits(text: str, width: int) -> None:
+    lines = list(wrap(text, width, indent="> ", hanging="  "))
+    assert all(cell_len(line) <= width for line in lines)
+    if text.isascii() and text.isprintable():
+        assert "".join("".join(lines).split()).removeprefix(">") == "".join(text.split())
+
+
+def test_an_empty_run_says_so() -> None:
+    assert list(summary_lines(Run(), width=80)) == ["nothing was looked at", "coverage: nothing was looked at"]
+    assert "passed" not in printed(Run())
+
+
+def one(verdict: Verdict, seen: int = 0) -> Run:
+    return Run(findings=(Finding("flush", verdict, "a", "m"),), coverage=Coverage({"ops": seen}))
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (Run(coverage=Coverage({"ops": 3})), "no verdict: 3 ops seen, no check made"),
+        (one(Verdict.SKIP, 3), "1 skipped: nothing was judged"),
+        (one(Verdict.PASS), "1 passed; coverage: nothing was looked at"),
+        (one(Verdict.WARN, 3), "1 warning"),
+    ],
+)
+def test_the_headline_never_flatters(run: Run, said: str) -> None:
+    assert next(summary_lines(run, width=80)) == said
+
+
+def test_the_command_line_shows_a_table_of_verdicts_then_the_failures() -> None:
+    text = printed(sample_run(), width=200)
+    rows = {line.split()[0]: line.split()[1:] for line in text.split("FAIL overflow:")[0].splitlines() if line.strip()}
+    assert rows["overflow"] == ["FAIL", "FAIL", *["pass"] * 6]
+    assert rows["low-precision-error"] == [*["pass"] * 6, "FAIL", "pass"]
+    assert "not seen: inside a custom Triton kernel (3)" in text
+    assert "\x1b" not in text
+
+
+def test_colours_only_on_a_terminal() -> None:
+    assert "\x1b[1;31mFAIL overflow" in printed(sample_run(), force_terminal=True, color_system="standard")
+
+
+def test_subjects_beyond_the_width_get_a_table_of_their_own() -> None:
+    text = printed(sample_run(), width=80)
+    assert text.count("low-precision-error ") >= 2
+    assert max(cell_len(line) for line in text.splitlines()) <= 80
+
+
+def test_very_many_subjects_are_counted() -> None:
+    findings = tuple(Finding("flush", Verdict.PASS, f"test_{i}", "m") for i in range(100))
+    text = printed(Run(findings=findings, coverage=Coverage({"ops": 1})))
+    assert "pass ×100" in text
+    assert "test_7" not in text
+
+
+def test_messages_are_no_markup() -> None:
+    run = Run(findings=(Finding("flush", Verdict.FAIL, "[red]s[/red]", "[bold]m[/nope]"),))
+    assert "FAIL flush: [red]s[/red]\n  [bold]m[/nope]\n" in printed(run)
