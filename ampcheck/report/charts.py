@@ -95,7 +95,7 @@ def _draw_range(chart: Chart) -> Figure:
     height = max(len(rows), 1) * pitch
     strips = _STRIP * len(lanes)
     figure, axes = _canvas(
-        left=left, top=_legend_height([*groups, *marks, outside]) + strips, inner_height=height, bottom=34
+        left=left, top=_legend_height([*groups, *_marks_in(chart), outside]) + strips, inner_height=height, bottom=34
     )
     axes.set_xlim(low, high)
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
@@ -128,6 +128,12 @@ def _draw_range(chart: Chart) -> Figure:
     _draw_strips(figure, axes, lanes)
     _legend(figure, axes)
     return figure
+
+
+def _marks_in(chart: Chart) -> list[str]:
+    values = [value for series in chart.series for value in series.x]
+    found = {"zero": -math.inf in values, "inf": math.inf in values, "NaN": any(map(math.isnan, values))}
+    return [name for name, there in found.items() if there]
 
 
 def _common_prefix(rows: Sequence[str]) -> str:
@@ -254,6 +260,8 @@ def _power(exponent: float) -> str:
 
 
 def _draw_line(chart: Chart) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
     lines = [(series.group, *_paired(series)) for series in chart.series]
     names = [
         shorten_middle(clean(" ".join(part for part in (series.label, series.group) if part)), _LABEL_LENGTH)
@@ -277,6 +285,8 @@ def _draw_line(chart: Chart) -> Figure:
         axes.minorticks_off()
     elif not values:
         axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", color="#666666")
+    if all(value.is_integer() for _, x, _ in lines for value in map(float, x)):  # steps have no halves
+        axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.grid()
     axes.set_xlabel(clean(chart.x_label))
     axes.set_ylabel(clean(chart.y_label))

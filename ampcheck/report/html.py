@@ -8,7 +8,7 @@ from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ampcheck.record import Chart, Run, Table, Verdict, write_atomically
-from ampcheck.report.sections import sections
+from ampcheck.report.sections import arrange
 from ampcheck.report.text import clean, number, quantity
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def render_html(run: Run) -> str:
 
     from ampcheck.report.charts import chart_svg
 
-    content = sections(run)
+    content = arrange(run)
     keys = count(1)
 
     def draw(chart: Chart) -> Markup:

@@ -62,7 +62,7 @@ class Sections:
     environment: Mapping[str, Scalar]
 
 
-def sections(run: Run) -> Sections:
+def arrange(run: Run) -> Sections:
     """`run` in reading order. Tables and charts stand with the check they name; those that name none come last."""
     evidence: tuple[Table | Chart, ...] = (*run.tables, *run.charts)
     named = [*(finding.check for finding in run.findings), *(item.check for item in evidence if item.check)]

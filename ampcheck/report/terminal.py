@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ampcheck.record import Coverage, Finding, Run, Verdict
-from ampcheck.report.sections import CheckSection, Sections, sections
+from ampcheck.report.sections import CheckSection, Sections, arrange
 from ampcheck.report.text import clean, one_line, quantity, wrap
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def summary_lines(run: Run, *, width: int, verbose: bool = False) -> Iterator[st
     First the headline; then failures and warnings in full; what was skipped or left undecided, with the reason; passes
     as counts per check, or with `verbose` one line for each; the coverage is last.
     """
-    content = sections(run)
+    content = arrange(run)
     width = max(width, MIN_WIDTH)
     yield from wrap(_heading(content), width, hanging="  ")
     for finding in content.problems:
@@ -52,7 +52,7 @@ def print_run(run: Run, console: Console, *, verbose: bool = False) -> None:
     """
     from rich.text import Text
 
-    content = sections(run)
+    content = arrange(run)
     width = max(console.width, MIN_WIDTH)
 
     def show(lines: Iterable[str], style: str = "") -> None:

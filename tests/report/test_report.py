@@ -22,8 +22,7 @@ def imported_after(statement: str) -> list[str]:
 
 def test_importing_the_package_is_cheap() -> None:
     assert (
-        imported_after("import ampcheck.report as r; list(r.summary_lines(r.sections.__globals__['Run'](), width=80))")
-        == []
+        imported_after("from ampcheck import record, report; list(report.summary_lines(record.Run(), width=80))") == []
     )
 
 
@@ -46,7 +45,7 @@ def test_checks_come_worst_first_and_keep_their_evidence() -> None:
         tables=(Table("t", (), (), check="flush"), Table("u", (), ()), Table("v", (), (), check="unjudged")),
         charts=(Chart("line", "c", "x", check="overflow"),),
     )
-    content = report.sections(run)
+    content = report.arrange(run)
     assert [section.check for section in content.checks] == ["overflow", "flush", "unjudged"]
     overflow, flush, unjudged = content.checks
     assert [finding.message for finding in overflow.findings] == ["3", "2"]
