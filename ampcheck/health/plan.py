@@ -40,7 +40,6 @@ def carrier_of(dtype: torch.dtype) -> torch.dtype:
 class Plan:
     """The limits for one dtype. All limits are float64 and strict: a magnitude counts where it is smaller."""
 
-    dtype: torch.dtype
     carrier: torch.dtype
     smallest_normal: float
     casts: tuple[tuple[str, tuple[float, float, float]], ...]
@@ -75,30 +74,36 @@ class Plan:
         codes = [magnitude_code(self.format, value) for value in values]
         return (*codes, inf, inf + 1, *(magnitude_code(self.format, value) for value in self.cast_limits))
 
-    def unpack(self, packed: Sequence[float], numel: int) -> TensorHealth:
-        """Turn a packed vector, read from its device, into the record."""
+    def unpack(self, packed: Sequence[float], dtype: str, numel: int, unstored: int = 0) -> TensorHealth:
+        """Turn a packed vector, read from its device, into the record of ``numel`` elements.
+
+        ``unstored`` of them are zeros that the vector does not count.
+        """
         zeros, below_normal, finite, numbers = (int(value) for value in packed[:_BEFORE_CASTS])
         casts, at = {}, _BEFORE_CASTS
         for name, _ in self.casts:
             flushed, below, in_range = (int(value) for value in packed[at : at + 3])
             casts[name] = CastLoss(flushed - zeros, below - flushed, finite - in_range)
             at += 3
+        amax, amin, sumsq = packed[at : at + 3]
         bins = zip(self.exponents, packed[at + 3 :], strict=True)
         return TensorHealth(
-            str(self.dtype).removeprefix("torch."),
+            dtype,
             numel,
-            zeros,
-            below_normal - zeros,
-            numbers - finite,
-            numel - numbers,
-            *(float(value) for value in packed[at : at + 3]),
-            histogram=tuple((e, int(count)) for e, count in bins if count) if self.histogram else None,
+            zeros=zeros + unstored,
+            subnormals=below_normal - zeros,
+            infs=numbers - finite,
+            nans=numel - unstored - numbers,
+            amax=amax,
+            amin=amin,
+            sumsq=sumsq,
+            histogram=tuple((exponent, int(count)) for exponent, count in bins if count) if self.histogram else None,
             casts=casts,
         )
 
 
 def magnitude_code(carrier: FloatFormat, limit: float) -> int:
-    """Return how many finite magnitudes of ``carrier`` are smaller than ``limit``: the code of the first that is not."""
+    """Return the code of the first magnitude of ``carrier`` that is not smaller than ``limit``, at most infinity's."""
     codes = range(((1 << carrier.exponent_bits) - 1) << carrier.mantissa_bits)
     return bisect.bisect_left(codes, limit, key=carrier.decode)
 
@@ -110,7 +115,6 @@ def plan_for(dtype: torch.dtype, casts: tuple[torch.dtype | str, ...], histogram
     own = format_of(dtype if dtype.is_floating_point else carrier)
     targets = {target.name: target for target in map(format_of, casts)}
     return Plan(
-        dtype,
         carrier,
         own.smallest_normal if own.has_subnormals else own.smallest_subnormal,
         tuple((name, _cast_limits(target)) for name, target in targets.items()),

@@ -13,7 +13,11 @@ MIXED = "mixed"
 
 
 class CastLoss(NamedTuple):
-    """How many nonzero finite elements a cast would take to zero, to a subnormal, and out of the finite range."""
+    """How many nonzero finite elements a cast would take to zero, to a subnormal, and out of the finite range.
+
+    ``to_inf`` counts what rounds beyond the largest finite value, whether the cast then gives infinity, NaN or
+    (PyTorch's float8_e4m3fn) that largest value. An element that is subnormal already, and stays so, counts too.
+    """
 
     to_zero: int
     to_subnormal: int
@@ -24,13 +28,14 @@ class CastLoss(NamedTuple):
 class TensorHealth:
     """The numerical state of one tensor, or of many merged with ``+``. Plain Python numbers throughout.
 
-    ``dtype`` is the torch dtype without its prefix, ``"mixed"`` after a merge of several. ``amax`` is the largest finite
-    magnitude (0.0 if there is none), ``amin`` the smallest nonzero finite magnitude (infinity if there is none),
-    ``sumsq`` the sum of squares of the finite elements in float64. ``subnormals`` refers to the tensor's own dtype.
+    ``dtype`` is the torch dtype without its prefix, ``"mixed"`` after a merge of several. ``amax`` is the largest
+    finite magnitude (0.0 if there is none), ``amin`` the smallest nonzero finite magnitude (infinity if there is none),
+    ``sumsq`` the sum of squares of the finite elements in float64 (infinite where that overflows, as only float64
+    elements can make it). ``subnormals`` refers to the tensor's own dtype.
 
-    ``histogram`` is ``None`` where it was not asked for, else pairs ``(exponent, count)`` in rising order, without empty
-    bins: nonzero finite elements by ``floor(log2(|x|))``, subnormals by their true exponent. ``casts`` maps a format's
-    name to what a cast to it would lose.
+    ``histogram`` is ``None`` where it was not asked for, else pairs ``(exponent, count)`` in rising order, without
+    empty bins: nonzero finite elements by ``floor(log2(|x|))``, subnormals by their true exponent. ``casts`` maps a
+    format's name to what a cast to it would lose.
 
     The merge is associative (``sumsq`` up to rounding) and commutative. A record without elements is its identity; only
     the casts and the histogram that both sides have survive it, since a partial count would understate.
@@ -79,10 +84,10 @@ class TensorHealth:
         return math.sqrt(self.sumsq / self.finite) if self.finite else 0.0
 
     def quantile_exponent(self, q: float) -> int | None:
-        """Return the smallest exponent e such that a share ``q`` of the nonzero finite elements lies below ``2**(e + 1)``.
+        """Return the smallest exponent e such that a share ``q`` of the nonzero finite elements is below 2**(e + 1).
 
-        ``None`` where there is no such element. Raises ``UsageError`` for a record without a histogram and for ``q``
-        outside 0 to 1.
+        ``None`` where there is no nonzero finite element. Raises ``UsageError`` for a record without a histogram and
+        for ``q`` outside 0 to 1.
         """
         if self.histogram is None:
             raise UsageError("Quantiles need the exponent histogram; measure with histogram=True.")

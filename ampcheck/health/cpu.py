@@ -1,0 +1,127 @@
+"""The fast CPU path: a small C++ kernel, compiled on first use and kept in the user's cache directory.
+
+It touches neither Dynamo nor the dispatcher: it reads memory through a pointer, without the GIL. Where there is no
+compiler, ``unavailable()`` says so and the caller falls back to plain torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ampcheck.errors import UsageError
+from ampcheck.health.cpu_source import SOURCE
+from ampcheck.health.plan import Plan
+
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC", "-x", "c++", "-")
+_COMPILE_SECONDS = 120
+
+
+def pack(tensor: torch.Tensor, plan: Plan) -> list[float]:
+    """Return the packed vector of a dense tensor whose dtype is ``plan.carrier``. Its strides may be permuted."""
+    function, limits, histogram = _prepared(plan)
+    out = (ctypes.c_double * plan.width)()
+    function(tensor.data_ptr(), tensor.numel(), limits, len(limits), histogram, out)
+    return out[:]
+
+
+def alarm(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``[amax, smallest nonzero magnitude]`` of a dense float64, float32, bfloat16 or float16 tensor."""
+    out = torch.empty(2, dtype=torch.float64)
+    function = _function(f"alarm_{str(tensor.dtype).removeprefix('torch.')}")
+    function(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.numel()), ctypes.c_void_p(out.data_ptr()))
+    return out
+
+
+def unavailable() -> str | None:
+    """Return why there is no fast path on this machine, ``None`` where there is one."""
+    kernels = _library()
+    return kernels if isinstance(kernels, str) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(plan: Plan) -> tuple[Callable[..., None], ctypes.Array[ctypes.c_int64], int]:
+    codes = plan.code_limits()
+    function = _function(f"measure_{plan.format.name}")
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = [pointer, integer, pointer, integer, integer, pointer]
+    return function, (ctypes.c_int64 * len(codes))(*codes), int(plan.histogram)
+
+
+def _function(name: str) -> ctypes._NamedFuncPointer:
+    kernels = _library()
+    if isinstance(kernels, str):
+        raise UsageError(f"The fast CPU path needs its kernel; {kernels}.")
+    function = kernels[name]
+    function.restype = None
+    return function
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | str:
+    """Return the compiled kernels, or the reason why there are none."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None)
+    if compiler is None:
+        return "there is no C++ compiler (c++, g++ or clang++) on the PATH"
+    key = hashlib.sha256("\0".join((SOURCE, *_FLAGS, _identity_of(compiler), _processor())).encode()).hexdigest()
+    try:
+        return _cached(_cache_directory() / f"health-{key[:32]}.so", compiler)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{compiler} did not build the kernel: {error}"
+
+
+def _cached(path: Path, compiler: str) -> ctypes.CDLL:
+    if path.exists():
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)  # damaged: build it again
+    # A process beside this one may build too: whole files only, moved into place at once.
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        built = Path(scratch) / path.name
+        try:
+            _compile([compiler, "-march=native", *_FLAGS, "-o", str(built)])
+        except subprocess.CalledProcessError:  # not every compiler knows the option
+            _compile([compiler, *_FLAGS, "-o", str(built)])
+        built.replace(path)
+    return ctypes.CDLL(str(path))
+
+
+def _compile(command: list[str]) -> None:
+    subprocess.run(command, input=SOURCE.encode(), check=True, capture_output=True, timeout=_COMPILE_SECONDS)
+
+
+def _cache_directory() -> Path:
+    chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampcheck"
+    try:
+        chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=chosen):
+            return chosen
+    except (OSError, RuntimeError):  # no home, or one that cannot be written
+        return Path(tempfile.mkdtemp(prefix="ampcheck-"))
+
+
+def _identity_of(compiler: str) -> str:
+    real = Path(compiler).resolve()
+    return f"{real} {real.stat().st_size} {real.stat().st_mtime_ns}"
+
+
+def _processor() -> str:
+    """Tell processors apart whose instruction sets differ: a home directory may be shared between machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return " ".join(
+        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    )

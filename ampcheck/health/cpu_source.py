@@ -1,0 +1,252 @@
+"""The C++ source of the fast CPU path. A string, so that it travels with the package and hashes into the cache's key.
+
+The bits of a float without its sign, read as an integer, rise with its magnitude. So every count, amax and amin are
+integer compares; only the sum of squares converts, to float64, where no square of a float32 overflows. Data goes by in
+blocks that stay in the first-level cache, one loop a group of statistics: each loop is short enough for the registers.
+
+Vector types are those of GCC and Clang; intrinsics stand only where GCC 12 splits a conversion.
+"""
+
+SOURCE = r"""
+#include <cfenv>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512BW__) && defined(__AVX512DQ__)
+constexpr int vector_bytes = 64;
+#elif defined(__AVX2__)
+constexpr int vector_bytes = 32;
+#else
+constexpr int vector_bytes = 16;
+#endif
+constexpr int wide = vector_bytes / 8;  // elements squared at a time
+constexpr int max_limits = 64;
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+template <class T, int n> struct Pack { typedef T type __attribute__((vector_size(n * sizeof(T)))); };
+typedef Pack<double, wide>::type Doubles;
+typedef Pack<float, wide>::type Floats;
+typedef Pack<int64_t, wide>::type Longs;
+typedef Pack<int32_t, wide>::type Ints;
+typedef Pack<int16_t, wide>::type Shorts;
+
+template <class V> inline V load(const void* p) { V v; std::memcpy(&v, p, sizeof v); return v; }
+
+// torch.set_flush_denormal must not hide what is looked for.
+struct DefaultFloatEnvironment {
+    std::fenv_t saved;
+    DefaultFloatEnvironment() { std::fegetenv(&saved); std::fesetenv(FE_DFL_ENV); }
+    ~DefaultFloatEnvironment() { std::fesetenv(&saved); }
+};
+
+inline Doubles widen(Floats x) {
+#if defined(__AVX512DQ__) && defined(__AVX512BW__)
+    return (Doubles)_mm512_cvtps_pd((__m256)x);
+#else
+    return __builtin_convertvector(x, Doubles);
+#endif
+}
+
+// Each format: its word, the code of infinity, the mantissa's width, and `wide` finite values as doubles (others as 0).
+struct Float64 {
+    using Word = int64_t;
+    static constexpr Word inf = 0x7ff0000000000000;
+    static constexpr int mantissa = 52;
+    static inline Doubles values(const Word* p) {
+        Longs m = load<Longs>(p) & 0x7fffffffffffffff;
+        return (Doubles)(m & (m < inf));
+    }
+};
+
+struct Float32 {
+    using Word = int32_t;
+    static constexpr Word inf = 0x7f800000;
+    static constexpr int mantissa = 23;
+    static inline Doubles values(const Word* p) {
+        Ints m = load<Ints>(p) & 0x7fffffff;
+        return widen((Floats)(m & (m < inf)));
+    }
+};
+
+struct BFloat16 {
+    using Word = int16_t;
+    static constexpr Word inf = 0x7f80;
+    static constexpr int mantissa = 7;
+    static inline Doubles values(const Word* p) {
+        Ints m = (__builtin_convertvector(load<Shorts>(p), Ints) << 16) & 0x7fffffff;
+        return widen((Floats)(m & (m < 0x7f800000)));
+    }
+};
+
+struct Float16 {
+    using Word = int16_t;
+    static constexpr Word inf = 0x7c00;
+    static constexpr int mantissa = 10;
+    static inline Doubles values(const Word* p) {
+        Shorts h = load<Shorts>(p) & 0x7fff;
+        h &= h < inf;
+#if defined(__AVX512DQ__) && defined(__AVX512BW__)
+        return widen((Floats)_mm256_cvtph_ps((__m128i)h));
+#elif defined(__AVX2__) && defined(__F16C__)
+        return widen((Floats)_mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)&h)));
+#else
+        // Rebias the exponent; a subnormal gets one unit more and loses the implicit bit that it never had.
+        Ints m = __builtin_convertvector(h, Ints), small = m < 0x400;
+        Floats normal = (Floats)((m << 13) + (112 << 23));
+        Floats subnormal = (Floats)((m << 13) + (113 << 23)) - 0x1p-14f;
+        return widen((Floats)(((Ints)subnormal & small) | ((Ints)normal & ~small)));
+#endif
+    }
+};
+
+template <class F> double value_of(typename F::Word code) {
+    typename F::Word buffer[wide] = {code};
+    return F::values(buffer)[0];
+}
+
+template <class F> struct Statistics {
+    using Word = typename F::Word;
+    typedef typename Pack<Word, vector_bytes / sizeof(Word)>::type V;
+    static constexpr Word top = std::numeric_limits<Word>::max();
+    static constexpr int lanes = vector_bytes / sizeof(Word);
+    static constexpr int block = 8192 / sizeof(Word);  // no 16-bit counter of a lane can overflow in it
+
+    Word limits[max_limits];
+    int groups;
+    int64_t counts[max_limits] = {};
+    V amax = V{}, amin = V{} + top;  // amin holds code - 1, so that zero, wrapped, is the largest
+    Doubles squares[2] = {};
+
+    Statistics(const int64_t* wanted, int64_t k) : groups(int((k + 3) / 4)) {
+        for (int j = 0; j < 4 * groups; ++j) limits[j] = Word(j < k ? wanted[j] : 1);
+    }
+
+    static int64_t total(const V& v) {
+        int64_t sum = 0;
+        for (int i = 0; i < lanes; ++i) sum += v[i];
+        return sum;
+    }
+
+    void add(const Word* p, int length) {  // length is a multiple of lanes
+        for (int j = 0; j < 4 * groups; j += 4) {
+            const V a = V{} + limits[j], b = V{} + limits[j + 1], c = V{} + limits[j + 2], d = V{} + limits[j + 3];
+            V in_a{}, in_b{}, in_c{}, in_d{};
+            for (int i = 0; i < length; i += lanes) {
+                V m = load<V>(p + i) & top;
+                in_a += m < a; in_b += m < b; in_c += m < c; in_d += m < d;  // a true lane is -1
+            }
+            counts[j] -= total(in_a); counts[j + 1] -= total(in_b);
+            counts[j + 2] -= total(in_c); counts[j + 3] -= total(in_d);
+        }
+        for (int i = 0; i < length; i += lanes) {
+            V m = load<V>(p + i) & top;
+            m &= m < F::inf;
+            amax = m > amax ? m : amax;
+            m = (m - 1) & top;
+            amin = m < amin ? m : amin;
+        }
+        for (int i = 0; i < length; i += lanes) {
+            Doubles even = F::values(p + i);
+            squares[0] += even * even;
+            for (int j = wide; j < lanes; j += wide) {
+                Doubles v = F::values(p + i + j);
+                squares[j / wide % 2] += v * v;
+            }
+        }
+    }
+
+    void add_all(const Word* p, int64_t n) {
+        const int64_t whole = n - n % lanes;
+        for (int64_t start = 0; start < whole; start += block) {
+            add(p + start, int(whole - start < block ? whole - start : block));
+        }
+        if (n > whole) {
+            Word padded[lanes] = {};
+            std::memcpy(padded, p + whole, size_t(n - whole) * sizeof(Word));
+            add(padded, lanes);
+            // The padding is zeros: below every limit, and nothing to the rest.
+            for (int j = 0; j < 4 * groups; ++j) counts[j] -= lanes - (n - whole);
+        }
+    }
+
+    void write(double* out, int64_t k) const {
+        Word high = 0, low = top;
+        for (int i = 0; i < lanes; ++i) {
+            high = amax[i] > high ? amax[i] : high;
+            low = amin[i] < low ? amin[i] : low;
+        }
+        for (int64_t j = 0; j < k; ++j) out[j] = double(counts[j]);
+        out[k] = value_of<F>(high);
+        out[k + 1] = low == top ? infinity : value_of<F>(low + 1);
+        out[k + 2] = 0;
+        for (int i = 0; i < wide; ++i) out[k + 2] += squares[0][i] + squares[1][i];
+    }
+};
+
+// Bin j holds the magnitudes from 2**j times the smallest subnormal up to twice that.
+template <class F> void histogram(const typename F::Word* p, int64_t n, double* bins) {
+    using Word = typename F::Word;
+    constexpr int fields = int(F::inf >> F::mantissa) + 1;
+    int64_t counts[2][fields] = {};  // two tables: equal neighbours do not wait for each other's store
+    int64_t subnormal[F::mantissa] = {};
+    for (int64_t i = 0; i < n; ++i) {
+        const Word m = p[i] & std::numeric_limits<Word>::max();
+        ++counts[i & 1][m >> F::mantissa];
+        if (m >> F::mantissa == 0 && m) ++subnormal[63 - __builtin_clzll((unsigned long long)m)];
+    }
+    for (int j = 0; j < F::mantissa; ++j) bins[j] = double(subnormal[j]);
+    for (int e = 1; e < fields - 1; ++e) bins[F::mantissa + e - 1] = double(counts[0][e] + counts[1][e]);
+}
+
+template <class F>
+void measure(const void* data, int64_t n, const int64_t* limits, int64_t k, int64_t with_histogram, double* out) {
+    const auto* p = static_cast<const typename F::Word*>(data);
+    DefaultFloatEnvironment guard;
+    Statistics<F> statistics(limits, k);
+    statistics.add_all(p, n);
+    statistics.write(out, k);
+    if (with_histogram) histogram<F>(p, n, out + k + 3);
+}
+
+template <class F> void alarm(const void* data, int64_t n, double* out) {
+    using S = Statistics<F>;
+    using Word = typename S::Word;
+    const auto* p = static_cast<const Word*>(data);
+    DefaultFloatEnvironment guard;
+    typename S::V amax = {}, amin = typename S::V{} + S::top;
+    int64_t i = 0;
+    for (; i + S::lanes <= n; i += S::lanes) {
+        typename S::V m = load<typename S::V>(p + i) & S::top;
+        amax = m > amax ? m : amax;
+        m = (m - 1) & S::top;
+        amin = m < amin ? m : amin;
+    }
+    Word high = 0, low = S::top;
+    auto take = [&](Word largest, Word smallest) {
+        high = largest > high ? largest : high;
+        low = smallest < low ? smallest : low;
+    };
+    for (int j = 0; j < S::lanes; ++j) take(amax[j], amin[j]);
+    for (; i < n; ++i) take(p[i] & S::top, Word((p[i] & S::top) - 1) & S::top);
+    out[0] = high < F::inf ? value_of<F>(high) : high == F::inf ? infinity : std::numeric_limits<double>::quiet_NaN();
+    out[1] = low < F::inf - 1 ? value_of<F>(low + 1) : infinity;
+}
+
+}  // namespace
+
+#define EXPORT(name, F)                                                                                              \
+    extern "C" void measure_##name(const void* x, int64_t n, const int64_t* l, int64_t k, int64_t h, double* out) {  \
+        measure<F>(x, n, l, k, h, out);                                                                              \
+    }                                                                                                                \
+    extern "C" void alarm_##name(const void* x, int64_t n, double* out) { alarm<F>(x, n, out); }
+EXPORT(float64, Float64)
+EXPORT(float32, Float32)
+EXPORT(bfloat16, BFloat16)
+EXPORT(float16, Float16)
+"""

@@ -1,0 +1,86 @@
+"""Do subnormals survive on this device? Probed, since compilers and flags decide it and no API tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ampcheck.formats import FORMATS, format_of
+
+_LENGTH = 64  # enough for the vectorised loop, which may differ from the scalar one
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class SubnormalSupport:
+    """Whether subnormals of one dtype survive on one device; ``None`` where the device lacks the operation.
+
+    ``multiply``: halving the smallest normal value gives a subnormal. ``add``: so does a difference of two normal
+    values. ``cast``: so does a cast from float32 (float64 for float32, float32 for float64: a subnormal is read, then).
+    """
+
+    device: str
+    dtype: str
+    multiply: bool | None
+    add: bool | None
+    cast: bool | None
+
+
+def measure_subnormal_support(device: torch.device | str = "cpu") -> dict[str, SubnormalSupport]:
+    """Probe every floating-point dtype that has subnormals on ``device``; keyed by the dtype's name. Synchronises.
+
+    Float8 dtypes have no arithmetic of their own in PyTorch, so that only the cast is probed. On the CPU the answer is
+    that of the calling thread, which ``torch.set_flush_denormal`` changes.
+    """
+    named = ((f, getattr(torch, f.name, None)) for f in FORMATS.values() if f.has_subnormals)
+    return {
+        f.name: _probe(torch.device(device), dtype)
+        for f, dtype in named
+        if isinstance(dtype, torch.dtype) and dtype.itemsize * 8 == f.bits
+    }
+
+
+def flushed_here() -> bool:
+    """Return whether the calling CPU thread reads float32 subnormals as zero."""
+    return not _nonzero(_filled(torch.float32, 1, torch.device("cpu")).to(torch.float64))
+
+
+def _probe(device: torch.device, dtype: torch.dtype) -> SubnormalSupport:
+    mantissa_bits = format_of(dtype).mantissa_bits
+    normal = 1 << mantissa_bits  # the code of the smallest normal value; half as much again is 1.5 times the value
+
+    def multiply() -> torch.Tensor:
+        return _filled(dtype, normal, device) * 0.5
+
+    def add() -> torch.Tensor:
+        return _filled(dtype, normal + normal // 2, device) - _filled(dtype, normal, device)
+
+    def cast() -> torch.Tensor:
+        if dtype is torch.float64:
+            return _filled(torch.float32, 1, device).to(dtype)
+        wide = torch.float64 if dtype is torch.float32 else torch.float32
+        # Half the smallest normal value, a power of two, written by its code: arithmetic might flush it already.
+        source = format_of(wide)
+        code = source.encode(format_of(dtype).smallest_normal / 2)
+        return _filled(wide, code, device).to(dtype)
+
+    def survives(operation: Callable[[], torch.Tensor]) -> bool | None:
+        try:
+            return _nonzero(operation())
+        except (RuntimeError, TypeError, NotImplementedError):
+            return None
+
+    name = str(dtype).removeprefix("torch.")
+    return SubnormalSupport(str(device), name, survives(multiply), survives(add), survives(cast))
+
+
+def _filled(dtype: torch.dtype, code: int, device: torch.device) -> torch.Tensor:
+    """Return a vector of one bit pattern, untouched by any floating-point operation."""
+    return torch.full((_LENGTH,), code, dtype=_WORDS[dtype.itemsize]).to(device).view(dtype)
+
+
+def _nonzero(values: torch.Tensor) -> bool:
+    """Look at the bits: a comparison would flush too."""
+    return bool((values.view(_WORDS[values.dtype.itemsize]).cpu() != 0).all())
