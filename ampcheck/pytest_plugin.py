@@ -87,7 +87,7 @@ def _value(config: pytest.Config, name: str) -> Any:
     given = config.getoption(name)
     try:
         return config.getini(name) if given is None else given
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, pytest.UsageError) as error:
         raise pytest.UsageError(f"{name} of the ini file cannot be read: {error}") from error
 
 
@@ -187,9 +187,9 @@ _ATTRIBUTE = "_ampcheck"
 
 @dataclass
 class _Gathered:
-    """What one test emitted, as plain data, and how it ended."""
+    """What one test emitted, as JSON, and how it ended."""
 
-    runs: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
     outcome: str = "passed"
 
 
@@ -227,24 +227,23 @@ class _Gather:
 @contextmanager
 def _gather_from(item: pytest.Item) -> Iterator[None]:
     __tracebackhide__ = True
-    from ampcheck import record
+    from ampcheck.record import collect
 
-    with record.collect() as runs:
+    with collect() as runs:
         try:
             yield
         finally:
-            item.stash.setdefault(_GATHERED, _Gathered()).runs.extend(_to_plain(run) for run in runs)
+            item.stash.setdefault(_GATHERED, _Gathered()).runs.extend(_to_text(run) for run in runs)
 
 
-def _to_plain(run: Run) -> dict[str, Any]:
-    """The run as xdist and JSON carry it: dicts, lists and exact builtin scalars."""
+def _to_text(run: Run) -> str:
+    """The run as ASCII, which crosses every border: odd text, large integers and numbers of numpy included."""
     import json
 
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(run.to_json(), allow_nan=False))
+        return json.dumps(run.to_json(), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UsageError(f"a run that is emitted must hold plain Python data, this one does not: {error}") from error
-    return plain
 
 
 def _outcome(report: pytest.TestReport) -> str:
@@ -271,9 +270,11 @@ class _Entry:
 
     @classmethod
     def of(cls, report: pytest.TestReport, data: dict[str, Any]) -> _Entry:
+        import json
+
         from ampcheck.record import Run, merge
 
-        run = merge(Run.from_json(run) for run in data["runs"])
+        run = merge(Run.from_json(json.loads(text)) for text in data["runs"])
         return cls(report.nodeid, getattr(report, "worker_id", ""), data["outcome"], run)
 
     def order(self) -> tuple[str, str]:
@@ -314,6 +315,7 @@ class _Report:
         if config.option.no_summary:
             return
         run = self._run()
+        terminalreporter.ensure_newline()
         terminalreporter.section("ampcheck")
         for line in (*_summary(run, config.get_terminal_writer().fullwidth), *self._failed(), *self._write(run)):
             terminalreporter.write_line(line)
@@ -365,12 +367,12 @@ def _write_html(run: Run, path: Path) -> None:
 
 def _session_run(entries: list[_Entry], name: str) -> Run:
     """All of the tests' runs as one, with a table of the tests."""
-    from ampcheck import record
+    from ampcheck.record import Run, merge
 
     title = f"pytest of {name}"
     if not entries:
-        return record.Run(title=title)
-    merged = record.merge(_signed(entry) for entry in entries)
+        return Run(title=title)
+    merged = merge(_signed(entry) for entry in entries)
     return replace(merged, title=title, tables=(_table_of_tests(entries), *merged.tables))
 
 

@@ -1,0 +1,223 @@
+"""`@pytest.mark.ampcheck(...)`: the body runs under observation and the findings fail the test.
+
+The observation itself is a stand-in here: it fails for each check that the body names through `happens`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcheck.record import Run
+from plugin.conftest import Section
+
+STAND_IN = """
+import sys
+import types
+from contextlib import contextmanager
+
+from ampcheck.errors import UsageError
+from ampcheck.record import Coverage, Finding, Run, Verdict, emit, verify
+
+VALID = ("overflow", "flush", "integer-cast")
+seen = []
+
+@contextmanager
+def observe(checks, subject):
+    __tracebackhide__ = True
+    assert isinstance(checks, tuple)
+    if wrong := set(checks) - set(VALID):
+        raise UsageError(f"unknown check {wrong.pop()}: choose of {', '.join(VALID)}")
+    seen.clear()
+    try:
+        yield
+    except BaseException:
+        emit(run(checks, subject))
+        raise
+    verify(run(checks, subject))
+
+def run(checks, subject):
+    verdicts = {check: Verdict.FAIL if check in seen else Verdict.PASS for check in checks or VALID}
+    findings = tuple(Finding(check, verdict, subject, "must not be") for check, verdict in verdicts.items())
+    return Run(findings=findings, coverage=Coverage({"ops": 3}))
+
+sys.modules["ampcheck.numerics"] = types.SimpleNamespace(observe=observe)
+sys.modules["happens"] = types.SimpleNamespace(happens=seen.append)
+"""
+
+BEGIN = "import pytest\nfrom happens import happens\n\n"
+
+
+@pytest.fixture
+def observed(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A pytester in which the stand-in observes."""
+    with pytest.MonkeyPatch.context():
+        pytester.makeconftest(STAND_IN)
+        pytester.makeini("[pytest]\naddopts = --strict-markers\n")
+        yield pytester
+
+
+def test_a_finding_of_a_named_check_fails_the_test(observed: pytest.Pytester, spread: str) -> None:
+    observed.makepyfile(
+        BEGIN
+        + """
+@pytest.mark.ampcheck("overflow", "flush")
+def test_it():
+    happens("flush")
+
+@pytest.mark.ampcheck("overflow")
+def test_other():
+    happens("flush")
+"""
+    )
+    result = observed.runpytest(spread)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E *AssertionError: [[]flush[]] fail: *::test_it: must not be"])
+
+
+def test_without_names_every_check_is_judged(observed: pytest.Pytester) -> None:
+    observed.makepyfile(
+        BEGIN
+        + """
+@pytest.mark.ampcheck
+def test_bare():
+    happens("integer-cast")
+
+@pytest.mark.ampcheck()
+def test_called():
+    happens("flush")
+"""
+    )
+    observed.runpytest("-n0").assert_outcomes(failed=2)
+
+
+def test_an_unmarked_test_is_not_observed(observed: pytest.Pytester) -> None:
+    observed.makepyfile(BEGIN + "def test_it(): happens('overflow')")
+    observed.runpytest("-n0").assert_outcomes(passed=1)
+
+
+def test_only_the_body_is_observed(observed: pytest.Pytester) -> None:
+    observed.makepyfile(
+        BEGIN
+        + """
+@pytest.fixture
+def around():
+    happens("overflow")
+    yield
+    happens("overflow")
+
+@pytest.mark.ampcheck
+def test_it(around): pass
+"""
+    )
+    observed.runpytest("-n0").assert_outcomes(passed=1)
+
+
+def test_a_strict_xfail_expects_the_finding(observed: pytest.Pytester, spread: str) -> None:
+    observed.makepyfile(
+        BEGIN
+        + """
+@pytest.mark.xfail(strict=True, raises=AssertionError)
+@pytest.mark.ampcheck("overflow")
+def test_known(): happens("overflow")
+
+@pytest.mark.xfail(strict=True)
+@pytest.mark.ampcheck("overflow")
+def test_mended(): pass
+"""
+    )
+    result = observed.runpytest(spread)
+    result.assert_outcomes(xfailed=1, failed=1)
+    result.stdout.fnmatch_lines(["[[]XPASS(strict)[]]*", "FAILED *::test_mended*"])
+
+
+def test_the_findings_reach_the_summary(observed: pytest.Pytester, spread: str, section: Section) -> None:
+    observed.makepyfile(
+        test_marked=BEGIN
+        + """
+@pytest.mark.ampcheck("overflow", "flush")
+def test_well(): pass
+
+@pytest.mark.ampcheck("overflow")
+def test_raises():
+    happens("overflow")
+    raise RuntimeError("the body's own")
+"""
+    )
+    result = observed.runpytest(spread, "--ampcheck", "--ampcheck-json=run.json")
+    result.stdout.fnmatch_lines(["E *RuntimeError: the body's own"])
+    assert "in test_marked.py::test_raises (failed): 1 fail" in section(result)
+    run = Run.load(observed.path / "run.json")
+    assert [(finding.check, finding.subject, str(finding.verdict)) for finding in run.findings] == [
+        ("overflow", "test_marked.py::test_raises", "fail"),
+        ("overflow", "test_marked.py::test_well", "pass"),
+        ("flush", "test_marked.py::test_well", "pass"),
+    ]
+
+
+def test_the_closest_marker_counts(observed: pytest.Pytester) -> None:
+    observed.makepyfile(
+        BEGIN
+        + """
+pytestmark = pytest.mark.ampcheck
+
+@pytest.mark.ampcheck("flush")
+class TestIt:
+    def test_of_the_class(self): happens("overflow")
+
+    @pytest.mark.ampcheck("overflow", "overflow")
+    def test_of_its_own(self): happens("overflow")
+
+def test_of_the_module(): happens("overflow")
+"""
+    )
+    result = observed.runpytest("-n0")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["FAILED *::TestIt::test_of_its_own*", "FAILED *::test_of_the_module*"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("3", "the marker ampcheck takes names of checks, such as 'overflow', not 3"),
+        ("['overflow'], 'flush'", "the marker ampcheck takes names of checks, such as 'overflow', not ['overflow']"),
+        ("limit=1", "the marker ampcheck takes names of checks, such as 'overflow', not limit=1"),
+        ("'underflow'", "unknown check underflow: choose of overflow, flush, integer-cast"),
+    ],
+)
+def test_wrong_arguments_fail_that_test(observed: pytest.Pytester, arguments: str, message: str) -> None:
+    observed.makepyfile(
+        BEGIN
+        + f"""
+@pytest.mark.ampcheck({arguments})
+def test_wrong(): pass
+
+@pytest.mark.ampcheck("overflow")
+def test_right(): pass
+"""
+    )
+    result = observed.runpytest("-n0")
+    result.assert_outcomes(passed=1, failed=1)
+    assert f"E   ampcheck.errors.UsageError: {message}" in result.outlines
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*in*")
+
+
+def test_other_wrappers_are_not_observed(observed: pytest.Pytester) -> None:
+    """The observation is innermost: what another plugin does around the test is not the test's."""
+    observed.makeconftest(
+        STAND_IN
+        + """
+import pytest
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item):
+    outcome = yield
+    seen.append("overflow")
+    return outcome
+"""
+    )
+    observed.makepyfile(BEGIN + "@pytest.mark.ampcheck\ndef test_it(): pass")
+    observed.runpytest("-n0").assert_outcomes(passed=1)
+
+
+def test_the_marker_is_listed(pytester: pytest.Pytester) -> None:
+    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.ampcheck([*]checks): observe the test's body*"])

@@ -1,0 +1,190 @@
+"""`--ampcheck` and its ini twin: header and summary."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+
+from plugin.conftest import Section
+
+HEADER = f"ampcheck: {version('ampcheck')}, torch {version('torch')}, device cpu"
+
+
+def test_without_the_option_nothing_is_said(suite: pytest.Pytester) -> None:
+    result = suite.runpytest("-n0")
+    result.assert_outcomes(passed=5, failed=1, xfailed=1)
+    result.stdout.no_fnmatch_line("ampcheck:*")
+    result.stdout.no_fnmatch_line("* ampcheck *")
+
+
+def test_header_and_summary(suite: pytest.Pytester, spread: str, section: Section) -> None:
+    result = suite.runpytest(spread, "--ampcheck")
+    result.assert_outcomes(passed=5, failed=1, xfailed=1)
+    result.stdout.fnmatch_lines([HEADER])
+    lines = section(result)
+    assert lines[0].endswith("2 failed, 1 warning, 4 passed")
+    assert "FAIL overflow: Big" in lines
+    assert "coverage: 45 ops" in lines
+    assert lines[-2:] == [
+        "in test_suite.py::test_known (xfailed): 1 fail",
+        "in test_suite.py::test_overflows (failed): 1 fail",
+    ]
+
+
+def test_two_workers_say_what_one_process_says(suite: pytest.Pytester, section: Section) -> None:
+    one, two = (section(suite.runpytest("--ampcheck", spread)) for spread in ("-n0", "-n2"))
+    assert len(one) > 10
+    assert one == two
+
+
+def test_the_order_of_the_tests_does_not_matter(suite: pytest.Pytester, section: Section) -> None:
+    suite.makeconftest("def pytest_collection_modifyitems(items): items.reverse()")
+    backward = section(suite.runpytest("-n0", "--ampcheck"))
+    suite.makeconftest("")
+    assert backward == section(suite.runpytest("-n0", "--ampcheck"))
+
+
+@pytest.mark.parametrize("name", ["pytest.ini", "pyproject.toml"])
+def test_the_ini_twin(suite: pytest.Pytester, name: str) -> None:
+    table = "[pytest]" if name == "pytest.ini" else "[tool.pytest.ini_options]"
+    suite.path.joinpath(name).write_text(f"{table}\nampcheck = true\n", encoding="utf-8")
+    suite.runpytest("-n0").stdout.fnmatch_lines([HEADER, "=* ampcheck *="])
+    suite.runpytest("-n0", "-o", "ampcheck=false").stdout.no_fnmatch_line(HEADER)
+
+
+def test_a_bad_ini_value_is_a_usage_error(suite: pytest.Pytester) -> None:
+    suite.makeini("[pytest]\nampcheck = perhaps\n")
+    result = suite.runpytest("-n0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: ampcheck of the ini file cannot be read: *perhaps*"])
+
+
+def test_a_suite_that_emits_nothing_gets_no_verdict(pytester: pytest.Pytester, spread: str, section: Section) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    result = pytester.runpytest(spread, "--ampcheck")
+    assert result.ret == pytest.ExitCode.OK
+    lines = section(result)
+    assert " ".join(lines).startswith("pytest of ")
+    assert "coverage: nothing was looked at" in lines
+    assert lines[-1].startswith("hint: ")
+
+
+def test_no_tests_at_all(pytester: pytest.Pytester, section: Section) -> None:
+    result = pytester.runpytest("-n0", "--ampcheck")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "coverage: nothing was looked at" in section(result)
+
+
+def test_no_summary_is_heeded(suite: pytest.Pytester) -> None:
+    result = suite.runpytest("-n0", "--ampcheck", "--no-summary")
+    result.stdout.no_fnmatch_line("=* ampcheck *=")
+    result.assert_outcomes(passed=5, failed=1, xfailed=1)
+
+
+def test_every_phase_of_a_test_counts(sample: pytest.Pytester, spread: str, section: Section) -> None:
+    sample.makepyfile(
+        """
+        import pytest
+        from sample import judge
+
+        @pytest.fixture
+        def around():
+            judge("pass", 1)
+            yield
+            judge("pass", 100)
+
+        def test_it(around):
+            judge("pass", 10)
+        """
+    )
+    assert section(sample.runpytest(spread, "--ampcheck"))[-1] == "coverage: 111 ops"
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [("setup", "failed"), ("teardown", "failed"), ("skip", "skipped"), ("xpass", "xpassed"), ("strict", "failed")],
+)
+def test_the_outcome_is_that_of_the_whole_test(sample: pytest.Pytester, name: str, outcome: str) -> None:
+    from ampcheck import Run
+
+    sample.makepyfile(
+        """
+        import pytest
+        from sample import judge
+
+        @pytest.fixture
+        def bad_setup():
+            judge("fail")
+
+        @pytest.fixture
+        def bad_teardown():
+            yield
+            assert False
+
+        def test_setup(bad_setup): pass
+        def test_teardown(bad_teardown): judge("pass")
+        def test_skip(): judge("pass"); pytest.skip()
+        @pytest.mark.xfail
+        def test_xpass(): judge("pass")
+        @pytest.mark.xfail(strict=True)
+        def test_strict(): judge("pass")
+        """
+    )
+    sample.runpytest("-n0", "-k", name, "--ampcheck-json=run.json")
+    (row,) = Run.load(sample.path / "run.json").tables[0].rows
+    assert row[1] == outcome
+
+
+def test_an_attempt_that_is_repeated_counts_once(sample: pytest.Pytester, section: Section) -> None:
+    """What pytest-rerunfailures does: the phases of one item run again."""
+    sample.makeconftest(
+        """
+        from _pytest.runner import runtestprotocol
+
+        def pytest_runtest_protocol(item, nextitem):
+            runtestprotocol(item, log=False, nextitem=item)
+            item._initrequest()
+            runtestprotocol(item, log=True, nextitem=nextitem)
+            return True
+        """
+    )
+    sample.makepyfile("from sample import judge\ndef test_it(): judge('pass', 7)")
+    assert section(sample.runpytest("-n0", "--ampcheck"))[-1] == "coverage: 7 ops"
+
+
+def test_asserts_work_under_given(sample: pytest.Pytester, section: Section) -> None:
+    sample.makepyfile(
+        """
+        from hypothesis import given, settings, strategies as st
+        from sample import judge
+
+        @settings(max_examples=5, database=None)
+        @given(st.integers())
+        def test_it(x):
+            judge("pass", 2)
+        """
+    )
+    assert section(sample.runpytest("-n0", "--ampcheck"))[-1] == "coverage: 10 ops"
+
+
+def test_a_run_of_things_that_are_not_plain_fails_its_test_alone(sample: pytest.Pytester, spread: str) -> None:
+    sample.makepyfile(
+        """
+        import ampcheck
+        from sample import judge
+
+        def test_bad(): ampcheck.emit(ampcheck.Run({"device": object()}))
+        def test_good(): judge("pass")
+        """
+    )
+    result = sample.runpytest(spread, "--ampcheck")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E*UsageError: a run that is emitted must hold plain Python data*object*"])
+
+
+def test_a_failure_shows_the_test_and_not_the_plugin(suite: pytest.Pytester) -> None:
+    result = suite.runpytest("-n0", "--ampcheck")
+    result.stdout.fnmatch_lines(["E *AssertionError: [[]overflow[]] fail: Big: an output stays finite"])
+    for file in ("pytest_plugin.py", "contextlib.py", "record.py"):
+        result.stdout.no_fnmatch_line(f"*{file}*")
