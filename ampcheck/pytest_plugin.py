@@ -149,6 +149,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _parse_marker(marker: pytest.Mark) -> tuple[str, ...]:
+    __tracebackhide__ = True
     wrong = [repr(name) for name in marker.args if not isinstance(name, str)]
     wrong += [f"{key}={value!r}" for key, value in marker.kwargs.items()]
     if wrong:

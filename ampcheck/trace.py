@@ -227,20 +227,24 @@ def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
     return tuple(t.dtype for _, t in tensors(value))
 
 
+def is_users(path: str) -> bool:
+    """Whether a source file is neither PyTorch's nor ours."""
+    return not path.startswith(_NOT_THE_USERS)
+
+
+def short_path(path: str) -> str:
+    """Relative to the working directory or to the site-packages that hold it: `transformers/models/t5/modeling_t5.py`."""
+    here = os.getcwd() + os.sep
+    return path[len(here) :] if path.startswith(here) else path.rpartition(f"site-packages{os.sep}")[2]
+
+
 def _users_line(frame: FrameType | None) -> tuple[str, int | None]:
-    """The innermost frame that is neither PyTorch's nor ours, relative to the working directory where below it."""
+    """The innermost frame of the user's code."""
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_NOT_THE_USERS):
-            here = os.getcwd() + os.sep
-            return name[len(here) :] if name.startswith(here) else _short(name), frame.f_lineno
+        if is_users(frame.f_code.co_filename):
+            return short_path(frame.f_code.co_filename), frame.f_lineno
         frame = frame.f_back
     return "", None
-
-
-def _short(path: str) -> str:
-    """Installed packages are named from the package on: `transformers/models/t5/modeling_t5.py`."""
-    return path.rpartition(f"site-packages{os.sep}")[2]
 
 
 def _backward_node() -> tuple[bool, int | None]:

@@ -51,7 +51,7 @@ def unavailable() -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def _prepared(plan: Plan) -> tuple[Callable[..., None], ctypes.Array[ctypes.c_int64], int]:
-    codes = plan.code_limits()
+    codes = plan.code_limits
     function = _function(f"measure_{plan.format.name}")
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     function.argtypes = [pointer, integer, pointer, integer, integer, pointer]

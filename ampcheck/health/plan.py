@@ -21,6 +21,7 @@ import torch
 
 from ampcheck.formats import FloatFormat, format_of
 from ampcheck.health.stats import CastLoss, TensorHealth
+from ampcheck.health.subnormals import subnormals_kept
 
 _BEFORE_CASTS = 4
 _CARRIERS = {torch.float64: torch.float64, torch.bfloat16: torch.bfloat16, torch.float16: torch.float16}
@@ -60,19 +61,23 @@ class Plan:
         """Exponents of the histogram's bins: all that the carrier's finite nonzero values can have."""
         if not self.histogram:
             return range(0)
-        return range(math.frexp(self.format.smallest_subnormal)[1] - 1, math.frexp(self.format.max)[1])
+        carrier = self.format
+        return range(
+            carrier.min_exponent - carrier.mantissa_bits, carrier.min_exponent + (1 << carrier.exponent_bits) - 2
+        )
 
     @property
     def width(self) -> int:
         """Length of the packed vector."""
         return _BEFORE_CASTS + 3 * len(self.casts) + 3 + len(self.exponents)
 
+    @property
     def code_limits(self) -> tuple[int, ...]:
         """The limits of all counts as the carrier's bit patterns without sign, which rise with the magnitude."""
-        inf = magnitude_code(self.format, math.inf)
-        values = (self.format.smallest_subnormal, self.smallest_normal)
-        codes = [magnitude_code(self.format, value) for value in values]
-        return (*codes, inf, inf + 1, *(magnitude_code(self.format, value) for value in self.cast_limits))
+        with subnormals_kept():
+            normal, *casts = (magnitude_code(self.format, limit) for limit in (self.smallest_normal, *self.cast_limits))
+        inf = ((1 << self.format.exponent_bits) - 1) << self.format.mantissa_bits
+        return (1, normal, inf, inf + 1, *casts)
 
     def unpack(self, packed: Sequence[float], dtype: str, numel: int, unstored: int = 0) -> TensorHealth:
         """Turn a packed vector, read from its device, into the record of ``numel`` elements.
@@ -114,12 +119,9 @@ def plan_for(dtype: torch.dtype, casts: tuple[torch.dtype | str, ...], histogram
     carrier = carrier_of(dtype)
     own = format_of(dtype if dtype.is_floating_point else carrier)
     targets = {target.name: target for target in map(format_of, casts)}
-    return Plan(
-        carrier,
-        own.smallest_normal if own.has_subnormals else own.smallest_subnormal,
-        tuple((name, _cast_limits(target)) for name, target in targets.items()),
-        histogram,
-    )
+    with subnormals_kept():
+        limits = tuple((name, _cast_limits(target)) for name, target in targets.items())
+        return Plan(carrier, own.smallest_normal, limits, histogram)
 
 
 def _cast_limits(target: FloatFormat) -> tuple[float, float, float]:

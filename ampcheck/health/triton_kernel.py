@@ -115,7 +115,7 @@ def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
     words = torch.as_strided(tensor, (numel,), (1,)).view(_WORDS[tensor.element_size()])
     top = torch.iinfo(words.dtype).max
     inf = top >> mantissa << mantissa
-    wanted = len(plan.code_limits())
+    wanted = len(plan.code_limits)
     counts = triton.next_power_of_2(wanted)
     # Each thread loads 16 bytes at a time; many counts need the registers more.
     block = _WARPS * 32 * 16 // tensor.element_size() // max(1, counts // 8)
@@ -143,7 +143,7 @@ def alarm(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _limits(plan: Plan, length: int, device: torch.device) -> torch.Tensor:
-    codes = plan.code_limits()
+    codes = plan.code_limits
     word = torch.int64 if plan.carrier is torch.float64 else torch.int32
     return torch.tensor([*codes, *[0] * (length - len(codes))], dtype=word, device=device)
 

@@ -1,0 +1,198 @@
+"""The main job: plan the checks for a subject, run them, and return one `Run` with the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ampcheck import evidence
+from ampcheck.environment import environment
+from ampcheck.errors import UsageError
+from ampcheck.formats import format_of
+from ampcheck.numerics import (
+    CHECKS,
+    OBSERVABLE,
+    NumericsStats,
+    check_numerics,
+    measure_compiled,
+    measure_numerics,
+    measure_reference,
+    native_format,
+)
+from ampcheck.numerics.ops import OpWatch
+from ampcheck.record import Coverage, Finding, Run, Verdict, emit, merge, verify
+from ampcheck.settings import Limits, load_settings
+from ampcheck.subject import Kind, Subject, as_subject
+from ampcheck.trace import Trace
+
+DTYPES = ("float16", "bfloat16")
+NOT_YET = {Kind.TRAINING: "training loops", Kind.CALL: "callables without arguments"}
+
+Progress = Callable[[str, int, int], None]
+"""Told before each stage: what begins, how many stages are done, how many there are."""
+
+
+def audit(
+    subject: Any,
+    *,
+    device: str = "cpu",
+    dtype: str | torch.dtype | Sequence[str | torch.dtype] = DTYPES,
+    autocast: bool | None = None,
+    compile: bool = True,
+    checks: Collection[str] | None = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Judge a subject in every dtype asked for, eager and compiled, forward and backward.
+
+    subject: a `Subject` or one of its shapes. device: where to run. dtype: what autocast casts to. autocast: None decides
+    by the model: one whose weights or inputs are 16-bit already is run as it is, in that dtype alone. compile: also run
+    under `torch.compile`, which resets Dynamo. checks: slugs, all by default; `coverage` is always among them.
+    limits: by default those of `[tool.ampcheck]` of the working directory.
+
+    Raises `UsageError` for a subject that cannot be judged, an unknown check, and a device or dtype that is not there.
+    """
+    made = as_subject(subject)
+    if made.kind in NOT_YET:
+        raise UsageError(
+            f"{made.name} is of kind '{made.kind.value}': {NOT_YET[made.kind]} are not judged yet, only the kinds "
+            "'forward' and 'compile'"
+        )
+    if unknown := sorted(set(checks or ()) - set(CHECKS)):
+        raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
+    dtypes = [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype)
+    check_device(device)
+    native = native_format(made) if autocast is None else None
+    if autocast is False:
+        native = native_format(made)
+        if native is None:
+            raise UsageError(f"{made.name} has no 16-bit weights or inputs, and autocast=False leaves nothing to judge")
+    wanted = [native] if native is not None else [_low_dtype(d, device) for d in dtypes]
+    bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
+    stages = 1 + len(wanted) * (2 if compile else 1)
+    tell = progress or (lambda stage, done, total: None)
+
+    tell(f"{made.name}: float64", 0, stages)
+    reference = measure_reference(made, device=device)
+    runs, done = [], 1
+    for low in wanted:
+        tell(f"{made.name}: {format_of(low).name}, eager", done, stages)
+        eager = measure_numerics(made, reference, low, device=device, native=native is not None)
+        runs.append(_judged(eager, bounds, checks))
+        done += 1
+        if not compile:
+            continue
+        tell(f"{made.name}: {format_of(low).name}, compiled", done, stages)
+        if eager.raised is None:
+            compiled = measure_compiled(made, reference, eager, low, device=device, native=native is not None)
+            runs.append(_judged(compiled, bounds, checks))
+        done += 1
+    tell(f"{made.name}: done", stages, stages)
+    return replace(merge(runs), environment=environment(device), title=f"audit of {made.name}")
+
+
+def assert_numerics(
+    model: Any,
+    inputs: Any = None,
+    *,
+    dtype: str | torch.dtype | Sequence[str | torch.dtype] = DTYPES,
+    device: str = "cpu",
+    autocast: bool | None = None,
+    compile: bool = False,
+    checks: Collection[str] | None = None,
+    limits: Limits | None = None,
+    name: str = "",
+    **subject: Any,
+) -> Run:
+    """Assert that `model(*inputs)` is numerically safe in low precision, forward and backward.
+
+    model, inputs: a module or function and its arguments (a tuple, a mapping of keyword arguments, or the one argument);
+    or a `Subject` alone. subject: what `Subject` takes besides: `loss`, `dtypes`. Returns the run; raises `AssertionError`
+    with every failure, and `UsageError` as `audit` does.
+    """
+    __tracebackhide__ = True
+    made = model if inputs is None else (model, inputs)
+    if not isinstance(made, Subject):
+        made = Subject(made, name=name or getattr(model, "__name__", type(model).__name__), **subject)
+    return verify(
+        audit(made, device=device, dtype=dtype, autocast=autocast, compile=compile, checks=checks, limits=limits)
+    )
+
+
+@contextmanager
+def observe(checks: Sequence[str] = (), subject: str = "this block") -> Iterator[None]:
+    """Judge every op that runs inside, forward and backward, without a reference.
+
+    checks: of `overflow`, `silent-zero`, `flush`, `integer-cast`, `headroom`; all by default. On leaving the block the run
+    is emitted, and `AssertionError` raised for its failures unless the block raised itself. Raises `UsageError` for another
+    check.
+    """
+    __tracebackhide__ = True
+    if unknown := sorted(set(checks) - set(OBSERVABLE)):
+        raise UsageError(f"{unknown[0]!r} cannot be judged by observing; there are {', '.join(OBSERVABLE)}")
+    limits = load_settings().limits
+    watch = OpWatch()
+    trace = Trace(observers=(watch,))
+    try:
+        with trace:
+            yield
+    except BaseException:
+        emit(_observed(trace, watch, subject, checks, limits))
+        raise
+    verify(_observed(trace, watch, subject, checks, limits))
+
+
+def _observed(trace: Trace, watch: OpWatch, subject: str, checks: Sequence[str], limits: Limits) -> Run:
+    stats = NumericsStats(
+        subject=subject,
+        arm="",
+        format="float16",
+        device="",
+        judged=False,
+        ops=watch.facts(),
+        coverage=Coverage({"ops": len(trace.events), "tensors": watch.measured}, dict(watch.unseen)),
+    )
+    findings = check_numerics(stats, limits, checks or OBSERVABLE)
+    return Run(environment("cpu"), tuple(findings), stats.coverage)
+
+
+def _judged(stats: NumericsStats, limits: Limits, checks: Collection[str] | None) -> Run:
+    findings: list[Finding] = check_numerics(stats, limits, checks)
+    return Run(
+        findings=tuple(findings),
+        coverage=stats.coverage,
+        tables=evidence.tables(stats, limits),
+        charts=evidence.charts(stats),
+    )
+
+
+def check_device(device: str) -> None:
+    """Raise `UsageError` unless tensors can be made on `device`."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise UsageError(f"{device!r} is no device; there are cpu, cuda, cuda:N, xpu and mps") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device {device!r} was asked for, and torch.cuda.is_available() is False: use --device cpu")
+    try:
+        torch.empty(1, device=device)
+    except Exception as error:  # each backend has an exception of its own for a device that is not there
+        raise UsageError(f"device {device!r} is not there: {str(error).splitlines()[0]}") from error
+
+
+def _low_dtype(dtype: str | torch.dtype, device: str) -> torch.dtype:
+    """A dtype that autocast can cast to on this device."""
+    name = format_of(dtype).name
+    if name not in DTYPES:
+        raise UsageError(f"autocast casts to {' or '.join(DTYPES)}, not to {name}")
+    if torch.device(device).type == "cuda" and name == "bfloat16" and not torch.cuda.is_bf16_supported():
+        raise UsageError(f"device {device!r} has no bfloat16: use --dtype float16")
+    low: torch.dtype = getattr(torch, name)
+    return low
+
+
+__all__ = ["DTYPES", "Verdict", "assert_numerics", "audit", "check_device", "observe"]

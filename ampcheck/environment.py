@@ -1,0 +1,60 @@
+"""What a verdict depends on besides the model: versions, device, threads, and the flags that change precision."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from ampcheck.record import Scalar
+
+
+def environment(device: str = "cpu") -> dict[str, Scalar]:
+    """The environment of this process, for `Run.environment`. Imports torch."""
+    import torch
+
+    found: dict[str, Scalar] = {
+        "ampcheck": _version("ampcheck"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "device": _device_name(device),
+        "threads": torch.get_num_threads(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "TF32 in matmul": torch.backends.cuda.matmul.allow_tf32,
+        "TF32 in cuDNN": torch.backends.cudnn.allow_tf32,
+        "float16 reduced-precision reduction": str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+        "bfloat16 reduced-precision reduction": str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "CUDA": torch.version.cuda or "none",
+    }
+    for package in ("numpy", "triton", "transformers"):
+        if found_version := _version(package):
+            found[package] = found_version
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _device_name(device: str) -> str:
+    import torch
+
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({_processor()}, {os.cpu_count()} logical cores)" if kind == "cpu" else device
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+            return next(names, "") or platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()

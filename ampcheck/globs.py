@@ -1,0 +1,17 @@
+"""Patterns of module paths: `*` is one part or a piece of one, `**` any number of parts."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether `pattern` matches the whole of `path`: `layers.*.norm`, `**.norm*`, `""` for the root."""
+    return _compiled(pattern).fullmatch(path) is not None
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    pieces = {"**.": r"(?:[^.]+\.)*", "**": r".*", "*": r"[^.]*", "?": r"[^.]"}
+    return re.compile("".join(pieces.get(part, re.escape(part)) for part in re.split(r"(\*\*\.|\*\*|\*|\?)", pattern)))

@@ -1,0 +1,11 @@
+"""Range and precision of a model in low precision, judged against float64. `ampcheck.audit` is the way in."""
+
+from ampcheck.numerics.checks import CHECKS as CHECKS
+from ampcheck.numerics.checks import OBSERVABLE as OBSERVABLE
+from ampcheck.numerics.checks import check_numerics as check_numerics
+from ampcheck.numerics.measure import measure_compiled as measure_compiled
+from ampcheck.numerics.measure import measure_numerics as measure_numerics
+from ampcheck.numerics.measure import native_format as native_format
+from ampcheck.numerics.reference import Reference as Reference
+from ampcheck.numerics.reference import measure_reference as measure_reference
+from ampcheck.numerics.stats import NumericsStats as NumericsStats

@@ -1,0 +1,39 @@
+"""Every check of one low-precision run, by its slug."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+
+from ampcheck.numerics import precision, range
+from ampcheck.numerics.stats import NumericsStats
+from ampcheck.record import Finding
+from ampcheck.settings import Limits
+
+Check = Callable[[NumericsStats, Limits], list[Finding]]
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "low-precision-error": precision.check_low_precision_error,
+        "overflow": range.check_overflow,
+        "nonfinite-gradient": range.check_nonfinite_gradient,
+        "precision-loss": precision.check_precision_loss,
+        "silent-zero": range.check_silent_zero,
+        "flush": range.check_flush,
+        "integer-cast": range.check_integer_cast,
+        "headroom": range.check_headroom,
+        "loss-dtype": precision.check_loss_dtype,
+        "dtype": precision.check_declared_dtypes,
+        "coverage": precision.check_coverage,
+    }
+)
+"""In the order in which a reader wants them: what stops the run, what ruins it, what blurs it."""
+
+OBSERVABLE = ("overflow", "silent-zero", "flush", "integer-cast", "headroom", "coverage")
+"""The checks that need no reference, only ops that ran."""
+
+
+def check_numerics(stats: NumericsStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
+    """The findings of the named checks (all by default), `coverage` always among them."""
+    wanted = CHECKS if checks is None else {*checks, "coverage"}
+    return [finding for slug, check in CHECKS.items() if slug in wanted for finding in check(stats, limits)]

@@ -1,0 +1,71 @@
+"""What every check of a `NumericsStats` says in the same words."""
+
+from __future__ import annotations
+
+from ampcheck.numerics.ops import OpFacts
+from ampcheck.numerics.stats import NumericsStats
+from ampcheck.record import Finding, Verdict
+
+LISTED = 5
+"""How many places one check names; the table of the run holds all."""
+
+
+def who(stats: NumericsStats) -> str:
+    """The subject and its arm, as findings name them."""
+    return f"{stats.subject} [{stats.arm}]" if stats.arm else stats.subject
+
+
+def finding(
+    stats: NumericsStats,
+    check: str,
+    verdict: Verdict,
+    fact: OpFacts,
+    message: str,
+    hint: str,
+    observed: float,
+    limit: float,
+    unit: str,
+) -> Finding:
+    """A finding about one op."""
+    return Finding(check, verdict, who(stats), message, fact.where, float(observed), float(limit), unit, hint)
+
+
+def passed(
+    stats: NumericsStats, check: str, text: str, observed: float | None, limit: float | None, unit: str = ""
+) -> Finding:
+    """A pass, with what was looked at."""
+    return Finding(
+        check,
+        Verdict.PASS,
+        who(stats),
+        f"{text} ({stats.coverage})",
+        observed=None if observed is None else float(observed),
+        limit=None if limit is None else float(limit),
+        unit=unit,
+    )
+
+
+def not_reached(stats: NumericsStats, check: str) -> Finding | None:
+    """A run that raised has nothing more to say."""
+    if stats.raised is None:
+        return None
+    return Finding(check, Verdict.SKIP, who(stats), "the run raised before it was complete: see low-precision-error")
+
+
+def no_gradients(stats: NumericsStats, check: str) -> Finding | None:
+    """A skip where backward gave nothing."""
+    if stats.no_backward or not any(e.kind == "gradient" for e in stats.errors):
+        reason = stats.no_backward or "the run gave no gradient"
+        return Finding(check, Verdict.SKIP, who(stats), f"no gradients to judge: {reason}")
+    return None
+
+
+def most(found: list[Finding]) -> list[Finding]:
+    """The first few: the places in the order in which they ran, failures before warnings."""
+    found = sorted(found, key=lambda f: f.verdict is not Verdict.FAIL)
+    return found[:LISTED]
+
+
+def gradient_module(name: str) -> str:
+    """The module of a parameter; inputs belong to the root."""
+    return "" if name.startswith("input.") else name.rpartition(".")[0]

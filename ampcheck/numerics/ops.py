@@ -1,0 +1,372 @@
+"""What each op did to its values, judged against the same op on the same inputs in float64.
+
+The comparison is local: it blames the op that lost the values, not those that carry the loss on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ampcheck.formats import FloatFormat, format_of
+from ampcheck.health import PendingHealth, TensorHealth, Unmeasured, measure_health, read_all
+from ampcheck.nest import map_tensors, tensors
+from ampcheck.numerics.equal_random import DRAWS, draws_numbers
+from ampcheck.record import Where
+from ampcheck.trace import OpEvent
+
+_UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "aten::_efficientzerotensor")
+_EXACT = frozenset(
+    "aten::" + name
+    for name in [
+        "clone",
+        "copy_",
+        "detach",
+        "cat",
+        "stack",
+        "index",
+        "index_select",
+        "gather",
+        "where",
+        "masked_fill",
+        "masked_fill_",
+        "fill_",
+        "zero_",
+        "max",
+        "min",
+        "amax",
+        "amin",
+        "maximum",
+        "minimum",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "relu",
+        "neg",
+        "abs",
+        "embedding",
+        "sort",
+        "topk",
+        "zeros",
+        "ones",
+        "full",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "constant_pad_nd",
+        "repeat",
+        "flip",
+        "roll",
+        "scatter",
+        "scatter_",
+        "max_pool2d_with_indices",
+        "threshold_backward",
+        "slice_backward",
+        "select_backward",
+        "_local_scalar_dense",
+    ]
+)
+"""Ops that move values without rounding them; a chain of roundings does not grow there."""
+_WEIGHED = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "embedding", "_rnn")
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What was seen of one op at one place, all its calls together. Counts are of elements.
+
+    dtype: of the output. amax: largest finite magnitude going in and coming out.
+    produced: infinities and NaNs born here from finite inputs; spoiled: NaNs made here of infinities that came in;
+    carried: other non-finite results of non-finite inputs.
+    limited: of `produced`, whether float64 stays finite on the same inputs (None: that could not be run).
+    emptied: calls whose output is all zero where float64's is not.
+    nonzero, flushed: elements that are nonzero in float64, and those of them that are zero here for being too small;
+    flushed_share: the Euclidean norm of the flushed over that of all, at the worst call.
+    constant: a nonzero Python scalar among the arguments that the output's format cannot tell from zero.
+    inexact: integers that the cast could not keep.
+    """
+
+    where: Where
+    dtype: str
+    calls: int = 1
+    numel: int = 0
+    amax_in: float = 0.0
+    amax: float = 0.0
+    produced: int = 0
+    spoiled: int = 0
+    carried: int = 0
+    limited: bool | None = None
+    nonzero: int = 0
+    flushed: int = 0
+    flushed_share: float = 0.0
+    emptied: int = 0
+    constant: float | None = None
+    inexact: int = 0
+    index: int = 0
+
+    def __add__(self, other: OpFacts) -> OpFacts:
+        return replace(
+            self,
+            calls=self.calls + other.calls,
+            numel=self.numel + other.numel,
+            amax_in=max(self.amax_in, other.amax_in),
+            amax=max(self.amax, other.amax),
+            produced=self.produced + other.produced,
+            spoiled=self.spoiled + other.spoiled,
+            carried=self.carried + other.carried,
+            limited=_either(self.limited, other.limited),
+            nonzero=self.nonzero + other.nonzero,
+            flushed=self.flushed + other.flushed,
+            flushed_share=max(self.flushed_share, other.flushed_share),
+            emptied=self.emptied + other.emptied,
+            constant=self.constant if self.constant is not None else other.constant,
+            inexact=self.inexact + other.inexact,
+            index=min(self.index, other.index),
+        )
+
+
+def _either(one: bool | None, other: bool | None) -> bool | None:
+    return other if one is None else one if other is None else one or other
+
+
+class OpWatch:
+    """An observer of `ampcheck.trace.Trace` that gathers `OpFacts` and the health of every module's values.
+
+    shadow: run each low-precision op a second time in float64. Without it only non-finite values are judged.
+    histogram: keep the exponent histograms per module and phase.
+    """
+
+    def __init__(self, *, shadow: bool = True, histogram: bool = False) -> None:
+        self.unseen: dict[str, int] = {}
+        self.measured = 0
+        self.longest_chain = 0
+        self.longest_reduction = 1
+        self.rounded: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._shadow = shadow
+        self._histogram = histogram
+        self._facts: dict[tuple[Where, str], OpFacts] = {}
+        self._health: dict[tuple[str, str], list[PendingHealth | Unmeasured]] = {}
+        self._chains: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def facts(self) -> tuple[OpFacts, ...]:
+        """What was seen, in the order in which the places first ran."""
+        return tuple(sorted(self._facts.values(), key=lambda fact: fact.index))
+
+    def health(self) -> dict[tuple[str, str], TensorHealth]:
+        """The merged health of every floating op output by (phase, module)."""
+        merged = {}
+        for key, pending in self._health.items():
+            seen = [health for health in read_all(pending) if isinstance(health, TensorHealth)]
+            if seen:
+                merged[key] = sum(seen[1:], seen[0])
+        return merged
+
+    def before(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+        """Keep the inputs of an op that overwrites them."""
+        if self._shadow and op._schema.is_mutable:
+            return map_tensors(lambda t: t.clone() if t.is_floating_point() else t, (args, kwargs))
+        return None
+
+    def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> None:
+        """Judge one op that has just run."""
+        if op.is_view or op._schema.name.startswith(_UNWRITTEN):
+            for _, view in tensors(out):
+                self._chains[view] = self._chain_of(args, kwargs)
+            return
+        given = held if held is not None else (args, kwargs)
+        results = [t for _, t in tensors(out) if t.is_floating_point() and t.numel()]
+        self._integers(event, op, given, out)
+        if not results:
+            return
+        if any(not _plain(t) for t in results):
+            self._note(f"{event.op}: a tensor subclass or layout without plain values")
+            return
+        self.measured += len(results)
+        self._grow_chain(event, op, (args, kwargs), results)
+        for result in results:
+            health = measure_health(result, histogram=self._histogram)
+            self._health.setdefault((event.phase, event.module), []).append(health)
+        self._judge(event, op, given, results)
+
+    def _judge(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, results: list[torch.Tensor]) -> None:
+        sources = [t for _, t in tensors(given) if t.is_floating_point() and t.numel() and _plain(t)]
+        amax_in, bad_in, nan_in = _summary(sources)
+        scalars = [value for value in _scalars(given) if isinstance(value, float)]
+        amax_in = max([amax_in, *(abs(s) for s in scalars if math.isfinite(s))])
+        deliberate = any(not math.isfinite(scalar) for scalar in scalars)
+        amax, bad, nan = _summary(results)
+        low = [r for r in results if r.dtype.itemsize <= 2]
+        born = 0 if deliberate or bad_in else bad
+        spoiled = nan if bad_in and not nan_in else 0
+        dtype = min(results, key=lambda t: t.dtype.itemsize).dtype
+        fact = OpFacts(
+            event.where,
+            str(dtype).removeprefix("torch."),
+            numel=sum(r.numel() for r in results),
+            amax_in=amax_in,
+            amax=amax,
+            produced=born,
+            spoiled=spoiled,
+            carried=bad - born - spoiled,
+            index=event.index,
+        )
+        if low and op._schema.name not in DRAWS and not draws_numbers_itself(op, given):
+            vanishing = [s for s in scalars if 0.0 < abs(s) <= format_of(dtype).flushes_at]
+            fact = replace(fact, constant=vanishing[0] if vanishing else None)
+        if self._shadow and (low or born or spoiled) and not draws_numbers_itself(op, given):
+            fact = self._beside_float64(fact, op, given, results)
+        key = (event.where, fact.dtype)
+        self._facts[key] = self._facts[key] + fact if key in self._facts else fact
+
+    def _beside_float64(
+        self, fact: OpFacts, op: torch._ops.OpOverload, given: Any, results: list[torch.Tensor]
+    ) -> OpFacts:
+        wide = _in_float64(op, given)
+        if wide is None:
+            self._note(f"{fact.where.op} does not run in float64")
+            return fact
+        twins = [t for _, t in tensors(wide) if t.is_floating_point() and t.numel()]
+        if [t.shape for t in twins] != [r.shape for r in results]:
+            self._note(f"{fact.where.op} gives other shapes in float64")
+            return fact
+        limited = None
+        if fact.produced or fact.spoiled:
+            limited = any(bool((~r.isfinite() & w.isfinite()).any()) for r, w in zip(results, twins, strict=True))
+        nonzero = flushed = emptied = 0
+        share = 0.0
+        for result, twin in zip(results, twins, strict=True):
+            if result.dtype.itemsize > 2:
+                continue
+            alive = twin.isfinite() & (twin != 0)
+            gone = alive & (result == 0) & (twin.abs() <= format_of(result.dtype).flushes_at)
+            lost = int(gone.sum())
+            nonzero += int(alive.sum())
+            flushed += lost
+            if lost:
+                whole = _norm(twin[alive])
+                share = max(share, _norm(twin[gone]) / whole if whole else 1.0)
+                emptied += not bool(result.any())
+        return replace(fact, limited=limited, nonzero=nonzero, flushed=flushed, flushed_share=share, emptied=emptied)
+
+    def _integers(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, out: Any) -> None:
+        """Integers through a float that cannot hold them, in either direction."""
+        results = [t for _, t in tensors(out)]
+        sources = [t for _, t in tensors(given)]
+        if len(results) != 1 or not results[0].numel() or not _plain(results[0]):
+            return
+        result, inexact, dtype = results[0], 0, None
+        if op._schema.name in ("aten::_to_copy", "aten::copy_") and sources:
+            source = sources[-1]
+            if source.is_floating_point() == result.is_floating_point() or torch.bool in (source.dtype, result.dtype):
+                return
+            if result.is_floating_point():
+                dtype = result.dtype
+                kept = result.double() == source.to(torch.float64)
+                inexact = int((~kept).sum())
+            else:  # from here on neighbouring integers have become one
+                dtype = source.dtype
+                inexact = int((source.abs().double() > format_of(dtype).largest_exact_integer).sum())
+        elif op._schema.name == "aten::arange" and result.is_floating_point():
+            dtype = result.dtype
+            wide = _in_float64(op, given)
+            exact = next((t for _, t in tensors(wide)), result)
+            if bool((exact == exact.round()).all()) and exact.shape == result.shape:
+                inexact = int((exact != result.double()).sum())
+        if dtype is not None and dtype.itemsize <= 2 and inexact:
+            name = str(dtype).removeprefix("torch.")
+            fact = OpFacts(
+                event.where, name, numel=result.numel(), amax=_summary([result])[0], inexact=inexact, index=event.index
+            )
+            key = (event.where, name)
+            self._facts[key] = self._facts[key] + fact if key in self._facts else fact
+
+    def _grow_chain(self, event: OpEvent, op: Any, given: Any, results: list[torch.Tensor]) -> None:
+        """Count the roundings since a weight last entered, on the longest path, and the longest sum."""
+        if event.phase != "forward":
+            return
+        name = op._schema.name.rpartition("::")[2]
+        before = self._chain_of(*given)
+        rounds = any(r.dtype.itemsize <= 2 for r in results) and op._schema.name not in _EXACT
+        chain = (1 if name in _WEIGHED else before + 1) if rounds else before
+        self.longest_chain = max(self.longest_chain, chain)
+        for result in results:
+            self._chains[result] = chain
+        widest = max((t.numel() for _, t in tensors(given)), default=1)
+        smallest = min(r.numel() for r in results)
+        if name in _WEIGHED and results[0].dim() and smallest:
+            inner = [t.shape[-1] for _, t in tensors(given) if t.dim() >= 2]
+            self.longest_reduction = max([self.longest_reduction, *inner])
+        elif widest > smallest:
+            self.longest_reduction = max(self.longest_reduction, widest // smallest)
+
+    def _chain_of(self, *given: Any) -> int:
+        return max((self._chains.get(t, 0) for _, t in tensors(given)), default=0)
+
+    def _note(self, reason: str) -> None:
+        self.unseen[reason] = self.unseen.get(reason, 0) + 1
+
+
+def draws_numbers_itself(op: torch._ops.OpOverload, given: Any) -> bool:
+    """Whether running the op twice would give two results."""
+    return torch.Tag.nondeterministic_seeded in op.tags and draws_numbers(op, *given)
+
+
+def _in_float64(op: torch._ops.OpOverload, given: Any) -> Any:
+    """The op on the same inputs in float64; None where that does not run."""
+    args, kwargs = map_tensors(lambda t: t.double() if t.is_floating_point() else t.clone(), given)
+    kwargs = {k: torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in kwargs.items()}
+    # The overload's own dtype arguments, such as that of softmax.int, are positional.
+    args = tuple(torch.float64 if isinstance(a, torch.dtype) and a.is_floating_point else a for a in args)
+    try:
+        with torch.no_grad():
+            return op(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return None
+
+
+def _summary(values: Iterable[torch.Tensor]) -> tuple[float, int, int]:
+    """Largest finite magnitude, number of non-finite elements, number of NaNs."""
+    amax, bad, nan = 0.0, 0, 0
+    for value in values:
+        magnitude = (value.float() if value.dtype.itemsize == 1 else value).abs()
+        top = float(magnitude.amax())
+        if math.isfinite(top):
+            amax = max(amax, top)
+            continue
+        finite = magnitude.isfinite()
+        bad += int((~finite).sum())
+        nan += int(magnitude.isnan().sum())
+        amax = max(amax, float(torch.where(finite, magnitude.double(), 0.0).amax()))
+    return amax, bad, nan
+
+
+def _norm(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values))
+
+
+def _scalars(value: Any) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _scalars(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _scalars(item)
+    elif isinstance(value, (int, float)):
+        yield value
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+
+
+def low_formats(facts: Iterable[OpFacts]) -> dict[str, FloatFormat]:
+    """The formats of at most 16 bits that any op wrote."""
+    names = {fact.dtype for fact in facts}
+    return {name: format_of(name) for name in sorted(names) if format_of(name).bits <= 16}

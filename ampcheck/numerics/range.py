@@ -1,0 +1,261 @@
+"""Do the values fit the range of their format? Pure functions from `NumericsStats` to findings."""
+
+from __future__ import annotations
+
+from ampcheck.formats import format_of
+from ampcheck.numerics.findings import finding, gradient_module, most, no_gradients, not_reached, passed, who
+from ampcheck.numerics.ops import OpFacts
+from ampcheck.numerics.stats import NumericsStats
+from ampcheck.record import Finding, Verdict, Where
+from ampcheck.settings import Limits
+
+
+def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """No op makes an infinity or a NaN from finite inputs.
+
+    A producer is named, its propagators are counted. It fails when the damage is seen beyond the op: in an output, a
+    gradient, or where there is no reference to tell. What a clamp or a softmax absorbs is a warning. What float64 produces
+    at the same place too, from the same data, counts only when it reaches an output.
+    """
+    check = "overflow"
+    if skipped := not_reached(stats, check):
+        return [skipped]
+    harmed = not stats.judged or bool(stats.harm(limits.precision))
+    reached = sum(e.nonfinite for e in stats.errors if e.kind in ("output", "module"))
+    found: list[Finding] = []
+    for fact in stats.ops:
+        # An inf - inf after a producer is its propagator; without one it is where the trouble is first seen.
+        born = fact.produced or (0 if found else fact.spoiled)
+        if not born:
+            continue
+        if (fact.where.module, fact.where.op) in stats.reference_produced or (not stats.judged and not fact.limited):
+            if stats.judged and stats.native and stats.reference_nonfinite:
+                found.append(_own_arithmetic(stats, fact, born))
+            continue
+        message = (
+            f"finite inputs must give finite outputs; {born:,} of {fact.numel:,} elements of {_op(fact)} "
+            f"became inf or NaN in {fact.dtype} ({_cause(fact)})"
+        )
+        verdict = Verdict.FAIL if harmed or reached else Verdict.WARN
+        carried = sum(f.carried + f.spoiled for f in stats.ops if f.index > fact.index)
+        if verdict is Verdict.WARN:
+            message += "; nothing of it is left in module outputs or gradients"
+        elif carried:
+            message += f"; {carried:,} further elements downstream carry it on"
+        hint = (
+            f"keep this op in float32 (torch.autocast(enabled=False) around it and .float() on its inputs), scale its "
+            f"inputs down, or use bfloat16; {fact.dtype} ends at {format_of(fact.dtype).max:.6g}"
+        )
+        found.append(finding(stats, check, verdict, fact, message, hint, born, 0, "elements"))
+    if not found and stats.compiled:
+        found = _nonfinite_outputs(stats)
+    return most(found) or [
+        passed(stats, check, "no op or output became inf or NaN from finite inputs", 0, 0, "elements")
+    ]
+
+
+def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """Every gradient that is finite in the reference is finite here, at a loss scale that GradScaler would settle on."""
+    check = "nonfinite-gradient"
+    if skipped := not_reached(stats, check) or no_gradients(stats, check):
+        return [skipped]
+    bad = [e for e in stats.errors if e.kind == "gradient" and e.nonfinite]
+    if not bad:
+        count = sum(e.kind == "gradient" for e in stats.errors)
+        return [
+            passed(stats, check, f"all {count} gradients are finite at loss scale {stats.scale:g}", 0, 0, "gradients")
+        ]
+    first = bad[-1]  # backward runs from the last parameter to the first
+    message = (
+        f"gradients must be finite where float64's are; {len(bad)} of "
+        f"{sum(e.kind == 'gradient' for e in stats.errors)} are not, at loss scale {stats.scale:g}, nearest to the loss "
+        f"{first.name}"
+    )
+    where = Where(phase="backward", module=gradient_module(first.name))
+    hint = "see overflow for the op that made the first infinity; a smaller loss scale cannot mend a forward overflow"
+    return [Finding(check, Verdict.FAIL, who(stats), message, where, float(len(bad)), 0.0, "gradients", hint)]
+
+
+def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """Nothing comes near the end of its format: a warning where a value lies within a factor of the maximum."""
+    check = "headroom"
+    if skipped := not_reached(stats, check):
+        return [skipped]
+    if stats.compiled:
+        return []
+    found, closest = [], 0.0
+    for fact in stats.ops:
+        top = format_of(fact.dtype).max
+        # A constant near the end, such as the mask finfo.min, goes in as it comes out: nothing grew here.
+        if fact.amax_in * limits.headroom > top or fact.produced or fact.spoiled or fact.carried:
+            continue
+        closest = max(closest, fact.amax / top)
+        if fact.amax * limits.headroom > top:
+            message = (
+                f"values must stay {limits.headroom:g}x below the maximum of {fact.dtype}; {_op(fact)} reaches "
+                f"{fact.amax:.5g}, {top / fact.amax:.2f}x below {top:.6g}"
+            )
+            hint = "normalise or scale before this op, or keep it in bfloat16 or float32"
+            found.append(
+                finding(
+                    stats, check, Verdict.WARN, fact, message, hint, top / fact.amax, limits.headroom, "x below max"
+                )
+            )
+    room = 1 / closest if closest else float("inf")
+    text = f"the largest value lies {room:.3g}x below the maximum of its format"
+    return most(found) or [passed(stats, check, text, room, limits.headroom, "x below max")]
+
+
+def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """No tensor loses a part of its norm to zero that is larger than a rounding.
+
+    Elements are compared with the same op on the same inputs in float64. It fails when an output or gradient has moved
+    beyond rounding as well, else it warns.
+    """
+    check = "flush"
+    if skipped := not_reached(stats, check):
+        return [skipped]
+    if stats.compiled:
+        return []
+    harmed = not stats.judged or bool(stats.harm(limits.precision))
+    found, worst = [], 0.0
+    for fact in stats.ops:
+        if not fact.flushed or fact.emptied:
+            continue
+        allowed = limits.flush * format_of(fact.dtype).unit_roundoff
+        worst = max(worst, fact.flushed_share)
+        if fact.flushed_share > allowed:
+            message = (
+                f"at most {allowed:.2g} of a tensor's norm may flush to zero; {_op(fact)} lost {fact.flushed_share:.2g} "
+                f"in {fact.dtype}: {fact.flushed:,} of {fact.nonzero:,} nonzero elements"
+            )
+            verdict = Verdict.FAIL if harmed else Verdict.WARN
+            found.append(
+                finding(
+                    stats, check, verdict, fact, message, _flush_hint(fact), fact.flushed_share, allowed, "of the norm"
+                )
+            )
+    lost, alive = sum(f.flushed for f in stats.ops), sum(f.nonzero for f in stats.ops)
+    text = f"{lost:,} of {alive:,} nonzero elements flushed to zero, no tensor by more than {worst:.2g} of its norm"
+    return most(found) or [passed(stats, check, text, worst, limits.flush * stats.unit_roundoff, "of the norm")]
+
+
+def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """No tensor becomes zero as a whole, and no constant vanishes where it was needed.
+
+    The guard `eps=1e-8` is zero in float16: `0 + eps` stays 0. A vanishing constant counts when the sum really was zero.
+    """
+    check = "silent-zero"
+    if skipped := not_reached(stats, check):
+        return [skipped]
+    if stats.compiled:
+        return []
+    harmed = not stats.judged or bool(stats.harm(limits.precision))
+    found = []
+    for fact in stats.ops:
+        needed = fact.constant is not None and fact.flushed > 0
+        if not fact.emptied and not needed:
+            continue
+        smallest = format_of(fact.dtype).smallest_subnormal
+        if needed:
+            message = (
+                f"constants must be representable where they guard; {fact.constant:g} in {_op(fact)} is zero in "
+                f"{fact.dtype}, whose smallest value is {smallest:.2g}, and {fact.flushed:,} results are exactly 0"
+            )
+            hint = (
+                f"use an eps of at least {_safe_eps(fact.dtype):.1g} in {fact.dtype}, or compute the guard in float32"
+            )
+        else:
+            message = (
+                f"a tensor must not vanish; all {fact.numel // fact.calls:,} results of {_op(fact)} are 0 in {fact.dtype}, "
+                f"whose smallest value is {smallest:.2g}, and float64's are not ({fact.emptied} of {fact.calls} calls)"
+            )
+            hint = _flush_hint(fact)
+        verdict = Verdict.FAIL if harmed else Verdict.WARN
+        if verdict is Verdict.WARN:
+            message += "; outputs and gradients do not suffer"
+        found.append(finding(stats, check, verdict, fact, message, hint, fact.flushed, 0, "elements"))
+    return most(found) or [passed(stats, check, "no tensor and no needed constant became zero", 0, 0, "elements")]
+
+
+def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """Integers that pass through a 16-bit float survive: positions, ids and counters beyond 2^p do not.
+
+    It fails when an output or gradient has moved beyond rounding as well, else it warns.
+    """
+    check = "integer-cast"
+    if skipped := not_reached(stats, check):
+        return [skipped]
+    if stats.compiled:
+        return []
+    harmed = not stats.judged or bool(stats.harm(limits.precision))
+    found = []
+    for fact in stats.ops:
+        if not fact.inexact:
+            continue
+        exact = format_of(fact.dtype).largest_exact_integer
+        message = (
+            f"integers must survive a cast; {fact.inexact:,} of {fact.numel:,} in {_op(fact)} do not: {fact.dtype} holds "
+            f"every integer up to {exact} only"
+        )
+        hint = "keep positions, ids and counters in an integer or float32 dtype and cast the result, not the integer"
+        verdict = Verdict.FAIL if harmed else Verdict.WARN
+        found.append(finding(stats, check, verdict, fact, message, hint, fact.inexact, 0, "elements"))
+    return most(found) or [passed(stats, check, "every integer survived its casts", 0, 0, "elements")]
+
+
+def _own_arithmetic(stats: NumericsStats, fact: OpFacts, born: int) -> Finding:
+    """Float64 makes the same infinities, and they reach an output.
+
+    In a model under autocast that is its own affair: a mask, a log of zero. A model kept in 16 bits hands its data to the
+    reference, so an infinity there may come from a value that the 16 bits had already lost.
+    """
+    message = (
+        f"finite inputs must give finite outputs; {born:,} of {fact.numel:,} elements of {_op(fact)} are inf or NaN, in "
+        f"float64 too, given the {stats.format} weights and buffers that the model holds"
+    )
+    zeros = ", ".join(stats.zeroed_buffers) or "none"
+    hint = f"a value that {stats.format} cannot hold may divide; its buffers with an exact zero: {zeros}"
+    return finding(stats, "overflow", Verdict.FAIL, fact, message, hint, born, 0, "elements")
+
+
+def _cause(fact: OpFacts) -> str:
+    if fact.limited:
+        return f"float64 stays finite on the same inputs, whose largest magnitude is {fact.amax_in:.5g}"
+    if fact.limited is False:
+        return "its inputs had already lost the values that keep float64 finite here"
+    return f"the largest magnitude going in is {fact.amax_in:.5g}"
+
+
+def _nonfinite_outputs(stats: NumericsStats) -> list[Finding]:
+    """The inside of a compiled graph is not seen here, its outputs are."""
+    found = []
+    for error in stats.errors:
+        if error.kind == "output" and error.nonfinite:
+            message = (
+                f"outputs must be finite where float64's are; {error.nonfinite:,} elements of output "
+                f"{error.name or '(the only one)'} are inf or NaN in {error.dtype}"
+            )
+            hint = "the eager run of the same subject names the op"
+            where = Where(phase="forward")
+            found.append(
+                Finding(
+                    "overflow", Verdict.FAIL, who(stats), message, where, float(error.nonfinite), 0.0, "elements", hint
+                )
+            )
+    return found
+
+
+def _flush_hint(fact: OpFacts) -> str:
+    if fact.where.phase == "backward":
+        return "scale the loss (torch.amp.GradScaler), use bfloat16, or keep this op in float32"
+    return "scale the values up before this op, use bfloat16, or keep it in float32"
+
+
+def _safe_eps(dtype: str) -> float:
+    """An eps whose square root's reciprocal and whose own value are both normal numbers of the format."""
+    return format_of(dtype).smallest_normal
+
+
+def _op(fact: OpFacts) -> str:
+    return fact.where.op.removeprefix("aten::")

@@ -1,0 +1,207 @@
+"""The judge: the same model in float64, and how far it moves when its inputs and weights are rounded.
+
+A low-precision run is held against float64, never against float32 or eager alone. How much error is honest follows from
+the model itself: float64 is run again with every weight, and every input that the low-precision run rounds, moved by one
+unit roundoff of the format. An error that such a change of the data explains belongs to the data (backward stability,
+N. J. Higham, Accuracy and Stability of Numerical Algorithms, chapter 1); an error beyond it belongs to the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ampcheck.errors import UsageError
+from ampcheck.nest import map_tensors, tensors
+from ampcheck.numerics.arms import Outcome, Prepared, prepare, run_arm
+from ampcheck.numerics.decisions import Decisions
+from ampcheck.numerics.equal_random import EqualRandom
+from ampcheck.numerics.ops import OpWatch
+from ampcheck.subject import Call, Subject
+from ampcheck.trace import Trace
+
+SAMPLES = 2
+"""Perturbed runs. Two random directions agree within a factor of two for all but the smallest tensors."""
+
+_WRITES_IN_PLACE = frozenset(
+    ("copy_", "__setitem__", "index_put_", "index_add_", "index_copy_", "scatter_", "scatter_add_")
+)
+
+
+@dataclass(slots=True)
+class Reference:
+    """The wide run of a subject.
+
+    how: `float64`; `float64, mixed operands promoted` where the model mixes its own float32 tensors in;
+    `float32` where it does not run in float64. float32: the model in float32, the measure of what can be known at all.
+    """
+
+    how: str
+    outcome: Outcome
+    float32: Outcome
+    decisions: Decisions
+    produced: frozenset[tuple[str, str]]
+    draws: bool
+    finite_loss: bool
+    _rerun: Callable[[Prepared], Outcome]
+    _fresh: Callable[[], Prepared]
+    _moved: dict[tuple[float, frozenset[str]], list[Outcome]] = field(default_factory=dict)
+
+    def moved(self, unit_roundoff: float, rounded_inputs: Collection[str]) -> list[Outcome]:
+        """The reference again with weights and the named inputs moved by one unit roundoff, signs at random."""
+        key = (unit_roundoff, frozenset(rounded_inputs))
+        if key not in self._moved:
+            runs = [
+                self._rerun(_moved(self._fresh(), unit_roundoff, rounded_inputs, seed))
+                for seed in range(1, SAMPLES + 1)
+            ]
+            self._moved[key] = [outcome for outcome in runs if outcome.error is None]
+        return self._moved[key]
+
+
+class PromoteMixed(TorchFunctionMode):
+    """Let float32 and float64 operands meet: a model in float64 still makes float32 tensors of its own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = {t.dtype for _, t in tensors((args, kwargs)) if t.dtype in (torch.float32, torch.float64)}
+        name = getattr(func, "__name__", "")
+        if len(found) == 2:
+            if name in _WRITES_IN_PLACE:
+                target = args[0].dtype
+                rest = map_tensors(lambda t: t.to(target) if t.is_floating_point() else t, args[1:])
+                args = (args[0], *rest)
+            elif not name.endswith("_") and "out" not in kwargs and name not in ("to", "type_as", "__set__"):
+                args, kwargs = map_tensors(lambda t: t.double() if t.dtype is torch.float32 else t, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
+    """Run the subject in float64, or as wide as it goes.
+
+    Raises `UsageError` when the model raises in float32 too: there is nothing to judge.
+    """
+    finite_loss = False
+    float32 = _run(prepare(subject, device=device, to=torch.float32), subject, promote=False, finite_loss=False)
+    if float32.outcome.error is not None and float32.outcome.phase == "forward":
+        error = float32.outcome.error
+        raise UsageError(
+            f"{subject.name} raises in float32 too ({type(error).__name__}: {_first_line(error)}); "
+            "a model is judged in low precision once it runs in float32"
+        ) from error
+    if not all(bool(t.isfinite().all()) for t in float32.outcome.outputs.values()):
+        finite_loss = True  # a mask of -inf in the output would make every gradient NaN
+        float32 = _run(prepare(subject, device=device, to=torch.float32), subject, promote=False, finite_loss=True)
+    for how, promote in (("float64", False), ("float64, mixed operands promoted", True)):
+
+        def fresh() -> Prepared:
+            return prepare(subject, device=device, to=torch.float64)
+
+        def rerun(prepared: Prepared, promote: bool = promote) -> Outcome:
+            return _run(prepared, subject, promote=promote, finite_loss=finite_loss, watch=False).outcome
+
+        wide = _run(fresh(), subject, promote=promote, finite_loss=finite_loss)
+        if _usable(wide.outcome, float32.outcome):
+            return _reference(how, wide, float32.outcome, rerun, fresh, finite_loss)
+
+    def fresh32() -> Prepared:
+        return prepare(subject, device=device, to=torch.float32)
+
+    def rerun32(prepared: Prepared) -> Outcome:
+        return _run(prepared, subject, promote=False, finite_loss=finite_loss, watch=False).outcome
+
+    return _reference("float32", float32, float32.outcome, rerun32, fresh32, finite_loss)
+
+
+@dataclass(slots=True)
+class _Watched:
+    outcome: Outcome
+    decisions: Decisions
+    produced: frozenset[tuple[str, str]]
+    draws: bool
+
+
+def _run(prepared: Prepared, subject: Subject, *, promote: bool, finite_loss: bool, watch: bool = True) -> _Watched:
+    decisions, ops, draws = Decisions(), OpWatch(shadow=False), EqualRandom()
+    trace = Trace(prepared.root, observers=(decisions, ops) if watch else ())
+    around = [draws, trace] if watch else [draws]
+    outcome = run_arm(
+        prepared,
+        loss=subject.loss,
+        around=_all_of(*around, *([PromoteMixed()] if promote else [])),
+        finite_loss=finite_loss,
+    )
+    produced = frozenset((fact.where.module, fact.where.op) for fact in ops.facts() if fact.produced)
+    return _Watched(outcome, decisions, produced, draws.drew)
+
+
+def _reference(
+    how: str,
+    wide: _Watched,
+    float32: Outcome,
+    rerun: Callable[[Prepared], Outcome],
+    fresh: Callable[[], Prepared],
+    finite_loss: bool,
+) -> Reference:
+    return Reference(how, wide.outcome, float32, wide.decisions, wide.produced, wide.draws, finite_loss, rerun, fresh)
+
+
+def _usable(wide: Outcome, float32: Outcome) -> bool:
+    """The wide run must reach as far as float32 does, and be finite where float32 is."""
+    if wide.error is not None and (float32.error is None or wide.phase == "forward"):
+        return False
+    for path, narrow in float32.outputs.items():
+        twin = wide.outputs.get(path)
+        if twin is not None and bool(narrow.isfinite().all()) and not bool(twin.isfinite().all()):
+            return False
+    return True
+
+
+def _moved(prepared: Prepared, unit_roundoff: float, inputs: Collection[str], seed: int) -> Prepared:
+    generator = torch.Generator().manual_seed(seed)
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device, tensor.dtype) * 2 - 1
+        return tensor * (1 + unit_roundoff * signs)
+
+    with torch.no_grad():
+        for parameter in prepared.root.parameters() if prepared.root is not None else ():
+            if parameter.is_floating_point():
+                parameter.copy_(move(parameter))
+    calls = []
+    for number, call in enumerate(prepared.calls):
+        names = input_names(call, number)
+        changed = {id(t): move(t) for name, t in names.items() if name in inputs}
+        args, kwargs = map_tensors(lambda t, c=changed: c.get(id(t), t), (call.args, dict(call.kwargs)))
+        calls.append(Call(args, kwargs))
+    prepared.calls = tuple(calls)
+    return prepared
+
+
+def input_names(call: Call, number: int) -> dict[str, torch.Tensor]:
+    """The floating inputs of a call by a name that is the same in every copy of it."""
+    named = tensors({"args": call.args, "kwargs": dict(call.kwargs)})
+    return {f"{number}.{path}": tensor for path, tensor in named if tensor.is_floating_point()}
+
+
+def _all_of(*contexts: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    stack = ExitStack()
+
+    class Together:
+        def __enter__(self) -> None:
+            for context in contexts:
+                stack.enter_context(context)
+
+        def __exit__(self, *exc: Any) -> bool | None:
+            return stack.__exit__(*exc)
+
+    return Together()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else "no message"
