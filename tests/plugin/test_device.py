@@ -1,4 +1,4 @@
-"""`--ampcheck-device`, its ini twin and the fixture. In subprocesses: a process can import torch but once."""
+"""`--ampcheck-device`, its ini twin and the fixture. In subprocesses, where a stand-in for torch is the only one."""
 
 from __future__ import annotations
 
@@ -14,24 +14,14 @@ def test_again(ampcheck_device):
     print("device", ampcheck_device, "torch" in sys.modules)
 """
 
-ABSENT = """
-import pytest
-import torch
+TORCH = """
+from types import SimpleNamespace
 
-@pytest.fixture(scope="session", autouse=True)
-def no_accelerator():
-    patch = pytest.MonkeyPatch()
-    for backend in (torch.cuda, torch.xpu, torch.backends.mps):
-        patch.setattr(backend, "is_available", lambda: False)
+__version__ = "9.9"
+cuda = xpu = SimpleNamespace(is_available=lambda: {there}, device_count=lambda: 2)
+backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: {there}))
 """
-
-PRESENT = (
-    ABSENT.replace("False", "True")
-    + """
-    for backend in (torch.cuda, torch.xpu):
-        patch.setattr(backend, "device_count", lambda: 2)
-"""
-)
+"""A torch that has the accelerators or lacks them, and is imported in no time."""
 
 
 @pytest.fixture
@@ -49,9 +39,9 @@ def test_the_default_is_the_cpu_and_imports_no_torch(suite: pytest.Pytester, spr
 
 def test_the_ini_twin_and_the_option_over_it(suite: pytest.Pytester) -> None:
     suite.makeini("[pytest]\nampcheck_device = cuda:1\n")
-    suite.makeconftest(PRESENT)
-    suite.runpytest_subprocess("-n0", "-rP").stdout.fnmatch_lines(["device cuda:1 True"])
-    suite.runpytest_subprocess("-n0", "-rP", "--ampcheck-device=cpu").stdout.fnmatch_lines(["device cpu True"])
+    suite.makepyfile(torch=TORCH.format(there=True))
+    suite.runpytest_subprocess("-n0", "-rP").stdout.fnmatch_lines(["device cuda:1 True", "device cuda:1 True"])
+    suite.runpytest_subprocess("-n0", "-rP", "--ampcheck-device=cpu").stdout.fnmatch_lines(["device cpu False"])
 
 
 def test_the_header_names_the_device(suite: pytest.Pytester) -> None:
@@ -63,7 +53,7 @@ def test_the_header_names_the_device(suite: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "xpu", "xpu:0", "mps"])
 def test_a_device_that_is_there(suite: pytest.Pytester, device: str) -> None:
-    suite.makeconftest(PRESENT)
+    suite.makepyfile(torch=TORCH.format(there=True))
     result = suite.runpytest_subprocess("-n0", "-rP", f"--ampcheck-device={device}")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines([f"device {device} True"])
@@ -71,14 +61,16 @@ def test_a_device_that_is_there(suite: pytest.Pytester, device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "xpu", "mps"])
 def test_a_device_that_is_not_there(suite: pytest.Pytester, device: str) -> None:
-    suite.makeconftest(ABSENT)
+    suite.makepyfile(torch=TORCH.format(there=False))
     result = suite.runpytest_subprocess("-n0", f"--ampcheck-device={device}")
     result.assert_outcomes(errors=2)
-    result.stdout.fnmatch_lines([f"E *UsageError: --ampcheck-device={device}: PyTorch * finds no such device here, *"])
+    result.stdout.fnmatch_lines(
+        [f"E *UsageError: --ampcheck-device={device}: PyTorch 9.9 finds no such device here, use cpu"]
+    )
 
 
 def test_an_index_beyond_the_devices(suite: pytest.Pytester) -> None:
-    suite.makeconftest(PRESENT)
+    suite.makepyfile(torch=TORCH.format(there=True))
     result = suite.runpytest_subprocess("-n0", "--ampcheck-device=cuda:2")
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(["E *UsageError: --ampcheck-device=cuda:2: this machine has 2 of them, *cuda:0"])
@@ -102,6 +94,25 @@ def test_the_string_is_judged_without_torch(pytester: pytest.Pytester) -> None:
 
 
 def test_two_workers_are_told_too(suite: pytest.Pytester) -> None:
-    suite.makeconftest(PRESENT)
+    suite.makepyfile(torch=TORCH.format(there=True))
     result = suite.runpytest_subprocess("-n2", "-rP", "--ampcheck-device=cuda:1")
     result.stdout.fnmatch_lines(["device cuda:1 True", "device cuda:1 True"])
+
+
+def test_the_real_torch_is_asked(suite: pytest.Pytester) -> None:
+    import torch
+
+    asked = {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.backends.mps}
+    device = next(name for name, backend in asked.items() if not backend.is_available())
+    result = suite.runpytest_subprocess("-n0", f"--ampcheck-device={device}")
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(
+        [f"E *UsageError: --ampcheck-device={device}: PyTorch {torch.__version__} finds no such *"]
+    )
+
+
+@pytest.mark.cuda
+def test_the_real_cuda_device_is_found(suite: pytest.Pytester) -> None:
+    result = suite.runpytest_subprocess("-n0", "-rP", "--ampcheck-device=cuda:0")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["device cuda:0 True"])

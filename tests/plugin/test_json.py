@@ -176,7 +176,8 @@ def test_an_older_file_is_replaced_whole(suite: pytest.Pytester) -> None:
     assert leftovers(suite.path) == {"run.json"}
 
 
-def test_workers_write_nothing(suite: pytest.Pytester) -> None:
+@pytest.mark.parametrize("summary", ["", "--no-summary"])
+def test_workers_write_nothing(suite: pytest.Pytester, summary: str) -> None:
     """The process that owns the terminal writes once: a worker that wrote would be seen here."""
     suite.makeconftest(
         """
@@ -190,5 +191,5 @@ def test_workers_write_nothing(suite: pytest.Pytester) -> None:
         ampcheck.record.write_atomically = written
         """
     )
-    suite.runpytest_subprocess("-n2", "--ampcheck-json=run.json")
+    suite.runpytest_subprocess("-n2", "--ampcheck-json=run.json", *summary.split())
     assert suite.path.joinpath("written").read_text(encoding="utf-8").split() == ["main"]

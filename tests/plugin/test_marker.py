@@ -13,7 +13,6 @@ from plugin.conftest import Section
 STAND_IN = """
 import sys
 import types
-from contextlib import contextmanager
 
 from ampcheck.errors import UsageError
 from ampcheck.record import Coverage, Finding, Run, Verdict, emit, verify
@@ -21,19 +20,20 @@ from ampcheck.record import Coverage, Finding, Run, Verdict, emit, verify
 VALID = ("overflow", "flush", "integer-cast")
 seen = []
 
-@contextmanager
-def observe(checks, subject):
-    __tracebackhide__ = True
-    assert isinstance(checks, tuple)
-    if wrong := set(checks) - set(VALID):
-        raise UsageError(f"unknown check {wrong.pop()}: choose of {', '.join(VALID)}")
-    seen.clear()
-    try:
-        yield
-    except BaseException:
-        emit(run(checks, subject))
-        raise
-    verify(run(checks, subject))
+class observe:
+    def __init__(self, checks, subject):
+        assert isinstance(checks, tuple)
+        self.asked = checks, subject
+
+    def __enter__(self):
+        __tracebackhide__ = True
+        if wrong := set(self.asked[0]) - set(VALID):
+            raise UsageError(f"unknown check {wrong.pop()}: choose of {', '.join(VALID)}")
+        seen.clear()
+
+    def __exit__(self, error, *rest):
+        __tracebackhide__ = True
+        emit(run(*self.asked)) if error else verify(run(*self.asked))
 
 def run(checks, subject):
     verdicts = {check: Verdict.FAIL if check in seen else Verdict.PASS for check in checks or VALID}
@@ -50,10 +50,9 @@ BEGIN = "import pytest\nfrom happens import happens\n\n"
 @pytest.fixture
 def observed(pytester: pytest.Pytester) -> pytest.Pytester:
     """A pytester in which the stand-in observes."""
-    with pytest.MonkeyPatch.context():
-        pytester.makeconftest(STAND_IN)
-        pytester.makeini("[pytest]\naddopts = --strict-markers\n")
-        yield pytester
+    pytester.makeconftest(STAND_IN)
+    pytester.makeini("[pytest]\naddopts = --strict-markers\n")
+    return pytester
 
 
 def test_a_finding_of_a_named_check_fails_the_test(observed: pytest.Pytester, spread: str) -> None:
@@ -72,6 +71,7 @@ def test_other():
     result = observed.runpytest(spread)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["E *AssertionError: [[]flush[]] fail: *::test_it: must not be"])
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
 
 
 def test_without_names_every_check_is_judged(observed: pytest.Pytester) -> None:
@@ -198,7 +198,7 @@ def test_right(): pass
     result = observed.runpytest("-n0")
     result.assert_outcomes(passed=1, failed=1)
     assert f"E   ampcheck.errors.UsageError: {message}" in result.outlines
-    result.stdout.no_fnmatch_line("*pytest_plugin.py*in*")
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
 
 
 def test_other_wrappers_are_not_observed(observed: pytest.Pytester) -> None:
@@ -208,7 +208,7 @@ def test_other_wrappers_are_not_observed(observed: pytest.Pytester) -> None:
         + """
 import pytest
 
-@pytest.hookimpl(wrapper=True, trylast=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     outcome = yield
     seen.append("overflow")
