@@ -1,0 +1,272 @@
+"""The fast path against the oracle, and both against arithmetic done one value at a time in Python."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampcheck.errors import UsageError
+from ampcheck.formats import format_of
+from ampcheck.health import TensorHealth, Unmeasured, alarm, cpu, health_of, measure_health, oracle, read_all
+from ampcheck.health.plan import plan_for
+from tests.health.bits import CASTS, NARROW, WIDE, codes_of, every_pattern, from_codes, random_bits
+
+SUMSQ = 1e-12  # both sides add up float64, in another order
+
+needs_kernel = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
+
+
+def by_hand(tensor: torch.Tensor) -> TensorHealth:
+    """Every statistic from its definition, on Python floats. Casts are left out."""
+    own = format_of(tensor.dtype)
+    values = [abs(float(value)) for value in tensor.flatten().to(torch.float64).tolist()]
+    nonzero = [value for value in values if value and math.isfinite(value)]
+    exponents = Counter(math.frexp(value)[1] - 1 for value in nonzero)
+    return TensorHealth(
+        own.name,
+        len(values),
+        zeros=values.count(0.0),
+        subnormals=sum(value < own.smallest_normal for value in nonzero),
+        infs=values.count(math.inf),
+        nans=sum(map(math.isnan, values)),
+        amax=max(nonzero, default=0.0),
+        amin=min(nonzero, default=math.inf),
+        sumsq=sum(value * value for value in nonzero),
+        histogram=tuple(sorted(exponents.items())),
+    )
+
+
+def measured(tensor: torch.Tensor, **options: object) -> TensorHealth:
+    health = health_of(tensor, histogram=True, **options)  # type: ignore[arg-type]
+    assert isinstance(health, TensorHealth), health
+    return health
+
+
+def judged(tensor: torch.Tensor, casts: tuple[str, ...] = ()) -> TensorHealth:
+    plan = plan_for(tensor.dtype, casts, True)
+    name = str(tensor.dtype).removeprefix("torch.")
+    return plan.unpack(oracle.pack(tensor, plan).tolist(), name, tensor.numel())
+
+
+def assert_same(got: TensorHealth, expected: TensorHealth) -> None:
+    __tracebackhide__ = True
+    assert got.sumsq == pytest.approx(expected.sumsq, rel=SUMSQ, abs=0.0)
+    for name in TensorHealth.__dataclass_fields__:
+        if name != "sumsq":
+            assert getattr(got, name) == getattr(expected, name), name
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, torch.bfloat16, torch.float16], ids=str)
+def test_every_pattern_is_measured_as_its_definition_says(dtype):
+    tensor = every_pattern(dtype)
+    expected = by_hand(tensor)
+    assert_same(measured(tensor), expected)
+    assert_same(judged(tensor), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_16_bit_pattern_alone_gets_the_right_answer(dtype):
+    """One pattern a tensor, so that no other element hides a mistake: one in 61, and all near the edges."""
+    tensor = every_pattern(dtype)
+    magnitudes = tensor.to(torch.float64).abs()
+    for index in [*range(0, 1 << 16, 61), *range(0x3F0, 0x410), *range(0x7F70, 0x7F90), *range(0x7BF0, 0x7C10)]:
+        amax, smallest = alarm(tensor[index]).tolist()
+        magnitude = float(magnitudes[index])
+        assert amax == magnitude or (math.isnan(amax) and math.isnan(magnitude))
+        assert smallest == (magnitude if 0 < magnitude < math.inf else math.inf)
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_bits_give_what_the_definitions_give(dtype, data):
+    tensor = from_codes(data.draw(codes_of(dtype)), dtype)
+    expected = by_hand(tensor)
+    assert_same(measured(tensor), expected)
+    assert_same(judged(tensor), expected)
+    amax, smallest = alarm(tensor).tolist()
+    assert math.isnan(amax) == (expected.nans > 0)
+    if not expected.nans:
+        assert amax == (math.inf if expected.infs else expected.amax)
+    assert smallest == expected.amin
+
+
+@pytest.mark.parametrize("dtype", [*WIDE, *NARROW], ids=str)
+@pytest.mark.parametrize("numel", [0, 1, 31, 32, 33, 4095, 4096, 4097, 100_003])
+def test_the_fast_path_agrees_with_the_oracle_at_any_length(dtype, numel):
+    tensor = random_bits(dtype, numel)
+    expected = judged(tensor.to(dtype), CASTS)
+    assert_same(measured(tensor, casts=CASTS), expected)
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+@pytest.mark.parametrize("start", [1, 3, 7])
+def test_a_view_that_is_not_aligned_is_measured_from_its_own_first_element(dtype, start):
+    tensor = random_bits(dtype, 5000)[start:]
+    assert_same(measured(tensor), judged(tensor))
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.view(50, 100).t(),
+    "permuted": lambda x: x.view(10, 20, 25).permute(2, 0, 1),
+    "channels last": lambda x: x.view(2, 10, 10, 25).to(memory_format=torch.channels_last),
+    "every third": lambda x: x[::3],
+    "columns": lambda x: x.view(50, 100)[:, 3:40],
+    "expanded": lambda x: x[:100].view(100, 1).expand(100, 7),
+    "0-d": lambda x: x[4321],
+    "empty": lambda x: x[:0].view(0, 3),
+    "empty slice": lambda x: x.view(50, 100)[:, 5:5],
+    "size 1": lambda x: x.view(50, 1, 100)[:, :, :1],
+    "window": lambda x: x.as_strided((40, 9), (5, 1)),
+    "flipped": lambda x: x.flip(0),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_any_layout_is_measured_element_by_element(layout, dtype):
+    tensor = LAYOUTS[layout](random_bits(dtype, 5000))
+    assert_same(measured(tensor), by_hand(tensor))
+
+
+def test_squares_beyond_float32_are_added_up():
+    for value in (1e30, 1e-30, 2.0**-149, torch.finfo(torch.float32).max):
+        tensor = torch.full((10_000,), value)
+        assert measured(tensor).sumsq == pytest.approx(10_000 * float(tensor[0]) ** 2, rel=SUMSQ)
+
+
+@pytest.mark.parametrize("target", CASTS)
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_casts_foretell_what_to_does(dtype, target):
+    """PyTorch casts float64 to the formats below float32 by way of float32, so those sources are float32 values."""
+    own, to = format_of(dtype), format_of(target)
+    edges = [to.flushes_at, to.subnormal_below, to.smallest_normal, to.overflows_at, to.max, to.smallest_subnormal]
+    near = [v for edge in edges for v in (math.nextafter(edge, 0), edge, math.nextafter(edge, math.inf))]
+    tensor = torch.cat([random_bits(dtype, 50_000), torch.tensor(near, dtype=torch.float64).to(dtype)])
+    if dtype is torch.float64 and target != "float32":
+        tensor = tensor.to(torch.float32).to(dtype)
+    finite = tensor[tensor.to(torch.float64).isfinite() & (tensor != 0)]
+    after = finite.to(getattr(torch, target)).to(torch.float64).abs()
+    left = after.isnan() | after.isinf()
+    if to.name == "float8_e4m3fn" and not left.any():  # PyTorch 2.13 stops at max: pytorch/pytorch#178817
+        left = finite.to(torch.float64).abs() >= to.overflows_at
+    loss = measured(tensor, casts=(target,)).casts[target]
+    assert loss.to_zero == int((after == 0).sum())
+    assert loss.to_subnormal == int(((after > 0) & (after < to.smallest_normal)).sum())
+    assert loss.to_inf == int(left.sum())
+    if own.max < to.max and own.smallest_subnormal >= to.smallest_subnormal:
+        assert loss.to_inf == loss.to_zero == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("target", ["float16", "bfloat16", "float8_e5m2"])
+def test_casts_of_every_16_bit_pattern(dtype, target):
+    tensor = every_pattern(dtype)
+    finite = tensor[tensor.isfinite() & (tensor != 0)]
+    after = finite.to(getattr(torch, target)).to(torch.float64).abs()
+    loss = measured(tensor, casts=(target,)).casts[target]
+    subnormal = (after > 0) & (after < format_of(target).smallest_normal)
+    assert loss == (int((after == 0).sum()), int(subnormal.sum()), int(after.isinf().sum()))
+
+
+def test_a_cast_can_be_named_by_dtype_or_alias_and_counts_once():
+    health = measured(torch.tensor([1e6, 1e-9]), casts=(torch.float16, "half", "bf16"))
+    assert dict(health.casts) == {"float16": (1, 0, 1), "bfloat16": (0, 0, 0)}
+    with pytest.raises(UsageError, match="floating-point format"):
+        measure_health(torch.ones(1), casts=("int8",))
+
+
+@needs_kernel
+def test_flushing_the_thread_s_subnormals_changes_nothing():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    plan_for.cache_clear()  # plans are computed with float64 subnormals: that too must not be flushed
+    cpu._prepared.cache_clear()
+    try:
+        flushed = [measured(random_bits(dtype, 5000)) for dtype in (*WIDE, *NARROW)]
+        assert float(torch.tensor([1], dtype=torch.int32).view(torch.float32).double()) == 0.0  # restored by the kernel
+    finally:
+        torch.set_flush_denormal(False)
+    for dtype, health in zip((*WIDE, *NARROW), flushed, strict=True):
+        assert_same(health, judged(random_bits(dtype, 5000)))
+
+
+def test_without_a_compiler_plain_torch_answers(monkeypatch):
+    monkeypatch.setattr(cpu, "_library", lambda: "there is no C++ compiler")
+    for dtype in (*WIDE, *NARROW):
+        tensor = random_bits(dtype, 1000)
+        assert_same(measured(tensor), by_hand(tensor))
+    assert alarm(torch.tensor([3.0, 0.0])).tolist() == [3.0, 3.0]
+    if torch.set_flush_denormal(True):
+        try:
+            assert "flushes subnormals" in str(health_of(torch.ones(1)))
+        finally:
+            torch.set_flush_denormal(False)
+
+
+def test_the_kernel_survives_a_missing_compiler_a_failing_one_and_a_damaged_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build = cpu._library.__wrapped__
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "no C++ compiler" in build()
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    assert "did not build" in build()
+    monkeypatch.undo()
+    if cpu.unavailable() is not None:
+        pytest.skip(cpu.unavailable())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "ampcheck").mkdir(exist_ok=True)
+    assert not isinstance(build(), str)
+    (built,) = (tmp_path / "ampcheck").iterdir()
+    moved = tmp_path / "moved.so"
+    built.rename(moved)  # the loaded file stays whole
+    built.write_bytes(b"damaged")
+    assert not isinstance(build(), str)
+
+
+def test_threads_measure_at_once():
+    tensors = [random_bits(torch.float32, 200_000, seed) for seed in range(4)]
+    expected = [judged(tensor) for tensor in tensors]
+    results: dict[tuple[int, int], TensorHealth | Unmeasured] = {}
+
+    def work(index: int) -> None:
+        for turn in range(5):
+            results[index, turn] = health_of(tensors[index], histogram=True)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 20
+    for (index, _), health in results.items():
+        assert isinstance(health, TensorHealth)
+        assert_same(health, expected[index])
+
+
+def test_several_are_read_together_in_their_order():
+    tensors = [torch.full((n,), float(n)) for n in (3, 1, 2)]
+    pending = [*map(measure_health, tensors), measure_health(torch.empty(2, device="meta"))]
+    plan = plan_for(torch.float32, (), True)
+    vector = type(pending[0])(oracle.pack(torch.full((5,), 5.0), plan), plan, "float32", 5)
+    other = type(pending[0])(oracle.pack(torch.full((7,), 7.0), plan), plan, "float32", 7)
+    read = read_all([vector, *pending, other])
+    assert [health.numel if isinstance(health, TensorHealth) else None for health in read] == [5, 3, 1, 2, None, 7]
+    assert [health.amax for health in read if isinstance(health, TensorHealth)] == [5, 3, 1, 2, 7]
+    assert read_all([]) == []
+
+
+def test_what_is_no_tensor_is_refused():
+    with pytest.raises(UsageError, match="tensor"):
+        measure_health([1.0])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="meta"):
+        alarm(torch.empty(2, device="meta"))

@@ -1,0 +1,119 @@
+"""The Triton kernels against the oracle: in Triton's interpreter on any machine, compiled where there is a GPU.
+
+The interpreter has to be chosen before Triton is imported, so that one test runs this file again in a process of its
+own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ampcheck.health import alarm, health_of, measure_health, oracle, read_all
+from ampcheck.health.plan import plan_for
+from tests.health.bits import CASTS, NARROW, WIDE, every_pattern, random_bits
+from tests.health.test_health import LAYOUTS, assert_same
+
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process of its own, with TRITON_INTERPRET=1")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_the_kernels_agree_with_the_oracle_in_the_interpreter():
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "interpreter"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert " passed" in process.stdout
+
+
+def assert_kernel_agrees(tensor: torch.Tensor, casts: tuple[str, ...], histogram: bool) -> None:
+    __tracebackhide__ = True
+    from ampcheck.health import triton_kernel
+
+    plan = plan_for(tensor.dtype, casts, histogram)
+    packed = triton_kernel.pack(tensor, plan)
+    assert packed.device == tensor.device
+    got, expected = (
+        plan.unpack(vector.tolist(), "any", tensor.numel()) for vector in (packed, oracle.pack(tensor, plan))
+    )
+    assert_same(got, expected)
+    assert torch.equal(triton_kernel.alarm(tensor).nan_to_num(-1.0), oracle.alarm(tensor).nan_to_num(-1.0))
+
+
+NUMELS = [0, 1, 2047, 2048, 2049, 20_001]
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")  # numpy's, of NaN and overflow
+@pytest.mark.parametrize("numel", NUMELS)
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_interpreter_at_any_length(dtype, numel):
+    assert_kernel_agrees(random_bits(dtype, numel), CASTS, histogram=True)
+    assert_kernel_agrees(random_bits(dtype, numel)[1:], (), histogram=False)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_interpreter_on_every_pattern(dtype):
+    tensor = every_pattern(dtype)
+    for chosen in (tensor, tensor[tensor.isfinite()], tensor[~tensor.isnan()], tensor[~tensor.isinf()]):
+        assert_kernel_agrees(chosen, ("float16", "float8_e4m3fn"), histogram=True)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+@pytest.mark.parametrize("value", [0.0, 1e-40, 1.0, 3e38, math.inf, math.nan])
+def test_interpreter_on_one_value(value):
+    assert_kernel_agrees(torch.full((3000,), value), ("float16",), histogram=True)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("numel", [*NUMELS, 10_000_001])
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_cuda_at_any_length(dtype, numel):
+    assert_kernel_agrees(random_bits(dtype, numel).cuda(), CASTS, histogram=True)
+    assert_kernel_agrees(random_bits(dtype, numel)[1:].cuda(), (), histogram=False)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [*NARROW, torch.bfloat16, torch.float16], ids=str)
+def test_cuda_agrees_with_the_cpu_on_every_pattern(dtype):
+    tensor = every_pattern(dtype)
+    assert_same(health_of(tensor.cuda(), histogram=True, casts=CASTS), health_of(tensor, histogram=True, casts=CASTS))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cuda_agrees_with_the_cpu_on_any_layout(layout):
+    tensor = random_bits(torch.float32, 5000)
+    assert_same(health_of(LAYOUTS[layout](tensor.cuda())), health_of(LAYOUTS[layout](tensor)))
+
+
+@pytest.mark.cuda
+def test_cuda_does_not_synchronise_before_the_reading():
+    tensors = [random_bits(dtype, 5000).cuda() for dtype in WIDE]
+    for tensor in tensors:  # compiles, and copies the limits of the plan
+        measure_health(tensor, histogram=True).read()
+        alarm(tensor)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pending = [measure_health(tensor, histogram=True) for tensor in tensors]
+        alarms = [alarm(tensor) for tensor in tensors]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for health, tensor, warning in zip(read_all(pending), tensors, alarms, strict=True):
+        assert_same(health, health_of(tensor.cpu(), histogram=True))
+        assert torch.equal(warning.cpu().nan_to_num(-1.0), alarm(tensor.cpu()).nan_to_num(-1.0))
