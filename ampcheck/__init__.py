@@ -5,10 +5,19 @@ Public names are found when they are first used (PEP 562): importing ampcheck im
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps this and _HOME the same
+    from ampcheck.audit import assert_numerics as assert_numerics
+    from ampcheck.audit import audit as audit
+    from ampcheck.audit import observe as observe
     from ampcheck.errors import UsageError as UsageError
+    from ampcheck.formats import FORMATS as FORMATS
+    from ampcheck.formats import FloatFormat as FloatFormat
+    from ampcheck.formats import format_of as format_of
+    from ampcheck.health import health_of as health_of
     from ampcheck.record import Chart as Chart
     from ampcheck.record import Coverage as Coverage
     from ampcheck.record import Finding as Finding
@@ -18,35 +27,55 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.record import Where as Where
     from ampcheck.record import collect as collect
     from ampcheck.record import emit as emit
+    from ampcheck.settings import Limits as Limits
+    from ampcheck.subject import Subject as Subject
 
     __version__: str
 
 _HOME = {
+    "FORMATS": "ampcheck.formats",
     "Chart": "ampcheck.record",
     "Coverage": "ampcheck.record",
     "Finding": "ampcheck.record",
+    "FloatFormat": "ampcheck.formats",
+    "Limits": "ampcheck.settings",
     "Run": "ampcheck.record",
+    "Subject": "ampcheck.subject",
     "Table": "ampcheck.record",
     "UsageError": "ampcheck.errors",
     "Verdict": "ampcheck.record",
     "Where": "ampcheck.record",
+    "assert_numerics": "ampcheck.audit",
+    "audit": "ampcheck.audit",
     "collect": "ampcheck.record",
     "emit": "ampcheck.record",
+    "format_of": "ampcheck.formats",
+    "health_of": "ampcheck.health",
+    "observe": "ampcheck.audit",
 }
-"""Each public name and the module that defines it. No name may be a module's too, which would hide it."""
+"""Each public name and the module that it is imported from."""
 
 __all__ = [
+    "FORMATS",
     "Chart",
     "Coverage",
     "Finding",
+    "FloatFormat",
+    "Limits",
     "Run",
+    "Subject",
     "Table",
     "UsageError",
     "Verdict",
     "Where",
     "__version__",
+    "assert_numerics",
+    "audit",
     "collect",
     "emit",
+    "format_of",
+    "health_of",
+    "observe",
 ]
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every misspelt name
@@ -65,3 +94,18 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every misspelt 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps a public name from being hidden by the module of the same name, as `audit` has one.
+
+    Importing `ampcheck.audit` sets the attribute `audit` of this package to the module, and Python would never ask
+    `__getattr__` again. The module stays in `sys.modules`: `from ampcheck.audit import ...` works as ever.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _HOME or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -9,7 +9,6 @@ Unused, the plugin imports nothing but pytest.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -110,27 +109,20 @@ def _parse_path(flag: str, given: str | None, here: Path) -> Path | None:
     return path
 
 
-# Configuration ---------------------------------------------------------------------------------------------------
-
 _SETTINGS = pytest.StashKey[Settings]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the two halves of the report where tests are to run and one is wanted."""
     config.addinivalue_line("markers", MARKER)
-    if not _runs_tests(config):
+    option = config.option
+    if option.help or option.collectonly or option.markers or option.showfixtures:
         return
     settings = config.stash[_SETTINGS] = Settings.of(config)
-    if not settings.enabled:
-        return
-    config.pluginmanager.register(_Gather(), "ampcheck-gather")
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Report(settings), "ampcheck-report")
-
-
-def _runs_tests(config: pytest.Config) -> bool:
-    option = config.option
-    return not (option.help or option.collectonly or option.markers or option.showfixtures)
+    if settings.enabled:
+        config.pluginmanager.register(_Gather(), "ampcheck-gather")
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(_Report(settings), "ampcheck-report")
 
 
 # Marker and fixture ----------------------------------------------------------------------------------------------
@@ -143,9 +135,24 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     marker = item.get_closest_marker("ampcheck")
     if marker is None:
         return (yield)
-    observe: Callable[..., AbstractContextManager[None]] = importlib.import_module("ampcheck.numerics").observe
-    with observe(checks=_parse_marker(marker), subject=item.nodeid):
-        return (yield)
+    raised: BaseException | None = None
+    try:
+        with _observation(marker, item.nodeid):
+            try:
+                return (yield)
+            except BaseException as error:
+                raised = error
+                raise
+    except (AssertionError, UsageError) as error:
+        if error is raised:
+            raise
+        raise error.with_traceback(None) from None  # the observation's own: its message says where, its frames do not
+
+
+def _observation(marker: pytest.Mark, subject: str) -> AbstractContextManager[None]:
+    from ampcheck.audit import observe
+
+    return observe(_parse_marker(marker), subject)
 
 
 def _parse_marker(marker: pytest.Mark) -> tuple[str, ...]:
@@ -219,7 +226,7 @@ class _Gather:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         gathered = item.stash.setdefault(_GATHERED, _Gathered())
-        gathered.outcome = _worse(gathered.outcome, _outcome(report))
+        gathered.outcome = _outcome(gathered.outcome, report)
         if report.when == "teardown" and gathered.runs:
             setattr(report, _ATTRIBUTE, asdict(gathered))
         return report
@@ -247,13 +254,11 @@ def _to_text(run: Run) -> str:
         raise UsageError(f"a run that is emitted must hold plain Python data, this one does not: {error}") from error
 
 
-def _outcome(report: pytest.TestReport) -> str:
+def _outcome(before: str, report: pytest.TestReport) -> str:
+    """How the test stands after this phase: a failure stays, a phase that passed changes nothing."""
+    now: str = report.outcome
     if hasattr(report, "wasxfail"):
-        return "xfailed" if report.outcome == "skipped" else "xpassed"
-    return report.outcome
-
-
-def _worse(before: str, now: str) -> str:
+        now = "xfailed" if now == "skipped" else "xpassed"
     return before if now == "passed" or before == "failed" else now
 
 

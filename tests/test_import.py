@@ -97,10 +97,17 @@ def test_nothing_public_is_missing() -> None:
     assert {name for name in functions if name.startswith("assert_")} <= set(ampcheck.__all__)
 
 
-def test_no_public_name_is_a_module_too() -> None:
-    """Importing `ampcheck.x` sets the attribute `x` of the package to the module, and `__getattr__` is never asked."""
-    found = {module.name for module in pkgutil.iter_modules([str(PACKAGE)])}
-    assert found.isdisjoint(ampcheck.__all__)
+@pytest.mark.parametrize(
+    "name", sorted({module.name for module in pkgutil.iter_modules([str(PACKAGE)])} & set(ampcheck.__all__))
+)
+def test_a_module_does_not_hide_the_public_name_it_shares(name: str) -> None:
+    """Importing `ampcheck.x` sets the attribute `x` of the package to the module, in any package but this."""
+    program = f"import ampcheck.{name}, sys; assert ampcheck.{name} is sys.modules['ampcheck.{name}'].{name}"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_module_that_shares_no_name_is_an_attribute_as_ever() -> None:
+    assert ampcheck.record is importlib.import_module("ampcheck.record")
 
 
 def test_dir_lists_every_public_name() -> None:

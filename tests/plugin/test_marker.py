@@ -40,7 +40,7 @@ def run(checks, subject):
     findings = tuple(Finding(check, verdict, subject, "must not be") for check, verdict in verdicts.items())
     return Run(findings=findings, coverage=Coverage({"ops": 3}))
 
-sys.modules["ampcheck.numerics"] = types.SimpleNamespace(observe=observe)
+sys.modules["ampcheck.audit"] = types.SimpleNamespace(observe=observe)
 sys.modules["happens"] = types.SimpleNamespace(happens=seen.append)
 """
 
