@@ -48,7 +48,11 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(value, (list, tuple)):
         yield from enumerate(value)
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from ((field.name, getattr(value, field.name)) for field in fields(value))
+        # A field may be hidden by a property that raises: what the instance holds is what counts.
+        held = getattr(value, "__dict__", None)
+        for field in fields(value):
+            if held is None or field.name in held:
+                yield field.name, getattr(value, field.name) if held is None else held[field.name]
     elif _is_plain_object(value):
         yield from vars(value).items()
 

@@ -97,7 +97,8 @@ def _cached_results(model: Any) -> dict[int, Any]:
     memo: dict[int, Any] = {}
     for block in model if isinstance(model, tuple) else (model,):
         for module in block.modules() if isinstance(block, torch.nn.Module) else ():
-            for _, tensor in tensors({k: v for k, v in vars(module).items() if not k.startswith("_")}):
+            held = {k: v for k, v in vars(module).items() if isinstance(v, (torch.Tensor, dict, list, tuple))}
+            for _, tensor in tensors({k: v for k, v in held.items() if not k.startswith("_")}):
                 if tensor.grad_fn is not None:
                     memo[id(tensor)] = tensor.detach().clone()
     return memo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from ampcheck.formats import format_of
 from ampcheck.globs import matches
@@ -151,7 +152,7 @@ def check_declared_dtypes(stats: NumericsStats, limits: Limits) -> list[Finding]
     return check_dtypes(who(stats), stats.module_dtypes, stats.declared_dtypes)
 
 
-def check_dtypes(subject: str, seen: dict[str, tuple[str, ...]], declared: dict[str, str]) -> list[Finding]:
+def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Mapping[str, str]) -> list[Finding]:
     """Module outputs have the declared dtypes; a pattern that no module with a floating output matches fails."""
     found = []
     for pattern, wanted in declared.items():

@@ -1,0 +1,177 @@
+"""The command line: `ampcheck audit`, `ampcheck explain`, `ampcheck formats`. Nothing here knows numerics."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ampcheck.errors import UsageError
+
+FAILED, USAGE = 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0 when nothing failed, 1 for findings, 2 for a usage error."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.command is None:
+        parser.print_help()
+        return USAGE
+    try:
+        code: int = options.command(options)
+        return code
+    except UsageError as error:
+        print(f"ampcheck: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print("ampcheck: interrupted; nothing was written", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ampcheck", description="Is this model numerically safe under autocast and torch.compile?"
+    )
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    audit = commands.add_parser(
+        "audit",
+        help="judge a model in low precision, eager and compiled, forward and backward",
+        description="Judge a model in low precision, eager and compiled, forward and backward. Exit code 0: nothing "
+        "failed; 1: findings; 2: usage error.",
+    )
+    audit.add_argument(
+        "target",
+        nargs="?",
+        metavar="TARGET",
+        help="package.module:factory or path/to/file.py:factory, whose call gives (module, args); "
+        "without it the built-in demo is audited",
+    )
+    audit.add_argument("--device", default="cpu", help="where to run (default: cpu)")
+    audit.add_argument(
+        "--dtype",
+        default="float16,bfloat16",
+        metavar="DTYPES",
+        help="what autocast casts to, separated by commas (default: %(default)s); a model that is kept in 16 bits is "
+        "judged as it is",
+    )
+    audit.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    audit.add_argument("--html", metavar="PATH", help="write a self-contained page")
+    audit.add_argument("--json", metavar="PATH", help="write the run as JSON")
+    audit.add_argument("-v", "--verbose", action="store_true", help="print every finding, passes too")
+    audit.set_defaults(command=_audit)
+
+    explain = commands.add_parser("explain", help="what a check means and how to mend what it finds")
+    explain.add_argument("slug", nargs="?", metavar="SLUG", help="a check; without it all are listed")
+    explain.set_defaults(command=_explain)
+
+    formats = commands.add_parser("formats", help="the facts of the floating-point formats")
+    formats.set_defaults(command=_formats)
+    return parser
+
+
+def _audit(options: argparse.Namespace) -> int:
+    pages = [Path(path) for path in (options.html, options.json) if path]
+    for path in pages:  # before the work, so that an hour of it is not lost to a typing error
+        if not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder")
+
+    from rich.console import Console
+
+    from ampcheck.report import print_run, write_html
+
+    console = Console()
+    with _progress() as progress:
+        progress("loading torch and the subject", 0, 1)
+        from ampcheck.audit import audit, check_device
+        from ampcheck.subject import load_subject
+
+        check_device(options.device)
+        if options.target is None:
+            from ampcheck import demo
+
+            subject = demo.subject()
+        else:
+            subject = load_subject(options.target)
+        dtypes = [dtype.strip() for dtype in options.dtype.split(",") if dtype.strip()]
+        run = audit(subject, device=options.device, dtype=dtypes, compile=not options.no_compile, progress=progress)
+    print_run(run, console, verbose=options.verbose)
+    if options.html:
+        write_html(run, options.html)
+        console.print(f"page: {options.html}", highlight=False, markup=False)
+    if options.json:
+        run.save(options.json)
+        console.print(f"JSON: {options.json}", highlight=False, markup=False)
+    return FAILED if run.failed else 0
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A bar on a terminal, nothing elsewhere; on stderr, so that stdout holds the report alone."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def tell(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield tell
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from ampcheck.catalog import EXPLANATIONS, explain
+
+    if options.slug is None:
+        for page in EXPLANATIONS.values():
+            print(f"{page.slug:20} {page.requires.split('. ')[0].rstrip('.')}.")
+        return 0
+    page = explain(options.slug)
+    for title, text in (
+        (page.slug, page.requires),
+        ("how it is measured", page.measured),
+        ("what usually causes it", page.causes),
+        ("how to mend it", page.mend),
+    ):
+        print(f"{title}\n{textwrap.indent(textwrap.fill(text, 98), '  ')}\n")
+    return 0
+
+
+def _formats(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ampcheck import formats
+
+    rows = formats.table()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in rows[0]:
+        table.add_column(column.replace("_", " "), justify="left" if column == "name" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    # What does not fit a narrow terminal is wrapped by it; cut facts would be wrong facts.
+    Console(width=max(Console().width, 160)).print(table)
+    return 0
+
+
+def _cell(value: str | int | float | bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
