@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.audit import assert_numerics as assert_numerics
     from ampcheck.audit import audit as audit
     from ampcheck.audit import observe as observe
+    from ampcheck.dtypes import assert_dtypes as assert_dtypes
     from ampcheck.errors import UsageError as UsageError
     from ampcheck.formats import FORMATS as FORMATS
     from ampcheck.formats import FloatFormat as FloatFormat
@@ -45,6 +46,7 @@ _HOME = {
     "UsageError": "ampcheck.errors",
     "Verdict": "ampcheck.record",
     "Where": "ampcheck.record",
+    "assert_dtypes": "ampcheck.dtypes",
     "assert_numerics": "ampcheck.audit",
     "audit": "ampcheck.audit",
     "collect": "ampcheck.record",
@@ -69,6 +71,7 @@ __all__ = [
     "Verdict",
     "Where",
     "__version__",
+    "assert_dtypes",
     "assert_numerics",
     "audit",
     "collect",

@@ -35,10 +35,6 @@ MARKER = (
     "such as 'overflow'; without names, of every check that an observation can judge. The closest marker counts."
 )
 
-
-# Options ---------------------------------------------------------------------------------------------------------
-
-
 OPTIONS = {
     "--ampcheck": ("", "show what ampcheck's asserts and marked tests found, and what they looked at"),
     "--ampcheck-html": ("PATH", "write the findings as one HTML page; implies --ampcheck"),

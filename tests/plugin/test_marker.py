@@ -1,6 +1,7 @@
 """`@pytest.mark.ampcheck(...)`: the body runs under observation and the findings fail the test.
 
-The observation itself is a stand-in here: it fails for each check that the body names through `happens`.
+The observation is a stand-in that fails for each check that the body names through `happens`; the last tests use the
+real one.
 """
 
 from __future__ import annotations
@@ -221,3 +222,52 @@ def pytest_runtest_call(item):
 
 def test_the_marker_is_listed(pytester: pytest.Pytester) -> None:
     pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.ampcheck([*]checks): observe the test's body*"])
+
+
+REAL = """
+import pytest
+import torch
+
+def large():
+    return torch.full((4,), 6e4, dtype=torch.float16)
+
+@pytest.mark.ampcheck("overflow")
+def test_overflows():
+    large() + large()
+
+@pytest.mark.ampcheck("overflow")
+def test_well():
+    large() - large()
+
+@pytest.mark.xfail(strict=True, raises=AssertionError)
+@pytest.mark.ampcheck
+def test_known():
+    large() + large()
+
+@pytest.mark.ampcheck
+def test_own():
+    assert torch.ones(3).sum() == 4
+
+@pytest.mark.ampcheck("underflow")
+def test_unknown():
+    pass
+"""
+
+
+def test_the_real_observation(pytester: pytest.Pytester, spread: str) -> None:
+    pytester.makepyfile(test_real=REAL)
+    result = pytester.runpytest_subprocess(spread, "--ampcheck-json=run.json")
+    result.assert_outcomes(passed=1, failed=3, xfailed=1)
+    for line in (  # two workers fail in either order
+        "E *AssertionError: [[]overflow[]] fail: test_real.py::test_overflows: *",
+        ">       assert torch.ones(3).sum() == 4",
+        "E *UsageError: 'underflow' cannot be judged by observing; *",
+    ):
+        result.stdout.fnmatch_lines([line])
+    for file in ("pytest_plugin.py", "contextlib.py"):
+        result.stdout.no_fnmatch_line(f"*{file}*")
+    failed = [finding for finding in Run.load(pytester.path / "run.json").findings if str(finding.verdict) == "fail"]
+    assert [(finding.check, finding.subject) for finding in failed] == [
+        ("overflow", "test_real.py::test_known"),
+        ("overflow", "test_real.py::test_overflows"),
+    ]
