@@ -71,7 +71,7 @@ def test_sparse_tensors_count_what_they_do_not_store_as_zeros():
     assert repr(health(blocks)) == repr(health(torch.eye(4)))
     waves = torch.tensor([0j, 3 + 4j]).to_sparse()
     assert (health(waves).numel, health(waves).zeros, health(waves).sumsq) == (4, 2, 25.0)
-    twice = torch.sparse_coo_tensor([[1, 1]], [2.0, -2.0], (3,))
+    twice = torch.sparse_coo_tensor([[1, 1]], [2.0, -2.0], (3,), check_invariants=True)
     assert "coalesce()" in reason(twice)
 
 
