@@ -23,8 +23,6 @@ import pytest
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from ampcheck.record import Run, Table
 
 DEVICES = ("cpu", "cuda", "cuda:N", "xpu", "xpu:N", "mps")
@@ -131,9 +129,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     marker = item.get_closest_marker("ampcheck")
     if marker is None:
         return (yield)
+    from ampcheck.audit import observe
+
     raised: BaseException | None = None
     try:
-        with _observation(marker, item.nodeid):
+        with observe(_parse_marker(marker), item.nodeid):
             try:
                 return (yield)
             except BaseException as error:
@@ -143,12 +143,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         if error is raised:
             raise
         raise error.with_traceback(None) from None  # the observation's own: its message says where, its frames do not
-
-
-def _observation(marker: pytest.Mark, subject: str) -> AbstractContextManager[None]:
-    from ampcheck.audit import observe
-
-    return observe(_parse_marker(marker), subject)
 
 
 def _parse_marker(marker: pytest.Mark) -> tuple[str, ...]:
@@ -237,7 +231,15 @@ def _gather_from(item: pytest.Item) -> Iterator[None]:
         try:
             yield
         finally:
-            item.stash.setdefault(_GATHERED, _Gathered()).runs.extend(_to_text(run) for run in runs)
+            item.stash.setdefault(_GATHERED, _Gathered()).runs.extend(_to_text(run) for run in _told(item, runs))
+
+
+def _told(item: pytest.Item, runs: list[Run]) -> list[Run]:
+    """The runs to tell of. Hypothesis fails many examples on its way to the smallest, the last: it alone is told."""
+    if not getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        return runs
+    last = {frozenset(finding.check for finding in run.findings if finding.verdict == "fail"): run for run in runs}
+    return [run for run in runs if not run.failed or any(run is one for one in last.values())]
 
 
 def _to_text(run: Run) -> str:
@@ -301,15 +303,13 @@ class _Report:
     def pytest_report_header(self) -> str:
         return f"ampcheck: {_version('ampcheck')}, torch {_version('torch')}, device {self.settings.device}"
 
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        self.session = session
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = getattr(report, _ATTRIBUTE, None)
         if data is not None:
             self.entries.append(_Entry.of(report, data))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.session = session
         if session.config.getoption("no_summary", True):  # pytest 8 calls no summary then; the files are written anyway
             list(self._write(self._run()))
 

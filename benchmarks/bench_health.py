@@ -6,9 +6,12 @@ Every figure is a median of paired ratios: `copy_` and the candidate run one aft
 alternating order, so that drift of the machine falls on both alike. A ratio of 1 means that the candidate reads its
 tensor as fast as `copy_` does; times alone are given for orientation. One thread. Nothing is asserted.
 
-Candidates: `health`, all statistics; `health, 1 cast` and `histogram`, with what can be asked for on top; `alarm`, amax
-and the smallest nonzero magnitude; `plain torch`, the statistics of `health` with one call each; `hooks`, what
-transformers' DebugUnderflowOverflow computes of a tensor: isnan().any(), isinf().any(), abs().min(), abs().max().
+Candidates: `health`, all statistics; `health, all kinds`, the same where every block of the tensor holds zeros,
+subnormals, infinities and NaNs, so that nothing can be left out; `health, 1 cast` and `histogram`, with what can be
+asked for on top; `alarm`, amax and the smallest nonzero magnitude; `health, read`, the record itself, which is what
+synchronises; `plain torch`, the statistics of `health` with one call each; `hooks`, what transformers'
+DebugUnderflowOverflow computes of a tensor: isnan().any(), isinf().any(), abs().min(), abs().max(). All but `health,
+all kinds` see normally distributed values.
 """
 
 from __future__ import annotations
@@ -33,11 +36,14 @@ SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)  # bytes
 LARGE = 64 << 20  # from here on a tensor is well beyond the second-level cache
 BUDGET = {"cpu": 4 << 30, "cuda": 256 << 30}  # bytes that one candidate reads at most
 TARGETS = {
-    "cpu": {"health": {"float32": 0.6, "bfloat16": 0.35, "float16": 0.35}, "alarm": dict.fromkeys(
-        ("float32", "bfloat16", "float16"), 1.0)},
+    "cpu": {
+        "health": {"float32": 0.6, "bfloat16": 0.35, "float16": 0.35},
+        "health, all kinds": {"float32": 0.6, "bfloat16": 0.35, "float16": 0.35},
+        "alarm": {"float32": 1.0, "bfloat16": 1.0, "float16": 1.0},
+    },
     # copy_ moves two bytes for each that it reads; the rate of the memory is what a kernel that only reads can reach.
-    "cuda": {"health": dict.fromkeys(("float32", "bfloat16", "float16"), 1.8)},
-}  # fmt: skip
+    "cuda": {"health": {"float32": 1.8, "bfloat16": 1.8, "float16": 1.8}},
+}
 
 
 def plain_torch(x: torch.Tensor) -> list[float]:
@@ -63,8 +69,12 @@ def hooks(x: torch.Tensor) -> list[float]:
 
 
 def candidates(x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    mixed = x.clone()
+    for place, value in enumerate((0.0, torch.finfo(x.dtype).smallest_normal / 2, torch.inf, torch.nan)):
+        mixed[place::64] = value
     return {
         "health": lambda: measure_health(x),
+        "health, all kinds": lambda: measure_health(mixed),
         "health, 1 cast": lambda: measure_health(x, casts=("float16",)),
         "histogram": lambda: measure_health(x, histogram=True),
         "alarm": lambda: alarm(x),
@@ -135,7 +145,7 @@ def describe(row: dict[str, Any]) -> str:
     target = row["target"]
     verdict = "" if target is None else f"  target {target:g}: {'met' if row['ratio'] >= target else 'MISSED'}"
     return (
-        f"{row['dtype']:>9} {row['bytes'] / 1024:>9,.0f} KiB  {row['candidate']:<14} {row['ratio']:>7.3f} of copy_"
+        f"{row['dtype']:>9} {row['bytes'] / 1024:>9,.0f} KiB  {row['candidate']:<17} {row['ratio']:>7.3f} of copy_"
         f"  [{row['quartiles'][0]:.3f}, {row['quartiles'][1]:.3f}]  {rate:>8.2f} GB/s"
         f" {row['microseconds']:>11,.1f} us{verdict}"
     )

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import resource
 import statistics
 import subprocess
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         evidence = measure(Path(folder), options.pairs, options.tests)
     print(describe(evidence))
     if options.json:
-        options.json.write_text(json.dumps(evidence, indent=1) + "\n", encoding="utf-8")
+        text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), json.dumps(evidence, indent=1))
+        options.json.write_text(text + "\n", encoding="utf-8")
 
 
 def write_tests(folder: Path, count: int) -> None:

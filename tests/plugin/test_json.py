@@ -142,14 +142,18 @@ def test_a_usage_error_leaves_no_file(suite: pytest.Pytester, flag: str) -> None
         ("", "*{flag}= needs the name of a file, not of a folder"),
     ],
 )
-def test_a_bad_path_fails_before_the_tests(
-    suite: pytest.Pytester, spread: str, flag: str, given: str, message: str
-) -> None:
+def test_a_bad_path_fails_before_the_tests(suite: pytest.Pytester, flag: str, given: str, message: str) -> None:
     suite.makepyfile(test_ran="from pathlib import Path\ndef test_it(): Path('ran').touch()")
-    result = suite.runpytest(spread, f"{flag}={given}")
+    result = suite.runpytest("-n0", f"{flag}={given}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {message.format(flag=flag)}"])
     assert leftovers(suite.path) == set()
+
+
+def test_a_bad_path_fails_before_the_workers_start(suite: pytest.Pytester) -> None:
+    result = suite.runpytest("-n2", "--ampcheck-json=nowhere/run.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: *--ampcheck-json=nowhere/run.json needs a folder that exists*"])
 
 
 def test_one_file_cannot_be_both(suite: pytest.Pytester) -> None:

@@ -168,6 +168,25 @@ def test_asserts_work_under_given(sample: pytest.Pytester, section: Section) -> 
     assert section(sample.runpytest("-n0", "--ampcheck"))[-1] == "coverage: 10 ops"
 
 
+def test_of_the_examples_that_fail_the_last_is_told(sample: pytest.Pytester, section: Section) -> None:
+    """Hypothesis fails many on its way to the smallest."""
+    sample.makepyfile(
+        """
+        from hypothesis import given, settings, strategies as st
+        from sample import judge
+
+        @settings(database=None, derandomize=True)
+        @given(st.integers(0, 1000))
+        def test_it(x):
+            judge("pass")
+            judge("fail" if x > 37 else "pass", message=f"x is {x}")
+        """
+    )
+    lines = section(sample.runpytest("-n0", "--ampcheck"))
+    assert [line for line in lines if line.startswith("  x is")] == ["  x is 38"]
+    assert ": 1 failed, " in " ".join(lines)
+
+
 def test_a_run_of_things_that_are_not_plain_fails_its_test_alone(sample: pytest.Pytester, spread: str) -> None:
     sample.makepyfile(
         """
