@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 import triton
@@ -42,53 +43,88 @@ def _value(code, MANTISSA: tl.constexpr):
 @triton.jit
 def _partial(
     words, limits, out, numel, INF: tl.constexpr, TOP: tl.constexpr, MANTISSA: tl.constexpr, COUNTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, UNSIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Write this program's column of ``out``, float64 [COUNTS + 3, programs]: counts, amax, amin, sum of squares."""
+    """Write this program's column of ``out``, float64 [COUNTS + 5, programs].
+
+    The rows: what is below each limit, infinities and NaNs, NaNs, amax, amin, sum of squares.
+    """
     lane = tl.arange(0, BLOCK)[None, :]
     limit = tl.load(limits + tl.arange(0, COUNTS))[:, None]
     below = tl.zeros((COUNTS, BLOCK), tl.int32)
     amax = tl.zeros((1, BLOCK), limits.dtype.element_ty)
-    amin = amax + TOP  # the code less one, so that zero, wrapped, is the largest
+    amin = (amax - 1).to(UNSIGNED, bitcast=True)  # the code less one, so that zero, wrapped, is the largest
     squares = tl.zeros((1, BLOCK), tl.float64)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
     programs = tl.num_programs(0).to(tl.int64)
-    for start in tl.range(tl.program_id(0).to(tl.int64) * BLOCK, numel, programs * BLOCK, num_stages=4):
-        inside = start + lane < numel
-        # Past the load everything is at least 32 bits wide, as the limits are: the registers are too.
-        code = tl.load(words + start + lane, mask=inside, other=0).to(limits.dtype.element_ty) & TOP
-        below += ((code < limit) & inside).to(tl.int32)
-        code = tl.where(code < INF, code, 0)
+    for start in tl.range(first, numel, programs * BLOCK, num_stages=4):
+        # Past the load everything is at least 32 bits wide, as the limits are: the registers are too. What is masked
+        # off is zero, and taken from the counts in the end.
+        code = tl.load(words + start + lane, mask=start + lane < numel, other=0).to(limits.dtype.element_ty) & TOP
+        # The sign of the difference: two instructions a count, where a compare takes three (ptxas 12 for sm_90).
+        below += ((code - limit).to(UNSIGNED, bitcast=True) >> (63 if MANTISSA == 52 else 31)).to(tl.int32)
         amax = tl.maximum(amax, code)
-        amin = tl.minimum(amin, (code - 1) & TOP)
+        amin = tl.minimum(amin, (code - 1).to(UNSIGNED, bitcast=True))
         value = _value(code, MANTISSA)
         squares += value * value
+    highest = tl.max(amax)
+    total = tl.sum(squares)
+    infs_and_nans = (highest * 0).to(tl.int64)
+    nans = infs_and_nans
+    if highest >= INF:
+        # Rare, so that everyone else need not look: once more for what infinities and NaNs have spoilt.
+        many = tl.zeros((1, BLOCK), tl.int32)
+        some = tl.zeros((1, BLOCK), tl.int32)
+        amax = tl.zeros((1, BLOCK), limits.dtype.element_ty)
+        squares = tl.zeros((1, BLOCK), tl.float64)
+        for start in tl.range(first, numel, programs * BLOCK):
+            code = tl.load(words + start + lane, mask=start + lane < numel, other=0).to(limits.dtype.element_ty) & TOP
+            many += (code >= INF).to(tl.int32)
+            some += (code > INF).to(tl.int32)
+            code = tl.where(code < INF, code, 0)
+            amax = tl.maximum(amax, code)
+            value = _value(code, MANTISSA)
+            squares += value * value
+        highest = tl.max(amax)
+        total = tl.sum(squares)
+        infs_and_nans = tl.sum(many.to(tl.int64))
+        nans = tl.sum(some.to(tl.int64))
     column = out + tl.program_id(0)
-    row = tl.arange(0, COUNTS)
-    tl.store(column + row * programs, tl.sum(below.to(tl.int64), axis=1).to(tl.float64))
-    last = COUNTS + tl.arange(0, 1)
-    low = tl.min(amin, axis=1)
-    smallest = tl.where(low < INF, _value(tl.minimum(low, INF) + 1, MANTISSA), float("inf"))
-    tl.store(column + last * programs, _value(tl.max(amax, axis=1), MANTISSA))
-    tl.store(column + (last + 1) * programs, smallest)
-    tl.store(column + (last + 2) * programs, tl.sum(squares, axis=1))
+    tl.store(column + tl.arange(0, COUNTS) * programs, tl.sum(below.to(tl.int64), axis=1).to(tl.float64))
+    column += COUNTS * programs
+    tl.store(column, infs_and_nans.to(tl.float64))
+    tl.store(column + programs, nans.to(tl.float64))
+    tl.store(column + 2 * programs, _value(highest, MANTISSA))
+    lowest = tl.min(amin)
+    smallest = _value((tl.minimum(lowest, INF) + 1).to(limits.dtype.element_ty, bitcast=True), MANTISSA)
+    tl.store(column + 3 * programs, tl.where(lowest < INF - 1, smallest, float("inf")))
+    tl.store(column + 4 * programs, total)
 
 
 @triton.jit
-def _total(partial, packed, programs, wanted, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Reduce one row of ``partial``: the counts that are wanted, then amax, amin and the sum of squares."""
+def _total(partial, packed, programs, numel, padding, casts, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Reduce ``partial`` to one element of the packed vector, ``casts`` of which are limits of casts."""
     target = tl.program_id(0)
+    # The packed vector: two counts, finite, not NaN, the limits of casts, amax, amin, sum of squares.
     row = target
-    if target >= wanted:
-        row = COUNTS + target - wanted
+    if target >= 4:
+        row = target - 2
+    if target >= 4 + casts:
+        row = COUNTS + target - 2 - casts
+    if (target == 2) | (target == 3):
+        row = COUNTS + target - 2
     column = tl.arange(0, BLOCK)
     inside = column < programs
     values = tl.load(partial + row * programs + column, mask=inside, other=0.0)
-    if row == COUNTS:
+    result = tl.sum(values, axis=0)
+    if row < COUNTS:
+        result -= padding
+    elif row < COUNTS + 2:
+        result = numel - result
+    elif row == COUNTS + 2:
         result = tl.max(values, axis=0)
-    elif row == COUNTS + 1:
+    elif row == COUNTS + 3:
         result = tl.min(tl.where(inside, values, float("inf")), axis=0)
-    else:
-        result = tl.sum(values, axis=0)
     tl.store(packed + target, result)
 
 
@@ -109,27 +145,41 @@ def _histogram(words, bins, numel, MANTISSA: tl.constexpr, FIELDS: tl.constexpr,
     tl.atomic_add(bins + MANTISSA - 1 + field, counts, mask=(field > 0) & (field < FIELDS - 1))
 
 
+def constants_of(plan: Plan) -> dict[str, Any]:
+    """Return the compile-time arguments of ``_partial`` for a plan."""
+    size, mantissa = plan.carrier.itemsize, plan.format.mantissa_bits
+    top = (1 << 8 * size - 1) - 1
+    counts = triton.next_power_of_2(2 + len(plan.cast_limits))
+    return {
+        "INF": top >> mantissa << mantissa,
+        "TOP": top,
+        "MANTISSA": mantissa,
+        "COUNTS": counts,
+        # Each thread loads 16 bytes at a time; many counts need the registers more.
+        "BLOCK": _WARPS * 32 * 16 // size // max(1, counts // 8),
+        "UNSIGNED": tl.uint64 if size == 8 else tl.uint32,
+    }
+
+
 def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return the packed vector (float64, on the tensor's device) of a dense tensor whose dtype is ``plan.carrier``."""
-    numel, mantissa = tensor.numel(), plan.format.mantissa_bits
+    numel, device, constants = tensor.numel(), tensor.device, constants_of(plan)
+    mantissa, counts, block = constants["MANTISSA"], constants["COUNTS"], constants["BLOCK"]
     words = torch.as_strided(tensor, (numel,), (1,)).view(_WORDS[tensor.element_size()])
-    top = torch.iinfo(words.dtype).max
-    inf = top >> mantissa << mantissa
-    wanted = len(plan.code_limits)
-    counts = triton.next_power_of_2(wanted)
-    # Each thread loads 16 bytes at a time; many counts need the registers more.
-    block = _WARPS * 32 * 16 // tensor.element_size() // max(1, counts // 8)
-    programs = min(triton.cdiv(numel, block), _processors(tensor.device) * _PROGRAMS_PER_PROCESSOR) or 1
+    blocks = triton.cdiv(numel, block)
+    programs = min(blocks, _processors(device) * _PROGRAMS_PER_PROCESSOR) or 1
     with torch.cuda.device_of(tensor):
-        partial = torch.empty((counts + 3, programs), dtype=torch.float64, device=tensor.device)
-        packed = torch.empty(wanted + 3, dtype=torch.float64, device=tensor.device)
-        limits = _limits(plan, counts, tensor.device)
-        _partial[(programs,)](words, limits, partial, numel, inf, top, mantissa, counts, block, **_OPTIONS)
-        _total[(wanted + 3,)](partial, packed, programs, wanted, counts, triton.next_power_of_2(programs), **_OPTIONS)
+        partial = torch.empty((counts + 5, programs), dtype=torch.float64, device=device)
+        packed = torch.empty(plan.width - len(plan.exponents), dtype=torch.float64, device=device)
+        _partial[(programs,)](words, _limits(plan, counts, device), partial, numel, **constants, **_OPTIONS)
+        padding, columns = blocks * block - numel, triton.next_power_of_2(programs)
+        casts = len(plan.cast_limits)
+        _total[(packed.numel(),)](partial, packed, programs, numel, padding, casts, counts, columns, **_OPTIONS)
         if not plan.histogram:
             return packed
-        bins = torch.zeros(len(plan.exponents), dtype=torch.int64, device=tensor.device)
-        _histogram[(programs,)](words, bins, numel, mantissa, (inf >> mantissa) + 1, block, **_OPTIONS)
+        bins = torch.zeros(len(plan.exponents), dtype=torch.int64, device=device)
+        fields = (constants["INF"] >> mantissa) + 1
+        _histogram[(programs,)](words, bins, numel, mantissa, fields, block, **_OPTIONS)
         return torch.cat([packed, bins.to(torch.float64)])
 
 
@@ -143,7 +193,8 @@ def alarm(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _limits(plan: Plan, length: int, device: torch.device) -> torch.Tensor:
-    codes = plan.code_limits
+    smallest, normal, _, _, *casts = plan.code_limits  # infinity's are the kernel's own
+    codes = [smallest, normal, *casts]
     word = torch.int64 if plan.carrier is torch.float64 else torch.int32
     return torch.tensor([*codes, *[0] * (length - len(codes))], dtype=word, device=device)
 

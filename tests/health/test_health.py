@@ -106,6 +106,23 @@ def test_the_fast_path_agrees_with_the_oracle_at_any_length(dtype, numel):
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_one_odd_element_among_ordinary_ones_is_found_wherever_it_is(dtype):
+    """The kernel leaves out, block by block, what the block's extrema exclude."""
+    form = format_of(dtype)
+    odd = (0.0, form.smallest_subnormal, form.smallest_normal, form.max, math.inf, math.nan)
+    ordinary = torch.randn(20_011).abs().clamp(0.01, 100.0).to(dtype)
+    for place in (0, 4095, 4096, 10_000, 20_010):
+        for value in odd:
+            tensor = ordinary.clone()
+            tensor[place] = value
+            assert_same(measured(tensor, casts=CASTS), judged(tensor, CASTS))
+            assert_same(measured(-tensor[place : place + 1], casts=CASTS), judged(tensor[place : place + 1], CASTS))
+    for value in odd:
+        tensor = torch.full((5000,), value, dtype=dtype)
+        assert_same(measured(tensor, casts=CASTS), judged(tensor, CASTS))
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
 @pytest.mark.parametrize("start", [1, 3, 7])
 def test_a_view_that_is_not_aligned_is_measured_from_its_own_first_element(dtype, start):
     tensor = random_bits(dtype, 5000)[start:]
