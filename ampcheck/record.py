@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -95,9 +95,7 @@ class Coverage:
     unseen: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Coverage) -> Coverage:
-        return Coverage(
-            dict(Counter(self.seen) + Counter(other.seen)), dict(Counter(self.unseen) + Counter(other.unseen))
-        )
+        return Coverage(_sum(self.seen, other.seen), _sum(self.unseen, other.unseen))
 
     @property
     def total(self) -> int:
@@ -199,7 +197,7 @@ class Run:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
         """The run that `to_json` wrote. Raises `UsageError` for damaged data or a newer schema."""
-        if not isinstance(data, Mapping) or not isinstance(data.get("schema"), int):
+        if not isinstance(data, Mapping) or type(data.get("schema")) is not int or data["schema"] < 1:
             raise UsageError("this is not a run of ampcheck: a JSON object with an integer 'schema' was expected")
         if data["schema"] > SCHEMA:
             raise UsageError(
@@ -208,7 +206,7 @@ class Run:
         plain = _untag_nonfinite(dict(data))
         try:
             return cls(
-                environment=plain["environment"],
+                environment={key: _untag_nonfinite(value) for key, value in data["environment"].items()},
                 findings=tuple(finding_from_dict(item) for item in plain["findings"]),
                 coverage=Coverage(**plain["coverage"]),
                 tables=tuple(Table(**item) for item in plain["tables"]),
@@ -227,7 +225,7 @@ class Run:
         """The run kept at `path`. Raises `UsageError` where there is none."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"no run of ampcheck could be read from {os.fspath(path)}: {error}") from error
         return cls.from_json(data)
 
@@ -253,7 +251,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if hasattr(value, "__dataclass_fields__"):
-        return _plain(asdict(value))
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}  # asdict spoils a Counter
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -346,5 +344,9 @@ def describe(finding: Finding) -> str:
 
 
 def merge(runs: Iterable[Run]) -> Run:
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in (*one, *other)}  # a count of 0 is evidence, and stays
+
+
     """All of the runs as one."""
     return sum(runs, Run())
