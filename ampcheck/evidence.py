@@ -97,7 +97,8 @@ def _errors(stats: NumericsStats, limits: Limits) -> Table | None:
 def _losses(stats: NumericsStats) -> Table | None:
     rows: list[tuple[Scalar, ...]] = []
     for fact in stats.ops:
-        room = format_of(fact.dtype).max / fact.amax if fact.amax else math.inf
+        scaled = fact.where.phase == "backward" and stats.scale != 1  # its size follows from the loss scale
+        room = format_of(fact.dtype).max / fact.amax if fact.amax and not scaled else math.inf
         if fact.produced or fact.flushed or fact.inexact or room < 16:
             place = f"{fact.where.file}:{fact.where.line}" if fact.where.file else ""
             row = (

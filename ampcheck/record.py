@@ -103,7 +103,8 @@ class Coverage:
         return sum(self.seen.values())
 
     def __str__(self) -> str:
-        return ", ".join(f"{count:,} {what}" for what, count in self.seen.items()) or "nothing"
+        seen = ((what[:-1] if count == 1 and what.endswith("s") else what, count) for what, count in self.seen.items())
+        return ", ".join(f"{count:,} {what}" for what, count in seen) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,10 +344,10 @@ def describe(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def merge(runs: Iterable[Run]) -> Run:
 def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in (*one, *other)}  # a count of 0 is evidence, and stays
 
 
+def merge(runs: Iterable[Run]) -> Run:
     """All of the runs as one."""
     return sum(runs, Run())

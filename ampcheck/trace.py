@@ -23,6 +23,7 @@ from ampcheck.record import Where
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_DEMO = os.path.join(_HERE, "demo.py")
 _NOT_THE_USERS = (_HERE, _TORCH, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
 
 
@@ -228,8 +229,8 @@ def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
 
 
 def is_users(path: str) -> bool:
-    """Whether a source file is neither PyTorch's nor ours."""
-    return not path.startswith(_NOT_THE_USERS)
+    """Whether a source file is neither PyTorch's nor ours; the demo stands for a user's."""
+    return path == _DEMO or not path.startswith(_NOT_THE_USERS)
 
 
 def short_path(path: str) -> str:

@@ -45,12 +45,14 @@ class Prepared:
 class Outcome:
     """What one arm gave. Tensors are detached copies.
 
-    outputs: by path; modules: by (module path, call, path in its output); gradients: by parameter name, unscaled.
+    outputs: by path; modules: by (module path, call, path in its output); gradients: by parameter name, unscaled and in
+    float64, whatever `gradient_dtypes` says that they were.
     """
 
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     modules: dict[tuple[str, int, str], torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradient_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     losses: list[torch.dtype] = field(default_factory=list)
     scale: float = 1.0
     error: Exception | None = None
@@ -146,12 +148,14 @@ def run_arm(
                     outcome.no_backward = "no floating output has a gradient"
                     continue
                 outcome.phase = "backward"
-                (total * scale).backward()  # type: ignore[no-untyped-call]
+                # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours runs.
+                total.backward(torch.full_like(total, scale))  # type: ignore[no-untyped-call]
         except Exception as error:  # the user's model: its exception is a result
             outcome.error = error
     for name, leaf in leaves.items():
         if leaf.grad is not None and not outcome.no_backward:
             grad = leaf.grad.to_dense() if leaf.grad.layout is not torch.strided else leaf.grad
+            outcome.gradient_dtypes[name] = grad.dtype
             outcome.gradients[name] = grad.detach().to(torch.float64) / scale
             leaf.grad = None
     return outcome

@@ -205,9 +205,9 @@ def compare(
                 TensorError(
                     kind=kind,
                     name=_name(key),
-                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    dtype=str(outcome.gradient_dtypes.get(key, tensor.dtype)).removeprefix("torch."),
                     error=_relative(tensor, wide),
-                    sensitivity=max((_relative(get(m)[key], wide) for m in moved if key in get(m)), default=0.0),
+                    sensitivity=max((_relative(get(m)[key], wide) for m in moved if key in get(m)), default=math.inf),
                     share=_norm(tensor.double() - wide) / whole if kind == "gradient" and whole else 0.0,
                     nonfinite=int((~tensor.isfinite() & twin.isfinite()).sum()),
                     known=key not in narrow or not _relative(narrow[key], wide) > roundoff,

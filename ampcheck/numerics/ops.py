@@ -86,6 +86,7 @@ class OpFacts:
     produced: infinities and NaNs born here from finite inputs; spoiled: NaNs made here of infinities that came in;
     carried: other non-finite results of non-finite inputs.
     limited: of `produced`, whether float64 stays finite on the same inputs (None: that could not be run).
+    error: norm of the difference to float64 on the same inputs over the norm of float64's result, at the worst call.
     emptied: calls whose output is all zero where float64's is not.
     nonzero, flushed: elements that are nonzero in float64, and those of them that are zero here for being too small;
     flushed_share: the Euclidean norm of the flushed over that of all, at the worst call.
@@ -106,6 +107,7 @@ class OpFacts:
     nonzero: int = 0
     flushed: int = 0
     flushed_share: float = 0.0
+    error: float = 0.0
     emptied: int = 0
     constant: float | None = None
     inexact: int = 0
@@ -125,6 +127,7 @@ class OpFacts:
             nonzero=self.nonzero + other.nonzero,
             flushed=self.flushed + other.flushed,
             flushed_share=max(self.flushed_share, other.flushed_share),
+            error=max(self.error, other.error),
             emptied=self.emptied + other.emptied,
             constant=self.constant if self.constant is not None else other.constant,
             inexact=self.inexact + other.inexact,
@@ -240,11 +243,14 @@ class OpWatch:
         if fact.produced or fact.spoiled:
             limited = any(bool((~r.isfinite() & w.isfinite()).any()) for r, w in zip(results, twins, strict=True))
         nonzero = flushed = emptied = 0
-        share = 0.0
+        share = error = 0.0
         for result, twin in zip(results, twins, strict=True):
             if result.dtype.itemsize > 2:
                 continue
             alive = twin.isfinite() & (twin != 0)
+            both = twin.isfinite() & result.isfinite()
+            if size := _norm(twin[both]):
+                error = max(error, _norm(result[both].double() - twin[both]) / size)
             gone = alive & (result == 0) & (twin.abs() <= format_of(result.dtype).flushes_at)
             lost = int(gone.sum())
             nonzero += int(alive.sum())
@@ -253,7 +259,9 @@ class OpWatch:
                 whole = _norm(twin[alive])
                 share = max(share, _norm(twin[gone]) / whole if whole else 1.0)
                 emptied += not bool(result.any())
-        return replace(fact, limited=limited, nonzero=nonzero, flushed=flushed, flushed_share=share, emptied=emptied)
+        return replace(
+            fact, limited=limited, nonzero=nonzero, flushed=flushed, flushed_share=share, error=error, emptied=emptied
+        )
 
     def _integers(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, out: Any) -> None:
         """Integers through a float that cannot hold them, in either direction."""

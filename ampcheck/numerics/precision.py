@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ampcheck.formats import format_of
 from ampcheck.globs import matches
 from ampcheck.numerics.findings import gradient_module, not_reached, passed, who
+from ampcheck.numerics.ops import OpFacts
 from ampcheck.numerics.stats import NumericsStats, TensorError
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
@@ -103,21 +104,33 @@ def _lost(stats: NumericsStats, kind: str, excess: list[TensorError], limits: Li
         where = Where(phase="forward", module=first.name.partition(":")[0].partition("[")[0])
         message += f"; the first module beyond its limit is {first.name or '(the root)'}"
     hint = "keep this module in float32, or reorder it: subtract before rounding, accumulate in float32, rescale"
-    flips = [flip for flip in stats.flips if flip.changed]
-    if flips:
-        flip = flips[0]
+    if (op := _inexact_op(stats, where.phase, limits)) is not None:
+        message += (
+            f"; {op.where.op.removeprefix('aten::')} in {op.where.module or '(the root)'} alone lies {op.error:.2g} from "
+            f"float64 on the same inputs ({op.where.file}:{op.where.line})"
+        )
+        hint = "an op that is wrong on its own inputs is a kernel's defect: try another backend for it, and report it"
+    verdict = Verdict.FAIL
+    if flip := stats.flipped(limits.precision):
+        verdict = Verdict.WARN
         message += (
             f"; {flip.changed:,} of {flip.numel:,} decisions of {flip.where.op.removeprefix('aten::')} in "
-            f"{flip.where.module or '(the root)'} fell otherwise, so what follows is another quantity"
+            f"{flip.where.module or '(the root)'} fell otherwise, which rounding explains, and what follows is another quantity"
         )
         hint = "compute the scores that are decided upon in float32"
-    verdict = Verdict.WARN if flips else Verdict.FAIL
     return Finding("precision-loss", verdict, who(stats), message, where, worst.error, limit, "relative error", hint)
 
 
 def _first_beyond(stats: NumericsStats, limits: Limits) -> TensorError | None:
     modules = [e for e in stats.errors if e.kind == "module"]
     return next((e for e in sorted(modules, key=lambda e: e.order) if stats.beyond(e, limits.precision)), None)
+
+
+def _inexact_op(stats: NumericsStats, phase: str, limits: Limits) -> OpFacts | None:
+    """The op that is furthest from float64 on its own inputs, if one rounding of its result does not explain it."""
+    worst = max((op for op in stats.ops if op.where.phase == phase), key=lambda op: op.error, default=None)
+    # One op rounds its result once; 16 unit roundoffs leave room for kernels that round their sums in pieces.
+    return worst if worst is not None and worst.error > 8 * limits.precision * stats.unit_roundoff else None
 
 
 def _named(error: TensorError) -> str:

@@ -111,6 +111,20 @@ class NumericsStats:
             return False
         return error.kind != "gradient" or error.share > factor * math.sqrt(self.chain) * self.unit_roundoff
 
+    def flipped(self, factor: float) -> Flip | None:
+        """The first decision that fell otherwise, if rounding explains how many did.
+
+        Of values spread over their own magnitude a relative error e brings a part e to the other side of a threshold, so
+        up to the error limit of the run's tensors (and one element) is honest. What a defect decides otherwise is more.
+        """
+        if not self.flips:
+            return None
+        first = self.flips[0]
+        moved = max((min(e.sensitivity, 1.0) for e in self.errors if e.known and e.kind != "gradient"), default=0.0)
+        honest = factor * math.sqrt(self.chain) * (self.unit_roundoff + moved)
+        return first if first.changed <= max(1.0, honest * first.numel) else None
+
     def harm(self, factor: float) -> tuple[TensorError, ...]:
-        """The outputs and gradients that rounding does not explain."""
-        return tuple(e for e in self.errors if e.kind != "module" and self.beyond(e, factor))
+        """The outputs and gradients that rounding does not explain, be it directly or by a decision that it turned."""
+        found = tuple(e for e in self.errors if e.kind != "module" and self.beyond(e, factor))
+        return tuple(e for e in found if e.nonfinite) if self.flipped(factor) else found
