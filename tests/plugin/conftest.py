@@ -44,6 +44,13 @@ def test_without():
 """
 
 
+@pytest.fixture(autouse=True)
+def outside_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests run must not take itself for a worker where this suite is spread over some."""
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def sample(pytester: pytest.Pytester) -> pytest.Pytester:
     """A pytester whose tests can `from sample import judge`."""
