@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -11,14 +10,16 @@ from typing import Any
 
 from ampcheck.errors import UsageError
 
+_LARGEST = sys.float_info.max
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the checks allow. Each is a pure number; the defaults follow from the formats.
 
-    precision: how many standard deviations of rounding an error may reach. The deviation itself is derived, from the unit
-        roundoff of the format, the longest chain of roundings, and how far the model moves in float64 when its data are
-        rounded. 2 is the usual 95 per cent.
+    precision: how many standard deviations of rounding an error may reach. The deviation itself is derived, from the
+        unit roundoff of the format, the longest chain of roundings, and how far the model moves in float64 when its
+        data are rounded. 2 is the usual 95 per cent.
     headroom: warn from this factor below the format's maximum. 4 is two binades: a batch four times as large in
         magnitude, or sixteen times as many terms of random sign in a sum, would overflow.
     flush: the part of a tensor's Euclidean norm that may flush to zero, in unit roundoffs of the format. 1 is what one
@@ -35,7 +36,7 @@ class Limits:
         for name, value in values.items():
             if name not in names:
                 raise UsageError(f"{source} sets an unknown limit {name!r}; there are {', '.join(names)}")
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0 or math.isinf(value):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
                 raise UsageError(f"{source} sets {name} to {value!r}; a positive number is required")
         return replace(self, **{name: float(value) for name, value in values.items()})
 
@@ -66,9 +67,17 @@ def _parse(path: Path) -> Settings:
         import tomli as tomllib
 
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("ampcheck", {})
+        whole = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path.name} cannot be read: {error}") from error
+    table = _table(_table(whole, "tool", path), "ampcheck", path)
     if unknown := set(table) - {"limits"}:
         raise UsageError(f"[tool.ampcheck] of {path.name} has an unknown key {sorted(unknown)[0]!r}; there is limits")
-    return Settings(Limits().with_(table.get("limits", {}), f"[tool.ampcheck.limits] of {path.name}"))
+    return Settings(Limits().with_(_table(table, "limits", path), f"[tool.ampcheck.limits] of {path.name}"))
+
+
+def _table(holder: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    found = holder.get(key, {})
+    if not isinstance(found, dict):
+        raise UsageError(f"{key!r} in {path.name} is a {type(found).__name__}; a table is required")
+    return found
