@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,19 +89,20 @@ def load_subject(target: str) -> Subject:
     if not place or not attribute:
         raise UsageError(f"a target is 'package.module:factory' or 'path/to/file.py:factory', found {target!r}")
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    value: Any = module
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            found = ", ".join(n for n in vars(value) if not n.startswith("_")) if hasattr(value, "__dict__") else ""
-            raise UsageError(f"{place} has no {attribute!r}; it has {found or 'nothing'}")
-        value = getattr(value, part)
+    try:
+        value: Any = attrgetter(attribute)(module)
+    except AttributeError as error:
+        found = ", ".join(name for name in vars(module) if not name.startswith("_"))
+        raise UsageError(f"{place} has no {attribute!r}; it has {found or 'nothing'}") from error
+    except Exception as error:  # a property, or a module's __getattr__
+        raise UsageError(f"{target} raised {_brief(error)}") from error
     if isinstance(value, Subject):
         return value if value.name != "subject" else replace(value, name=target)
     if not callable(value):
         return Subject(value, name=target)
     try:
         made = value()
-    except Exception as error:  # the user's code: whatever it raises is theirs to read, in one sentence
+    except (Exception, SystemExit) as error:  # the user's code: whatever it raises is theirs to read, in one sentence
         raise UsageError(f"the factory {target} raised {_brief(error)}") from error
     if isinstance(made, Subject):
         return made if made.name != "subject" else replace(made, name=target)
@@ -120,6 +122,8 @@ def _parse(shape: Any, name: str) -> tuple[Kind, Any, tuple[Call, ...]]:
         if isinstance(model, (list, tuple)) and model and all(callable(block) for block in model):
             if not isinstance(given, list) or len(given) != 1:
                 raise _wrong(name, "several blocks without a list of one set of arguments")
+            if kwargs:
+                raise _wrong(name, "several blocks with keyword arguments, which no block would be given")
             return Kind.REGIONAL, tuple(model), (_call(given[0], {}),)
         if not callable(model):
             raise _wrong(name, f"a first element of type {type(model).__name__}, which cannot be called")
@@ -164,7 +168,7 @@ def _import_module(name: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))  # a console script, unlike `python -m`, leaves out the folder it runs in
     try:
         return importlib.import_module(name)
-    except Exception as error:  # an import runs the user's code, which may raise anything
+    except (Exception, SystemExit) as error:  # an import runs the user's code, which may raise anything
         raise UsageError(f"cannot import {name}: {_brief(error)}") from error
 
 
@@ -182,8 +186,8 @@ def _import_file(path: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent.resolve()))  # its siblings, as when Python runs the file
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
+    except (Exception, SystemExit) as error:  # a script that exits would exit 0 with nothing judged
+        sys.modules.pop(name, None)
         raise UsageError(f"cannot import {path}: {_brief(error)}") from error
     return module
 
