@@ -77,7 +77,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    pages = [Path(path) for path in (options.html, options.json) if path]
+    dtypes = [dtype.strip() for dtype in options.dtype.split(",") if dtype.strip()]
+    if not dtypes:
+        raise UsageError(f"--dtype names what autocast casts to, such as float16,bfloat16; found {options.dtype!r}")
+    pages = [Path(path) for path in (options.html, options.json) if path is not None]
     for path in pages:  # before the work, so that an hour of it is not lost to a typing error
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
@@ -101,7 +104,6 @@ def _audit(options: argparse.Namespace) -> int:
             subject = demo.subject()
         else:
             subject = load_subject(options.target)
-        dtypes = [dtype.strip() for dtype in options.dtype.split(",") if dtype.strip()]
         run = audit(subject, device=options.device, dtype=dtypes, compile=not options.no_compile, progress=progress)
     print_run(run, console, verbose=options.verbose)
     if options.html:
