@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from types import MemberDescriptorType
 from typing import Any
 
 _MAX_DEPTH = 8  # of nested objects; a guard against cycles, far beyond any real output
@@ -36,7 +37,10 @@ def map_tensors(function: Callable[[Any], Any], value: Any, depth: int = 0) -> A
             twin[key] = item  # type: ignore[index, unused-ignore]  # what holds tensors can be written to
         return twin
     for key, item in items.items():
-        object.__setattr__(twin, key, item)  # also where the dataclass is frozen
+        if key in getattr(twin, "__dict__", ()):
+            vars(twin)[key] = item  # also where the dataclass is frozen, or a property hides the field
+        else:
+            object.__setattr__(twin, key, item)
     return twin
 
 
@@ -49,10 +53,14 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
     elif is_dataclass(value) and not isinstance(value, type):
         # A field may be hidden by a property that raises: what the instance holds is what counts.
-        held = getattr(value, "__dict__", None)
+        held = getattr(value, "__dict__", {})
         for field in fields(value):
-            if held is None or field.name in held:
-                yield field.name, getattr(value, field.name) if held is None else held[field.name]
+            if field.name in held:
+                yield field.name, held[field.name]
+            elif isinstance(getattr(type(value), field.name, None), MemberDescriptorType) and hasattr(
+                value, field.name
+            ):
+                yield field.name, getattr(value, field.name)  # a slot; one that was never filled holds nothing
     elif _is_plain_object(value):
         yield from vars(value).items()
 
