@@ -30,26 +30,31 @@ def measure_dtypes(
 ) -> DtypeStats:
     """Run `model(*args, **kwargs)` once, in the autocast state and grad mode of the caller, and note what modules give.
 
-    Tuples, dicts, dataclasses and model outputs are followed. The hooks are gone afterwards, also when the model raises.
+    Tuples, dicts, dataclasses and model outputs are followed. The hooks are gone afterwards, also when the model
+    raises.
     """
     found: dict[str, list[str]] = {}
     count = 0
 
-    def hook(name: str) -> Any:
+    def hook(names: list[str]) -> Any:
         def note(module: torch.nn.Module, inputs: Any, output: Any) -> None:
             nonlocal count
             for _, tensor in tensors(output):
                 if tensor.is_floating_point():
                     count += 1
                     dtype = str(tensor.dtype).removeprefix("torch.")
-                    if dtype not in found.setdefault(name, []):
-                        found[name].append(dtype)
+                    for name in names:
+                        if dtype not in found.setdefault(name, []):
+                            found[name].append(dtype)
 
         return note
 
+    paths: dict[torch.nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(name)  # a shared module has several
     with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hooks.callback(module.register_forward_hook(hook(name)).remove)
+        for module, names in paths.items():
+            hooks.callback(module.register_forward_hook(hook(names)).remove)
         model(*args, **(kwargs or {}))
     return DtypeStats({name: tuple(dtypes) for name, dtypes in found.items()}, count)
 
@@ -59,9 +64,10 @@ def assert_dtypes(
 ) -> Run:
     """Assert that modules give the dtypes that `expected` declares for them.
 
-    inputs: the arguments: a tuple, a mapping of keyword arguments, or the one argument. expected: `{pattern: dtype}` over
-    module paths, `*` standing for one part of a path and `**` for any number of them (`layers.*.norm`, `**.norm`, `""` for
-    the root). A pattern that no module with a floating output matches fails. Call it under the autocast that you mean:
+    inputs: the arguments: a tuple, a mapping of keyword arguments, or the one argument. expected: `{pattern: dtype}`
+    over module paths, `*` standing for one part of a path and `**` for any number of them (`layers.*.norm`, `**.norm`,
+    `""` for the root). A pattern that no module with a floating output matches fails. Call it under the autocast that
+    you mean:
 
         with torch.autocast("cpu", torch.bfloat16):
             assert_dtypes(model, (x,), {"layers.*.norm": torch.float32, "head": torch.bfloat16})
