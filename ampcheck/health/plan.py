@@ -119,9 +119,8 @@ def plan_for(dtype: torch.dtype, casts: tuple[torch.dtype | str, ...], histogram
     carrier = carrier_of(dtype)
     own = format_of(dtype if dtype.is_floating_point else carrier)
     targets = {target.name: target for target in map(format_of, casts)}
-    with subnormals_kept():
-        limits = tuple((name, _cast_limits(target)) for name, target in targets.items())
-        return Plan(carrier, own.smallest_normal, limits, histogram)
+    limits = tuple((name, _cast_limits(target)) for name, target in targets.items())
+    return Plan(carrier, own.smallest_normal, limits, histogram)
 
 
 def _cast_limits(target: FloatFormat) -> tuple[float, float, float]:
