@@ -167,14 +167,7 @@ class Run:
     title: str = ""
 
     def __add__(self, other: Run) -> Run:
-        return Run(
-            {**self.environment, **other.environment},
-            self.findings + other.findings,
-            self.coverage + other.coverage,
-            self.tables + other.tables,
-            self.charts + other.charts,
-            self.title or other.title,
-        )
+        return merge((self, other))
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
         """The findings with this verdict, in the order in which they were made."""
@@ -263,7 +256,7 @@ def _plain(value: Any) -> Any:
 def _tag_nonfinite(value: Any) -> Any:
     """JSON has no NaN and no infinity: they travel as {"float": "nan"}, which no other value looks like."""
     if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
+        return {"float": repr(float(value))}  # numpy's own repr would not be read back
     if isinstance(value, dict):
         return {key: _tag_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -350,4 +343,12 @@ def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 def merge(runs: Iterable[Run]) -> Run:
     """All of the runs as one."""
-    return sum(runs, Run())
+    given = tuple(runs)
+    return Run(
+        {key: value for run in given for key, value in run.environment.items()},
+        tuple(finding for run in given for finding in run.findings),
+        sum((run.coverage for run in given), Coverage()),
+        tuple(table for run in given for table in run.tables),
+        tuple(chart for run in given for chart in run.charts),
+        next((run.title for run in given if run.title), ""),
+    )

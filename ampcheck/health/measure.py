@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -144,10 +143,10 @@ def _path_for(values: torch.Tensor) -> _Path | Unmeasured:
 
 @functools.cache
 def _triton() -> _Path | None:
-    if importlib.util.find_spec("triton") is None:
+    try:
+        from ampcheck.health import triton_kernel
+    except ImportError:
         return None
-    from ampcheck.health import triton_kernel
-
     return triton_kernel
 
 

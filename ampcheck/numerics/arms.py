@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -127,7 +128,8 @@ def run_arm(
     leaves = _leaves(prepared)
     if not leaves:
         outcome.no_backward = "nothing requires a gradient"
-    with seeded(seed), ExitStack() as stack:
+    with seeded(seed), warnings.catch_warnings(), ExitStack() as stack:
+        warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
         if keep_modules and prepared.root is not None:
             stack.enter_context(_kept_outputs(prepared.root, outcome))
         stack.enter_context(around or nullcontext())

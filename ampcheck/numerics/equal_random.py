@@ -75,7 +75,9 @@ class EqualRandom(TorchDispatchMode):
 
 def draws_numbers(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this call consumes random numbers: attention and dropout with probability 0 do not."""
-    named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    arguments = func._schema.arguments
+    named = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    named |= {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
     probability = named.get("dropout_p", named.get("p") if "dropout" in func._schema.name else None)
     return probability != 0.0 and named.get("train") is not False
 

@@ -1,0 +1,205 @@
+"""The main job: every verdict has evidence, bad input is one clear sentence, and nothing of the user's is changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ampcheck
+from ampcheck import Verdict, assert_numerics, audit, collect, demo, observe
+from ampcheck.errors import UsageError
+from ampcheck.record import Run
+
+
+class Overflows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        nn.init.constant_(self.inner.weight, 100.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.inner(x.abs() + 1))
+
+
+def _checks(run: Run, verdict: Verdict) -> set[str]:
+    return {finding.check for finding in run.of(verdict)}
+
+
+def test_the_demo_is_safe_in_both_formats_forward_and_backward() -> None:
+    run = audit(demo.subject(), compile=False)
+    assert not run.failed
+    assert set(run.counts()) == {Verdict.PASS}
+    assert {"ops", "tensors", "modules", "outputs", "gradients"} <= set(run.coverage.seen)
+    phases = {series.group for chart in run.charts for series in chart.series}
+    assert phases == {"forward", "backward"}
+    assert run.environment["torch"] == torch.__version__
+
+
+def test_every_verdict_says_what_it_looked_at() -> None:
+    run = audit(demo.subject(), dtype="bfloat16", compile=False)
+    for finding in run.of(Verdict.PASS):
+        assert "ops" in finding.message, finding
+
+
+def test_the_compiled_model_is_judged_against_float64_too() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+    run = audit((model, torch.randn(4, 16)), dtype="bfloat16")
+    compiled = [f for f in run.findings if "compiled" in f.subject]
+    assert {f.check for f in compiled} >= {"overflow", "precision-loss", "nonfinite-gradient", "coverage"}
+    assert run.coverage.seen["graphs"] >= 1
+    assert not run.failed
+
+
+def test_a_compiled_run_without_a_graph_is_a_failure_not_a_pass() -> None:
+    class Excluded(nn.Module):
+        @torch._dynamo.disable
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    run = audit((Excluded(), torch.randn(4).bfloat16()))
+    assert [f.check for f in run.of(Verdict.FAIL)] == ["coverage"]
+
+
+def test_successive_calls_and_regional_blocks_are_subjects() -> None:
+    linear = nn.Linear(4, 4)
+    several = audit((linear, [(torch.randn(2, 4),), (torch.randn(3, 4),)]), dtype="bfloat16", compile=False)
+    assert several.coverage.seen["outputs"] == 2
+    blocks = audit(([nn.Linear(4, 4), nn.Linear(4, 4)], [(torch.randn(2, 4),)]), dtype="bfloat16", compile=False)
+    assert not blocks.failed
+    assert blocks.coverage.seen["gradients"] == 4
+
+
+def test_a_subject_that_computes_nothing_is_a_failure() -> None:
+    run = audit((lambda x: None, torch.randn(3)), compile=False)
+    assert "coverage" in _checks(run, Verdict.FAIL)
+
+
+def test_a_model_kept_in_16_bits_is_run_as_it_is() -> None:
+    run = audit((nn.Linear(4, 4).half(), torch.randn(2, 4).half()), compile=False)
+    assert {f.subject for f in run.findings} == {"subject [float16 native, eager]"}
+
+
+def test_state_of_the_model_is_not_run_forward() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    audit((model, torch.randn(8, 4)), compile=False)
+    assert int(model[1].num_batches_tracked) == 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_autocast_state_is_left_as_it_was() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        audit((nn.Linear(4, 4), torch.randn(2, 4)), dtype="float16", compile=False)
+        assert torch.get_autocast_dtype("cpu") is torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_noise_is_the_same_in_every_arm_so_random_models_are_comparable_in_eager_mode() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ x.mT + torch.randn(4, 4, dtype=x.dtype)
+
+    run = audit((Noisy(), torch.randn(4, 8).bfloat16()), compile=False)
+    assert not run.failed
+
+
+def test_a_random_model_is_told_to_be_not_comparable_when_compiled() -> None:
+    run = audit((nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train(), torch.randn(4, 8)), dtype="bfloat16")
+    (skipped,) = [f for f in run.of(Verdict.SKIP) if f.check == "precision-loss"]
+    assert "random" in skipped.message
+
+
+def test_an_exception_of_compiled_code_alone_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: object, inputs: object) -> object:
+        raise RuntimeError("planted")
+
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: compile_with(model, backend=broken))
+    run = audit((lambda x: x * 2, torch.randn(4).bfloat16()))
+    assert "compiled-exception" in _checks(run, Verdict.FAIL)
+
+
+def test_the_assertion_lists_every_failure_with_place_and_hint() -> None:
+    with collect() as runs, pytest.raises(AssertionError) as caught:
+        assert_numerics(Overflows(), torch.randn(2, 8), dtype="float16", name="planted")
+    text = str(caught.value)
+    assert "[overflow] fail: planted" in text
+    assert "where: forward, inner, aten::addmm" in text
+    assert "hint:" in text
+    assert len(runs) == 1
+    assert runs[0].failed
+
+
+def test_the_same_model_is_safe_in_bfloat16() -> None:
+    run = assert_numerics(Overflows(), torch.randn(2, 8), dtype="bfloat16")
+    assert run.coverage.total > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"checks": ["overflows"]}, "there is no check 'overflows'; there are low-precision-error, overflow"),
+        ({"dtype": "float32"}, "autocast casts to float16 or bfloat16, not to float32"),
+        ({"dtype": "float17"}, "float17"),
+        ({"device": "gpu"}, "'gpu' is no device"),
+        ({"autocast": False}, "no 16-bit weights or inputs"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        audit((nn.Linear(4, 4), torch.randn(2, 4)), **options)  # type: ignore[arg-type]
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [{"step": lambda i: 0.0}, lambda: None])
+def test_kinds_that_are_not_judged_yet_say_so(shape: object) -> None:
+    with pytest.raises(UsageError, match="not judged yet"):
+        audit(shape)
+
+
+def test_a_cuda_request_without_cuda_is_one_clear_sentence() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(UsageError, match=r"torch\.cuda\.is_available\(\) is False"):
+        audit((nn.Linear(4, 4), torch.randn(2, 4)), device="cuda")
+
+
+@pytest.mark.cuda
+def test_the_demo_is_safe_on_cuda() -> None:
+    assert not audit(demo.subject(), device="cuda", compile=False).failed
+
+
+def test_observing_a_block_finds_the_overflow_and_its_line() -> None:
+    with pytest.raises(AssertionError, match="overflow"), observe(("overflow",)):
+        torch.full((4,), 300.0, dtype=torch.float16) ** 2
+    with observe(("overflow",)):
+        torch.full((4,), 3.0, dtype=torch.float16) ** 2
+
+
+def test_observing_a_block_that_computes_nothing_fails() -> None:
+    with pytest.raises(AssertionError, match="coverage"), observe():
+        pass
+
+
+def test_observing_does_not_hide_the_exception_of_the_block() -> None:
+    def body() -> None:
+        with observe():
+            torch.ones(2) + 1
+            raise ZeroDivisionError
+
+    with collect() as runs, pytest.raises(ZeroDivisionError):
+        body()
+    assert len(runs) == 1
+
+
+def test_progress_is_told_before_each_stage() -> None:
+    told: list[tuple[str, int, int]] = []
+    audit((nn.Linear(4, 4), torch.randn(2, 4)), compile=False, progress=lambda *stage: told.append(stage))
+    assert [done for _, done, _ in told] == [0, 1, 2, 3]
+    assert {total for _, _, total in told} == {3}
+
+
+def test_public_names() -> None:
+    assert callable(ampcheck.audit)
+    assert ampcheck.Subject is type(demo.subject())
