@@ -40,6 +40,15 @@ def test_the_kernels_agree_with_the_oracle_in_the_interpreter():
     assert " passed" in process.stdout
 
 
+def test_without_triton_the_oracle_answers(monkeypatch):
+    from ampcheck.health import measure
+
+    monkeypatch.delitem(sys.modules, "ampcheck.health.triton_kernel", raising=False)
+    monkeypatch.delattr("ampcheck.health.triton_kernel", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert measure._triton.__wrapped__() is None
+
+
 def assert_kernel_agrees(tensor: torch.Tensor, casts: tuple[str, ...], histogram: bool) -> None:
     __tracebackhide__ = True
     from ampcheck.health import triton_kernel
