@@ -49,10 +49,10 @@ def audit(
 ) -> Run:
     """Judge a subject in every dtype asked for, eager and compiled, forward and backward.
 
-    subject: a `Subject` or one of its shapes. device: where to run. dtype: what autocast casts to. autocast: None decides
-    by the model: one whose weights or inputs are 16-bit already is run as it is, in that dtype alone. compile: also run
-    under `torch.compile`, which resets Dynamo. checks: slugs, all by default; `coverage` is always among them.
-    limits: by default those of `[tool.ampcheck]` of the working directory.
+    subject: a `Subject` or one of its shapes. device: where to run. dtype: what autocast casts to. autocast: None
+    decides by the model: one whose weights or inputs are 16-bit already is run as it is, in that dtype alone.
+    compile: also run under `torch.compile`, which resets Dynamo. checks: slugs, all by default; `coverage` is always
+    among them. limits: by default those of `[tool.ampcheck]` of the working directory.
 
     Raises `UsageError` for a subject that cannot be judged, an unknown check, and a device or dtype that is not there.
     """
@@ -110,9 +110,9 @@ def assert_numerics(
 ) -> Run:
     """Assert that `model(*inputs)` is numerically safe in low precision, forward and backward.
 
-    model, inputs: a module or function and its arguments (a tuple, a mapping of keyword arguments, or the one argument);
-    or a `Subject` alone. subject: what `Subject` takes besides: `loss`, `dtypes`. Returns the run; raises `AssertionError`
-    with every failure, and `UsageError` as `audit` does.
+    model, inputs: a module or function and its arguments (a tuple, a mapping of keyword arguments, or the one
+    argument); or a `Subject` alone. subject: what `Subject` takes besides: `loss`, `dtypes`. Returns the run; raises
+    `AssertionError` with every failure, and `UsageError` as `audit` does.
     """
     __tracebackhide__ = True
     made = model if inputs is None else (model, inputs)
@@ -127,9 +127,9 @@ def assert_numerics(
 def observe(checks: Sequence[str] = (), subject: str = "this block") -> Iterator[None]:
     """Judge every op that runs inside, forward and backward, without a reference.
 
-    checks: of `overflow`, `silent-zero`, `flush`, `integer-cast`, `headroom`; all by default. On leaving the block the run
-    is emitted, and `AssertionError` raised for its failures unless the block raised itself. Raises `UsageError` for another
-    check.
+    checks: of `overflow`, `silent-zero`, `flush`, `integer-cast`, `headroom`; all by default. On leaving the block
+    the run is emitted, and `AssertionError` raised for its failures unless the block raised itself. Raises
+    `UsageError` for another check.
     """
     __tracebackhide__ = True
     if unknown := sorted(set(checks) - set(OBSERVABLE)):

@@ -24,43 +24,47 @@ _PAGES = (
     Explanation(
         "low-precision-error",
         "What runs in float32 also runs in low precision. Fails when only the low-precision run raises.",
-        "The subject runs in float32 and in float64 first; the exception of the low-precision run is reported with the op, "
-        "module and line at which it was raised.",
-        "Operands whose dtypes no longer match (a float32 table meets a bfloat16 tensor), a constant such as -1e9 that "
-        "float16 cannot hold, in-place and out= variants that autocast does not touch, a kernel that the device lacks.",
-        "Cast where the dtypes part (.to(x.dtype)), take mask values from torch.finfo(x.dtype).min or use a boolean mask, "
-        "use the out-of-place variant of the op.",
+        "The subject runs in float32 and in float64 first; the exception of the low-precision run is reported "
+        "with the op, module and line at which it was raised.",
+        "Operands whose dtypes no longer match (a float32 table meets a bfloat16 tensor), a constant such as -1e9 "
+        "that float16 cannot hold, in-place and out= variants that autocast does not touch, a kernel that the "
+        "device lacks.",
+        "Cast where the dtypes part (.to(x.dtype)), take mask values from torch.finfo(x.dtype).min or use a "
+        "boolean mask, use the out-of-place variant of the op.",
     ),
     Explanation(
         "overflow",
-        "An op with finite inputs gives finite outputs. Fails when an infinity or NaN that low precision made reaches a "
-        "module's output, an output or a gradient; warns when it was absorbed before.",
-        "Every op of forward and backward is watched below autocast. Where non-finite values appear, the op is run again on "
-        "the same inputs in float64, which tells the format's limit from arithmetic that has no result. The op where they "
-        "appear is the producer; ops that carry them on are only counted. A -inf that the model writes on purpose (a mask) "
-        "has a non-finite constant or input and is no finding. Of a compiled run the outputs are judged.",
-        "Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), finfo.min added "
-        "to a negative score, a divisor whose eps is zero in the format.",
-        "Keep the op in float32, scale its inputs, use bfloat16, write masks with where or masked_fill instead of adding.",
+        "An op with finite inputs gives finite outputs. Fails when an infinity or NaN that low precision made "
+        "reaches a module's output, an output or a gradient; warns when it was absorbed before.",
+        "Every op of forward and backward is watched below autocast. Where non-finite values appear, the op is "
+        "run again on the same inputs in float64, which tells the format's limit from arithmetic that has no "
+        "result. The op where they appear is the producer; ops that carry them on are only counted. A -inf that "
+        "the model writes on purpose (a mask) has a non-finite constant or input and is no finding. Of a compiled "
+        "run the outputs are judged.",
+        "Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), "
+        "finfo.min added to a negative score, a divisor whose eps is zero in the format.",
+        "Keep the op in float32, scale its inputs, use bfloat16, write masks with where or masked_fill instead of "
+        "adding.",
     ),
     Explanation(
         "nonfinite-gradient",
         "Every gradient that is finite in float64 is finite in low precision.",
-        "float16 is run at the loss scales at which torch.amp.GradScaler starts and to which it backs off, until no gradient "
-        "is infinite; bfloat16 at scale 1.",
+        "float16 is run at the loss scales at which torch.amp.GradScaler starts and to which it backs off, until "
+        "no gradient is infinite; bfloat16 at scale 1.",
         "A forward overflow; a division or square root at zero whose derivative overflows.",
         "Mend the overflow first. Clamp before sqrt, log and division; see overflow for the op.",
     ),
     Explanation(
         "precision-loss",
-        "Outputs and gradients lie within what rounding explains of the same model in float64. Fails beyond that; warns "
-        "where a discrete decision (topk, comparison, cast to integer) fell otherwise first, and where an output agrees with "
-        "float64 to less than two bits although rounding explains it.",
-        "The relative error in the Euclidean norm, per output, module output and gradient. The limit is precision * "
-        "sqrt(chain) * (u + s) + sqrt(n) * u32: u is the unit roundoff of the format, chain the longest series of roundings "
-        "between two weights, s how far the float64 model moves when its weights and rounded inputs are moved by u, n the "
-        "longest sum and u32 the unit roundoff of float32, in which sums are kept. A tensor that not even float32 knows to "
-        "the digits of the format is left out, and so is a gradient whose error is within rounding of the whole gradient.",
+        "Outputs and gradients lie within what rounding explains of the same model in float64. Fails beyond that; "
+        "warns where a discrete decision (topk, comparison, cast to integer) fell otherwise first, and where an "
+        "output agrees with float64 to less than two bits although rounding explains it.",
+        "The relative error in the Euclidean norm, per output, module output and gradient. The limit is precision "
+        "* sqrt(chain) * (u + s) + sqrt(n) * u32: u is the unit roundoff of the format, chain the longest series "
+        "of roundings between two weights, s how far the float64 model moves when its weights and rounded inputs "
+        "are moved by u, n the longest sum and u32 the unit roundoff of float32, in which sums are kept. A tensor "
+        "that not even float32 knows to the digits of the format is left out, and so is a gradient whose error is "
+        "within rounding of the whole gradient.",
         "Cancellation (differences of cumulative sums, variance by E[x^2] - E[x]^2), position tables in 16 bits, "
         "accumulation in the low format.",
         "Keep the first module beyond its limit in float32; subtract before rounding; set precision in "
@@ -68,35 +72,37 @@ _PAGES = (
     ),
     Explanation(
         "silent-zero",
-        "No tensor becomes zero as a whole, and no constant vanishes where it guards. Fails when outputs or gradients suffer; "
-        "warns otherwise.",
-        "The op is run again on the same inputs in float64. A constant vanishes when it is a nonzero Python number below half "
-        "of the format's smallest subnormal and results that needed it are exactly zero.",
+        "No tensor becomes zero as a whole, and no constant vanishes where it guards. Fails when outputs or "
+        "gradients suffer; warns otherwise.",
+        "The op is run again on the same inputs in float64. A constant vanishes when it is a nonzero Python "
+        "number below half of the format's smallest subnormal and results that needed it are exactly zero.",
         "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",
         "Use an eps that the format holds, scale before squaring, compute the guard in float32.",
     ),
     Explanation(
         "flush",
-        "No tensor loses more of its Euclidean norm to zero than one rounding changes anyway. Fails when outputs or gradients "
-        "suffer; warns when more than half of a tensor's nonzero elements vanish without a consequence.",
-        "Element by element against the same op on the same inputs in float64: nonzero there, zero here, and too small for "
-        "the format. The limit is flush * u, u being the unit roundoff.",
+        "No tensor loses more of its Euclidean norm to zero than one rounding changes anyway. Fails when outputs "
+        "or gradients suffer; warns when more than half of a tensor's nonzero elements vanish without a "
+        "consequence.",
+        "Element by element against the same op on the same inputs in float64: nonzero there, zero here, and too "
+        "small for the format. The limit is flush * u, u being the unit roundoff.",
         "float16 below 6e-8: gradients of a loss that is not scaled, probabilities, variances of small activations.",
         "Scale the loss (torch.amp.GradScaler), scale the values, use bfloat16, keep the op in float32.",
     ),
     Explanation(
         "integer-cast",
         "Integers survive a trip through a 16-bit float. Fails when outputs or gradients suffer; warns otherwise.",
-        "Casts between integers and 16-bit floats and arange in a 16-bit dtype are compared element by element; float16 "
-        "holds every integer up to 2048, bfloat16 up to 256.",
-        "torch.arange(n).to(x.dtype) or type_as, position ids and time steps cast with the model, counters kept as buffers.",
+        "Casts between integers and 16-bit floats and arange in a 16-bit dtype are compared element by element; "
+        "float16 holds every integer up to 2048, bfloat16 up to 256.",
+        "torch.arange(n).to(x.dtype) or type_as, position ids and time steps cast with the model, counters kept "
+        "as buffers.",
         "Compute with positions in float32 and cast the result.",
     ),
     Explanation(
         "headroom",
         "No value comes within a factor (4 by default) of the maximum of its format: a warning.",
-        "The largest magnitude that each op makes, in forward, and in backward where the loss is not scaled. Constants that "
-        "go in as they come out do not count.",
+        "The largest magnitude that each op makes, in forward, and in backward where the loss is not scaled. "
+        "Constants that go in as they come out do not count.",
         "Growth along the residual stream, unnormalised scores, a large loss scale.",
         "Normalise or scale, or set headroom in [tool.ampcheck.limits].",
     ),
@@ -119,12 +125,14 @@ _PAGES = (
         "What runs in eager mode also runs compiled.",
         "The subject runs under torch.compile with Inductor after its eager run succeeded.",
         "An op that Inductor lowers wrongly, a missing C++ compiler, control flow on tensor values under fullgraph.",
-        "Compile with backend='aot_eager' to tell tracing from code generation; report it to PyTorch with the smaller model.",
+        "Compile with backend='aot_eager' to tell tracing from code generation; report it to PyTorch with the "
+        "smaller model.",
     ),
     Explanation(
         "coverage",
         "Something was looked at. Nothing looked at is a failure, and so is a compiled run without a graph.",
-        "Counts of ops, tensors, modules, outputs, gradients and graphs, and what could not be measured with the reason.",
+        "Counts of ops, tensors, modules, outputs, gradients and graphs, and what could not be measured with the "
+        "reason.",
         "Inputs with which nothing is computed, a model that torch._dynamo.disable excludes.",
         "Give inputs with which the model does its work.",
     ),

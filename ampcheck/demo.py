@@ -43,10 +43,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, width] to the same."""
-        split = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(*split.unbind(), is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(-2))
-        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+        q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        stream: Tensor = x + self.out(attended.transpose(1, 2).flatten(-2))
+        thought: Tensor = self.down(F.gelu(self.up(self.norm_2(stream))))
+        return stream + thought
 
 
 class CharTransformer(nn.Module):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, brief
 
 SHAPES = (
     "(module, args), (module, args, kwargs), (callable, [args, args, ...]), ([module, ...], [args]), "
@@ -95,7 +95,7 @@ def load_subject(target: str) -> Subject:
         found = ", ".join(name for name in vars(module) if not name.startswith("_"))
         raise UsageError(f"{place} has no {attribute!r}; it has {found or 'nothing'}") from error
     except Exception as error:  # a property, or a module's __getattr__
-        raise UsageError(f"{target} raised {_brief(error)}") from error
+        raise UsageError(f"{target} raised {brief(error)}") from error
     if isinstance(value, Subject):
         return value if value.name != "subject" else replace(value, name=target)
     if not callable(value):
@@ -103,7 +103,7 @@ def load_subject(target: str) -> Subject:
     try:
         made = value()
     except (Exception, SystemExit) as error:  # the user's code: whatever it raises is theirs to read, in one sentence
-        raise UsageError(f"the factory {target} raised {_brief(error)}") from error
+        raise UsageError(f"the factory {target} raised {brief(error)}") from error
     if isinstance(made, Subject):
         return made if made.name != "subject" else replace(made, name=target)
     return Subject(made, name=target)
@@ -169,7 +169,7 @@ def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # an import runs the user's code, which may raise anything
-        raise UsageError(f"cannot import {name}: {_brief(error)}") from error
+        raise UsageError(f"cannot import {name}: {brief(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -188,10 +188,5 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script that exits would exit 0 with nothing judged
         sys.modules.pop(name, None)
-        raise UsageError(f"cannot import {path}: {_brief(error)}") from error
+        raise UsageError(f"cannot import {path}: {brief(error)}") from error
     return module
-
-
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -76,7 +76,7 @@ class Trace(TorchDispatchMode):
     def __init__(
         self, model: torch.nn.Module | None = None, *, health: bool = False, observers: tuple[Observer, ...] = ()
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[OpEvent] = []
         self.failed: OpEvent | None = None
         self._model = model
@@ -89,7 +89,7 @@ class Trace(TorchDispatchMode):
     def __enter__(self) -> Trace:
         self._open.enter_context(self._scopes.watched())
         try:
-            super().__enter__()
+            super().__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
             self._open.close()
             raise
@@ -97,7 +97,7 @@ class Trace(TorchDispatchMode):
 
     def __exit__(self, *exc: object) -> None:
         try:
-            super().__exit__(*exc)
+            super().__exit__(*exc)  # type: ignore[no-untyped-call]
         finally:
             self._open.close()
 
@@ -234,7 +234,7 @@ def is_users(path: str) -> bool:
 
 
 def short_path(path: str) -> str:
-    """Relative to the working directory or to the site-packages that hold it: `transformers/models/t5/modeling_t5.py`."""
+    """Relative to the working directory or to the site-packages around it: `transformers/activations.py`."""
     here = os.getcwd() + os.sep
     return path[len(here) :] if path.startswith(here) else path.rpartition(f"site-packages{os.sep}")[2]
 

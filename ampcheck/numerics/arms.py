@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.subject import Call, Kind, Subject
@@ -77,8 +77,7 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
         calls = copy.deepcopy(subject.calls, {})
     except Exception as error:  # any __deepcopy__ of the user's may raise anything
         raise UsageError(
-            f"{subject.name} must be copied to be run more than once, and copy.deepcopy raised "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            f"{subject.name} must be copied to be run more than once, and copy.deepcopy raised {brief(error)}"
         ) from error
     for block in model if isinstance(model, tuple) else (model,):
         if isinstance(block, torch.nn.Module):
@@ -112,7 +111,7 @@ def run_arm(
     *,
     loss: Callable[[Any], torch.Tensor] | None = None,
     autocast: AbstractContextManager[Any] | None = None,
-    around: AbstractContextManager[Any] | None = None,
+    around: Sequence[AbstractContextManager[Any]] = (),
     scale: float = 1.0,
     keep_modules: bool = True,
     finite_loss: bool = False,
@@ -120,7 +119,7 @@ def run_arm(
 ) -> Outcome:
     """Run forward, loss and backward once.
 
-    autocast: entered for each forward and loss, never for backward. around: entered for all of it (a trace).
+    autocast: entered for each forward and loss, never for backward. around: entered in order for all of it (a trace).
     scale: multiplies the loss before backward, as a GradScaler does; gradients are divided by it again.
     finite_loss: leave out of the default loss what is not finite. An exception of the model is kept in `error`.
     """
@@ -132,7 +131,8 @@ def run_arm(
         warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
         if keep_modules and prepared.root is not None:
             stack.enter_context(_kept_outputs(prepared.root, outcome))
-        stack.enter_context(around or nullcontext())
+        for context in around:
+            stack.enter_context(context)
         try:
             for number, call in enumerate(prepared.calls):
                 outcome.phase = "forward"
@@ -150,9 +150,10 @@ def run_arm(
                     outcome.no_backward = "no floating output has a gradient"
                     continue
                 outcome.phase = "backward"
-                # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours runs.
-                total.backward(torch.full_like(total, scale))  # type: ignore[no-untyped-call]
-        except Exception as error:  # the user's model: its exception is a result
+                # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours
+                # runs.
+                torch.autograd.backward(total, torch.full_like(total, scale))
+        except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = error
     for name, leaf in leaves.items():
         if leaf.grad is not None and not outcome.no_backward:
@@ -179,7 +180,7 @@ def _forward(prepared: Prepared, call: Call) -> Any:
 def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
     """What gradients are taken of: the parameters; where there are none, the floating inputs."""
     named = dict(prepared.root.named_parameters()) if prepared.root is not None else {}
-    leaves = {name: p for name, p in named.items() if p.requires_grad}
+    leaves: dict[str, torch.Tensor] = {name: p for name, p in named.items() if p.requires_grad}
     if leaves:
         return leaves
     found: dict[str, torch.Tensor] = {}

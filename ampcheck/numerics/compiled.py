@@ -21,8 +21,8 @@ class Graphs:
 def measure_graphs() -> Iterator[Graphs]:
     """Count the graphs that are compiled inside.
 
-    Dynamo is reset on the way in and out: copies of one model share their code object, whose cache would fill up and then
-    fall back to eager without a word. Functions that the caller had compiled are compiled again when next called.
+    Dynamo is reset on the way in and out: copies of one model share their code object, whose cache would fill up and
+    then fall back to eager without a word. Functions that the caller had compiled are compiled again when next called.
     """
     from torch._dynamo.utils import counters
 

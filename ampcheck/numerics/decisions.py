@@ -21,7 +21,7 @@ _KEPT_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A decision that the low-precision run took otherwise: `changed` of `numel` elements, at the op with this index."""
+    """A decision that the low-precision run took otherwise: `changed` of `numel` elements, at the op `index`."""
 
     where: Where
     changed: int

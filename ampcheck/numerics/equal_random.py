@@ -1,7 +1,7 @@
 """Equal random numbers in every arm.
 
-`randn(dtype=float64)` consumes the generator differently from `randn(dtype=bfloat16)`, so a model that draws noise would
-see other noise in each precision. Inside `EqualRandom` every draw is made in float32 and then cast.
+`randn(dtype=float64)` consumes the generator differently from `randn(dtype=bfloat16)`, so a model that draws noise
+would see other noise in each precision. Inside `EqualRandom` every draw is made in float32 and then cast.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EqualRandom(TorchDispatchMode):
     """Make every draw in float32 and cast it; `drew` tells whether any op drew at all."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.drew = False
 
     def __torch_dispatch__(

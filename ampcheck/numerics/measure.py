@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -10,22 +9,24 @@ from typing import Any
 
 import torch
 
+from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.nest import tensors
 from ampcheck.numerics.arms import Outcome, Prepared, prepare, run_arm
+from ampcheck.numerics.compare import compare
 from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.numerics.reference import Reference, _all_of, _first_line, input_names
-from ampcheck.numerics.stats import NumericsStats, Raised, TensorError
+from ampcheck.numerics.reference import Reference, input_names
+from ampcheck.numerics.stats import NumericsStats, Raised
 from ampcheck.record import Coverage, Where
 from ampcheck.subject import Kind, Subject
 from ampcheck.trace import OpEvent, Trace, is_users, short_path
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
-"""Where torch.amp.GradScaler starts, and what it backs off to; float16 is judged at the first that overflows nowhere."""
+"""Where torch.amp.GradScaler starts, and what it backs off to; float16 is judged at the first without overflow."""
 
 
 def native_format(subject: Subject) -> torch.dtype | None:
@@ -34,16 +35,11 @@ def native_format(subject: Subject) -> torch.dtype | None:
     Such a model is run as it is: autocast would change what its author wrote.
     """
     blocks = subject.model if isinstance(subject.model, tuple) else (subject.model,)
-    for block in blocks:
-        if isinstance(block, torch.nn.Module):
-            for tensor in (*block.parameters(), *block.buffers()):
-                if tensor.is_floating_point() and tensor.dtype.itemsize == 2:
-                    return tensor.dtype
+    modules = [block for block in blocks if isinstance(block, torch.nn.Module)]
+    held: list[torch.Tensor] = [t for module in modules for t in (*module.parameters(), *module.buffers())]
     for call in subject.calls:
-        for _, tensor in tensors((call.args, dict(call.kwargs))):
-            if tensor.is_floating_point() and tensor.dtype.itemsize == 2:
-                return tensor.dtype
-    return None
+        held += [tensor for _, tensor in tensors((call.args, dict(call.kwargs)))]
+    return next((t.dtype for t in held if t.is_floating_point() and t.dtype.itemsize == 2), None)
 
 
 def measure_numerics(
@@ -67,7 +63,7 @@ def measure_numerics(
             prepared,
             loss=subject.loss,
             autocast=_autocast(device, dtype, native),
-            around=_all_of(EqualRandom(), trace),
+            around=[EqualRandom(), trace],
             scale=scale,
             finite_loss=reference.finite_loss,
         )
@@ -76,7 +72,7 @@ def measure_numerics(
     raised = None
     if outcome.error is not None:
         if not _reference_reached(reference, outcome):
-            outcome.no_backward = f"backward raises in float32 too: {_first_line(outcome.error)}"
+            outcome.no_backward = f"backward raises in float32 too: {brief(outcome.error)}"
         else:
             raised = _raised(outcome, prepared, trace.failed)
     errors = compare(outcome, reference, dtype, rounded.names)
@@ -144,7 +140,7 @@ def measure_compiled(
     outcome.gradients = {name.replace("_orig_mod.", ""): g for name, g in outcome.gradients.items()}
     raised = None
     if outcome.error is not None and _reference_reached(reference, outcome):
-        raised = Raised(Where(phase="compile"), f"{type(outcome.error).__name__}: {_first_line(outcome.error)}")
+        raised = Raised(Where(phase="compile"), brief(outcome.error))
     inputs = {
         name
         for call, n in zip(prepared.calls, range(len(prepared.calls)), strict=True)
@@ -185,67 +181,6 @@ def measure_compiled(
     )
 
 
-def compare(
-    outcome: Outcome, reference: Reference, dtype: torch.dtype, rounded_inputs: Iterable[str]
-) -> tuple[TensorError, ...]:
-    """Every output, module output and gradient beside its reference."""
-    roundoff = format_of(dtype).unit_roundoff
-    moved = reference.moved(roundoff, frozenset(rounded_inputs))
-    whole = math.sqrt(sum(_norm(g) ** 2 for g in reference.outcome.gradients.values() if _finite([g])))
-    found = []
-    for kind, get in _KINDS:
-        twins = get(reference.outcome)
-        narrow = get(reference.float32)
-        for order, (key, tensor) in enumerate(get(outcome).items()):
-            twin = twins.get(key)
-            if twin is None or twin.shape != tensor.shape:
-                continue
-            wide = twin.double()
-            found.append(
-                TensorError(
-                    kind=kind,
-                    name=_name(key),
-                    dtype=str(outcome.gradient_dtypes.get(key, tensor.dtype)).removeprefix("torch."),
-                    error=_relative(tensor, wide),
-                    sensitivity=max((_relative(get(m)[key], wide) for m in moved if key in get(m)), default=math.inf),
-                    share=_norm(tensor.double() - wide) / whole if kind == "gradient" and whole else 0.0,
-                    nonfinite=int((~tensor.isfinite() & twin.isfinite()).sum()),
-                    known=key not in narrow or not _relative(narrow[key], wide) > roundoff,
-                    order=order,
-                )
-            )
-    return tuple(found)
-
-
-_KINDS: tuple[tuple[str, Any], ...] = (
-    ("output", lambda outcome: outcome.outputs),
-    ("module", lambda outcome: outcome.modules),
-    ("gradient", lambda outcome: outcome.gradients),
-)
-
-
-def _name(key: Any) -> str:
-    if isinstance(key, tuple):
-        module, call, path = key
-        return module + (f"[call {call}]" if call else "") + (f":{path}" if path else "")
-    return str(key)
-
-
-def _relative(tensor: torch.Tensor, wide: torch.Tensor) -> float:
-    """Norm of the difference over the norm of `wide`, over the elements that are finite in both."""
-    if tensor.shape != wide.shape:
-        return math.inf
-    both = tensor.isfinite() & wide.isfinite()
-    difference = torch.where(both, tensor.double() - wide, 0.0)
-    size = _norm(torch.where(both, wide, 0.0))
-    distance = _norm(difference)
-    return distance / size if size else (math.inf if distance else 0.0)
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.double()))
-
-
 def _finite(values: Iterable[torch.Tensor]) -> bool:
     return all(bool(v.isfinite().all()) for v in values)
 
@@ -258,7 +193,7 @@ def _reference_reached(reference: Reference, outcome: Outcome) -> bool:
 def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Raised:
     """Where the model raised: the op that failed, or the place in its own code where composite code gave up."""
     assert outcome.error is not None
-    message = f"{type(outcome.error).__name__}: {_first_line(outcome.error)}"
+    message = brief(outcome.error)
     if failed is not None:
         return Raised(failed.where, message)
     names = {id(m): n for n, m in prepared.root.named_modules()} if prepared.root is not None else {}

@@ -315,7 +315,8 @@ class OpWatch:
             self.longest_reduction = max(self.longest_reduction, widest // smallest)
 
     def _chain_of(self, *given: Any) -> int:
-        return max((self._chains.get(t, 0) for _, t in tensors(given)), default=0)
+        known = (self._chains[t] for _, t in tensors(given) if t in self._chains)
+        return max(known, default=0)
 
     def _note(self, reason: str) -> None:
         self.unseen[reason] = self.unseen.get(reason, 0) + 1

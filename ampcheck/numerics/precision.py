@@ -24,8 +24,8 @@ def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Find
     hint = (
         "reproduce with torch.compile(model, backend='aot_eager') to tell Inductor from tracing"
         if stats.compiled
-        else "make the operands' dtypes meet with an explicit .to(), take constants from torch.finfo(x.dtype), and leave "
-        "in-place and out= variants to tensors that autocast does not touch"
+        else "make the operands' dtypes meet with an explicit .to(), take constants from torch.finfo(x.dtype), "
+        "and leave in-place and out= variants to tensors that autocast does not touch"
     )
     return [Finding(slug, Verdict.FAIL, who(stats), message, stats.raised.where, hint=hint)]
 
@@ -33,9 +33,9 @@ def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Find
 def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Outputs and gradients lie no further from float64 than rounding explains; module outputs tell where it began.
 
-    See `NumericsStats.error_limit` for the limit. Where a discrete decision (a topk, a mask) fell otherwise before the first
-    excess, the values beyond are other quantities: a warning. So is a tensor that agrees with float64 to less than two
-    bits although rounding explains it.
+    See `NumericsStats.error_limit` for the limit. Where a discrete decision (a topk, a mask) fell otherwise before
+    the first excess, the values beyond are other quantities: a warning. So is a tensor that agrees with float64 to
+    less than two bits although rounding explains it.
     """
     check = "precision-loss"
     if skipped := not_reached(stats, check):
@@ -58,8 +58,8 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if blurred and not found:
         worst = max(blurred, key=lambda e: e.error)
         message = (
-            f"{_named(worst)} agrees with {stats.reference} to {worst.error:.2g} only; rounding explains it, since the model "
-            f"amplifies a rounding of its data {worst.sensitivity / stats.unit_roundoff:.0f}x"
+            f"{_named(worst)} agrees with {stats.reference} to {worst.error:.2g} only; rounding explains it, since the "
+            f"model amplifies a rounding of its data {worst.sensitivity / stats.unit_roundoff:.0f}x"
         )
         hint = "keep the part of the model that amplifies in float32"
         found.append(
@@ -93,8 +93,9 @@ def _lost(stats: NumericsStats, kind: str, excess: list[TensorError], limits: Li
     total = sum(e.kind == kind for e in stats.errors)
     first = _first_beyond(stats, limits)
     message = (
-        f"{kind}s must lie within {limit:.2g} of {stats.reference} ({limits.precision:g} standard deviations of rounding in "
-        f"{stats.format}, with {stats.chain} roundings in a row and a sensitivity of {worst.sensitivity:.2g}); "
+        f"{kind}s must lie within {limit:.2g} of {stats.reference} ({limits.precision:g} standard deviations of "
+        f"rounding in {stats.format}, with {stats.chain} roundings in a row and a sensitivity of "
+        f"{worst.sensitivity:.2g}); "
         f"{_named(worst)} lies {worst.error:.2g} away, and {len(excess)} of {total} are beyond their limit"
     )
     where = Where(phase="backward" if kind == "gradient" else "forward")
@@ -106,8 +107,8 @@ def _lost(stats: NumericsStats, kind: str, excess: list[TensorError], limits: Li
     hint = "keep this module in float32, or reorder it: subtract before rounding, accumulate in float32, rescale"
     if (op := _inexact_op(stats, where.phase, limits)) is not None:
         message += (
-            f"; {op.where.op.removeprefix('aten::')} in {op.where.module or '(the root)'} alone lies {op.error:.2g} from "
-            f"float64 on the same inputs ({op.where.file}:{op.where.line})"
+            f"; {op.where.op.removeprefix('aten::')} in {op.where.module or '(the root)'} alone lies {op.error:.2g} "
+            f"from float64 on the same inputs ({op.where.file}:{op.where.line})"
         )
         hint = "an op that is wrong on its own inputs is a kernel's defect: try another backend for it, and report it"
     verdict = Verdict.FAIL
@@ -115,7 +116,8 @@ def _lost(stats: NumericsStats, kind: str, excess: list[TensorError], limits: Li
         verdict = Verdict.WARN
         message += (
             f"; {flip.changed:,} of {flip.numel:,} decisions of {flip.where.op.removeprefix('aten::')} in "
-            f"{flip.where.module or '(the root)'} fell otherwise, which rounding explains, and what follows is another quantity"
+            f"{flip.where.module or '(the root)'} fell otherwise, which rounding explains, and what follows is another "
+            f"quantity"
         )
         hint = "compute the scores that are decided upon in float32"
     return Finding("precision-loss", verdict, who(stats), message, where, worst.error, limit, "relative error", hint)

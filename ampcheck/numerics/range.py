@@ -14,8 +14,8 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """No op makes an infinity or a NaN from finite inputs.
 
     A producer is named, its propagators are counted. It fails when the damage is seen beyond the op: in an output, a
-    gradient, or where there is no reference to tell. What a clamp or a softmax absorbs is a warning. What float64 produces
-    at the same place too, from the same data, counts only when it reaches an output.
+    gradient, or where there is no reference to tell. What a clamp or a softmax absorbs is a warning. What float64
+    produces at the same place too, from the same data, counts only when it reaches an output.
     """
     check = "overflow"
     if skipped := not_reached(stats, check):
@@ -55,7 +55,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 
 def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Finding]:
-    """Every gradient that is finite in the reference is finite here, at a loss scale that GradScaler would settle on."""
+    """Every gradient that is finite in the reference is finite here, at a loss scale that GradScaler settles on."""
     check = "nonfinite-gradient"
     if skipped := not_reached(stats, check) or no_gradients(stats, check):
         return [skipped]
@@ -68,8 +68,8 @@ def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Findi
     first = bad[-1]  # backward runs from the last parameter to the first
     message = (
         f"gradients must be finite where float64's are; {len(bad)} of "
-        f"{sum(e.kind == 'gradient' for e in stats.errors)} are not, at loss scale {stats.scale:g}, nearest to the loss "
-        f"{first.name}"
+        f"{sum(e.kind == 'gradient' for e in stats.errors)} are not, at loss scale {stats.scale:g}, nearest to the "
+        f"loss {first.name}"
     )
     where = Where(phase="backward", module=gradient_module(first.name))
     hint = "see overflow for the op that made the first infinity; a smaller loss scale cannot mend a forward overflow"
@@ -128,7 +128,8 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
         worst = max(worst, fact.flushed_share)
         if fact.flushed_share > allowed and (harmed or 2 * fact.flushed > fact.nonzero):
             message = (
-                f"at most {allowed:.2g} of a tensor's norm may flush to zero; {_op(fact)} lost {fact.flushed_share:.2g} "
+                f"at most {allowed:.2g} of a tensor's norm may flush to zero; {_op(fact)} lost "
+                f"{fact.flushed_share:.2g} "
                 f"in {fact.dtype}: {fact.flushed:,} of {fact.nonzero:,} nonzero elements"
             )
             verdict = Verdict.FAIL if harmed else Verdict.WARN
@@ -145,7 +146,8 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
 def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """No tensor becomes zero as a whole, and no constant vanishes where it was needed.
 
-    The guard `eps=1e-8` is zero in float16: `0 + eps` stays 0. A vanishing constant counts when the sum really was zero.
+    The guard `eps=1e-8` is zero in float16: `0 + eps` stays 0. A vanishing constant counts when the sum really was
+    zero.
     """
     check = "silent-zero"
     if skipped := not_reached(stats, check):
@@ -169,7 +171,8 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
             )
         else:
             message = (
-                f"a tensor must not vanish; all {fact.numel // fact.calls:,} results of {_op(fact)} are 0 in {fact.dtype}, "
+                f"a tensor must not vanish; all {fact.numel // fact.calls:,} results of {_op(fact)} are 0 in "
+                f"{fact.dtype}, "
                 f"whose smallest value is {smallest:.2g}, and float64's are not ({fact.emptied} of {fact.calls} calls)"
             )
             hint = _flush_hint(fact)
@@ -197,8 +200,8 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
             continue
         exact = format_of(fact.dtype).largest_exact_integer
         message = (
-            f"integers must survive a cast; {fact.inexact:,} of {fact.numel:,} in {_op(fact)} do not: {fact.dtype} holds "
-            f"every integer up to {exact} only"
+            f"integers must survive a cast; {fact.inexact:,} of {fact.numel:,} in {_op(fact)} do not: {fact.dtype} "
+            f"holds every integer up to {exact} only"
         )
         hint = "keep positions, ids and counters in an integer or float32 dtype and cast the result, not the integer"
         verdict = Verdict.FAIL if harmed else Verdict.WARN
@@ -209,12 +212,12 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
 def _own_arithmetic(stats: NumericsStats, fact: OpFacts, born: int) -> Finding:
     """Float64 makes the same infinities, and they reach an output.
 
-    In a model under autocast that is its own affair: a mask, a log of zero. A model kept in 16 bits hands its data to the
-    reference, so an infinity there may come from a value that the 16 bits had already lost.
+    In a model under autocast that is its own affair: a mask, a log of zero. A model kept in 16 bits hands its data to
+    the reference, so an infinity there may come from a value that the 16 bits had already lost.
     """
     message = (
-        f"finite inputs must give finite outputs; {born:,} of {fact.numel:,} elements of {_op(fact)} are inf or NaN, in "
-        f"float64 too, given the {stats.format} weights and buffers that the model holds"
+        f"finite inputs must give finite outputs; {born:,} of {fact.numel:,} elements of {_op(fact)} are inf or NaN, "
+        f"in float64 too, given the {stats.format} weights and buffers that the model holds"
     )
     zeros = ", ".join(stats.zeroed_buffers) or "none"
     hint = f"a value that {stats.format} cannot hold may divide; its buffers with an exact zero: {zeros}"

@@ -1,22 +1,24 @@
 """The judge: the same model in float64, and how far it moves when its inputs and weights are rounded.
 
 A low-precision run is held against float64, never against float32 or eager alone. How much error is honest follows from
-the model itself: float64 is run again with every weight, and every input that the low-precision run rounds, moved by one
-unit roundoff of the format. An error that such a change of the data explains belongs to the data (backward stability,
-N. J. Higham, Accuracy and Stability of Numerical Algorithms, chapter 1); an error beyond it belongs to the arithmetic.
+the model itself: float64 is run again with every weight, and every input that the low-precision run rounds, moved by
+one unit roundoff of the format. An error that such a change of the data explains belongs to the data (backward
+stability, N. J. Higham, Accuracy and Stability of Numerical Algorithms, chapter 1); an error beyond it belongs to the
+arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.arms import Outcome, Prepared, prepare, run_arm
 from ampcheck.numerics.decisions import Decisions
@@ -91,7 +93,7 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
     if float32.outcome.error is not None and float32.outcome.phase == "forward":
         error = float32.outcome.error
         raise UsageError(
-            f"{subject.name} raises in float32 too ({type(error).__name__}: {_first_line(error)}); "
+            f"{subject.name} raises in float32 too ({brief(error)}); "
             "a model is judged in low precision once it runs in float32"
         ) from error
     if not all(bool(t.isfinite().all()) for t in float32.outcome.outputs.values()):
@@ -129,13 +131,12 @@ class _Watched:
 def _run(prepared: Prepared, subject: Subject, *, promote: bool, finite_loss: bool, watch: bool = True) -> _Watched:
     decisions, ops, draws = Decisions(), OpWatch(shadow=False), EqualRandom()
     trace = Trace(prepared.root, observers=(decisions, ops) if watch else ())
-    around = [draws, trace] if watch else [draws]
-    outcome = run_arm(
-        prepared,
-        loss=subject.loss,
-        around=_all_of(*around, *([PromoteMixed()] if promote else [])),
-        finite_loss=finite_loss,
-    )
+    around: list[AbstractContextManager[Any]] = [
+        draws,
+        *([trace] if watch else []),
+        *([PromoteMixed()] if promote else []),
+    ]
+    outcome = run_arm(prepared, loss=subject.loss, around=around, finite_loss=finite_loss)
     produced = frozenset((fact.where.module, fact.where.op) for fact in ops.facts() if fact.produced)
     return _Watched(outcome, decisions, produced, draws.drew)
 
@@ -176,32 +177,17 @@ def _moved(prepared: Prepared, unit_roundoff: float, inputs: Collection[str], se
     calls = []
     for number, call in enumerate(prepared.calls):
         names = input_names(call, number)
-        changed = {id(t): move(t) for name, t in names.items() if name in inputs}
-        args, kwargs = map_tensors(lambda t, c=changed: c.get(id(t), t), (call.args, dict(call.kwargs)))
-        calls.append(Call(args, kwargs))
+        changed = {id(tensor): move(tensor) for name, tensor in names.items() if name in inputs}
+        calls.append(Call(*map_tensors(partial(_replaced, changed), (call.args, dict(call.kwargs)))))
     prepared.calls = tuple(calls)
     return prepared
+
+
+def _replaced(changed: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    return changed.get(id(tensor), tensor)
 
 
 def input_names(call: Call, number: int) -> dict[str, torch.Tensor]:
     """The floating inputs of a call by a name that is the same in every copy of it."""
     named = tensors({"args": call.args, "kwargs": dict(call.kwargs)})
     return {f"{number}.{path}": tensor for path, tensor in named if tensor.is_floating_point()}
-
-
-def _all_of(*contexts: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-
-    class Together:
-        def __enter__(self) -> None:
-            for context in contexts:
-                stack.enter_context(context)
-
-        def __exit__(self, *exc: Any) -> bool | None:
-            return stack.__exit__(*exc)
-
-    return Together()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else "no message"

@@ -49,8 +49,8 @@ class NumericsStats:
 
     format: the narrowest format that the arm computes in. chain: the most roundings in a row between two weights;
     reduction: the length of the longest sum. scale: the loss scale in use. health: by (phase, module).
-    reference_nonfinite: elements of the reference's outputs that are inf or NaN; reference_produced: the (module, op) that
-    make such values there.
+    reference_nonfinite: elements of the reference's outputs that are inf or NaN; reference_produced: the (module, op)
+    that make such values there.
     zeroed_buffers: 16-bit buffers of the model with an element that is exactly zero.
     judged: whether there was a reference; without one a finding cannot be excused by its lack of consequences.
     """
@@ -95,8 +95,8 @@ class NumericsStats:
     def error_limit(self, error: TensorError, factor: float) -> float:
         """The largest relative error that rounding explains.
 
-        Independent roundings add like a random walk (Higham and Mary, 2019), so `chain` of them in a row move a value by
-        about sqrt(chain) unit roundoffs; what the data's own rounding does is measured (`sensitivity`); a sum of n
+        Independent roundings add like a random walk (Higham and Mary, 2019), so `chain` of them in a row move a value
+        by about sqrt(chain) unit roundoffs; what the data's own rounding does is measured (`sensitivity`); a sum of n
         terms, kept in float32 by every backend, adds sqrt(n) unit roundoffs of float32. `factor` is in standard
         deviations.
         """
@@ -114,8 +114,9 @@ class NumericsStats:
     def flipped(self, factor: float) -> Flip | None:
         """The first decision that fell otherwise, if rounding explains how many did.
 
-        Of values spread over their own magnitude a relative error e brings a part e to the other side of a threshold, so
-        up to the error limit of the run's tensors (and one element) is honest. What a defect decides otherwise is more.
+        Of values spread over their own magnitude a relative error e brings a part e to the other side of a threshold,
+        so up to the error limit of the run's tensors (and one element) is honest. What a defect decides otherwise is
+        more.
         """
         if not self.flips:
             return None

@@ -1,4 +1,4 @@
-"""The error limit follows from the format and the model: healthy arithmetic passes at any depth, a planted error fails."""
+"""The error limit follows from the format and the model: healthy arithmetic passes, a planted error fails."""
 
 from __future__ import annotations
 
