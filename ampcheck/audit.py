@@ -71,7 +71,10 @@ def audit(
         native = native_format(made)
         if native is None:
             raise UsageError(f"{made.name} has no 16-bit weights or inputs, and autocast=False leaves nothing to judge")
-    wanted = [native] if native is not None else [_low_dtype(d, device) for d in dtypes]
+    asked = list(dict.fromkeys(_low_dtype(name, device) for name in dtypes))
+    if not asked:
+        raise UsageError(f"no dtype was asked for; there are {', '.join(DTYPES)}")
+    wanted = [native] if native is not None else asked
     bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
     stages = 1 + len(wanted) * (2 if compile else 1)
     tell = progress or (lambda stage, done, total: None)
@@ -176,6 +179,8 @@ def check_device(device: str) -> None:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise UsageError(f"{device!r} is no device; there are cpu, cuda, cuda:N, xpu and mps") from error
+    if kind == "meta":
+        raise UsageError("device 'meta' holds no values to judge: use --device cpu")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {device!r} was asked for, and torch.cuda.is_available() is False: use --device cpu")
     try:

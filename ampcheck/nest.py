@@ -8,25 +8,28 @@ from dataclasses import fields, is_dataclass
 from types import MemberDescriptorType
 from typing import Any
 
-_MAX_DEPTH = 8  # of nested objects; a guard against cycles, far beyond any real output
 
+def tensors(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """Every tensor inside `value` and its path (`logits`, `hidden_states.2`, `0.boxes`; `''` for a bare one).
 
-def tensors(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Every tensor inside `value` and its path (`logits`, `hidden_states.2`, `0.boxes`; `''` for a bare one)."""
+    A structure that contains itself is followed once.
+    """
     if _is_tensor(value):
         yield path, value
-    elif depth < _MAX_DEPTH:
+    elif id(value) not in above:
+        inner = above | {id(value)}
         for key, item in _items(value):
-            yield from tensors(item, f"{path}.{key}" if path else str(key), depth + 1)
+            yield from tensors(item, f"{path}.{key}" if path else str(key), inner)
 
 
-def map_tensors(function: Callable[[Any], Any], value: Any, depth: int = 0) -> Any:
+def map_tensors(function: Callable[[Any], Any], value: Any, above: frozenset[int] = frozenset()) -> Any:
     """A copy of the structure `value` with `function` applied to every tensor; the original is left as it was."""
     if _is_tensor(value):
         return function(value)
-    if depth >= _MAX_DEPTH or not any(True for _ in tensors(value)):
+    if id(value) in above or not any(True for _ in tensors(value)):
         return value
-    items = {key: map_tensors(function, item, depth + 1) for key, item in _items(value)}
+    above |= {id(value)}
+    items = {key: map_tensors(function, item, above) for key, item in _items(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*items.values())
     if isinstance(value, (list, tuple)):

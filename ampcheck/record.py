@@ -199,14 +199,21 @@ class Run:
             )
         plain = _untag_nonfinite(dict(data))
         try:
-            return cls(
-                environment={key: _untag_nonfinite(value) for key, value in data["environment"].items()},
-                findings=tuple(finding_from_dict(item) for item in plain["findings"]),
-                coverage=Coverage(**plain["coverage"]),
-                tables=tuple(Table(**item) for item in plain["tables"]),
-                charts=tuple(_chart_from_dict(item) for item in plain["charts"]),
-                title=plain.get("title", ""),
+            if not all(isinstance(plain[name], tuple) for name in ("findings", "tables", "charts")):
+                raise TypeError("findings, tables and charts must be lists")
+            if not all(type(count) is int for counts in plain["coverage"].values() for count in counts.values()):
+                raise TypeError("coverage must be counts")
+            run: Run = _checked(
+                cls(
+                    environment={key: _untag_nonfinite(value) for key, value in data["environment"].items()},
+                    findings=tuple(finding_from_dict(item) for item in plain["findings"]),
+                    coverage=_checked(Coverage(**plain["coverage"])),
+                    tables=tuple(_checked(Table(**item)) for item in plain["tables"]),
+                    charts=tuple(_chart_from_dict(item) for item in plain["charts"]),
+                    title=plain.get("title", ""),
+                )
             )
+            return run
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"this run of ampcheck is damaged ({error!r}): write it anew") from error
 
@@ -233,12 +240,38 @@ def finding_to_dict(finding: Finding) -> dict[str, Any]:
 def finding_from_dict(data: Mapping[str, Any]) -> Finding:
     """The finding that `finding_to_dict` made."""
     plain = _untag_nonfinite(dict(data))
-    return Finding(**{**plain, "verdict": Verdict(plain["verdict"]), "where": Where(**plain["where"])})
+    where = _checked(Where(**plain["where"]))
+    finding: Finding = _checked(Finding(**{**plain, "verdict": Verdict(plain["verdict"]), "where": where}))
+    return finding
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "float | None": (float, int, type(None)),
+    "int | None": (int, type(None)),
+    "float": (float, int),
+    "Verdict": (Verdict,),
+    "Where": (Where,),
+    "Coverage": (Coverage,),
+}
+"""What a field's annotation allows; all others hold sequences or mappings."""
+
+
+def _checked(record: Any) -> Any:
+    """A record read from outside, with values of the kinds that its class declares. Raises `TypeError`."""
+    for known in fields(record):
+        value = getattr(record, known.name)
+        allowed = _KINDS.get(str(known.type), (tuple, Mapping))
+        if not isinstance(value, allowed) or isinstance(value, bool):
+            raise TypeError(f"{known.name} of a {type(record).__name__} cannot be {value!r:.40}")
+    return record
 
 
 def _chart_from_dict(data: Mapping[str, Any]) -> Chart:
-    parts = {"series": tuple(Series(**s) for s in data["series"]), "bands": tuple(Band(**b) for b in data["bands"])}
-    return Chart(**{**data, **parts})
+    series = tuple(_checked(Series(**item)) for item in data["series"])
+    bands = tuple(_checked(Band(**item)) for item in data["bands"])
+    chart: Chart = _checked(Chart(**{**data, "series": series, "bands": bands}))
+    return chart
 
 
 def _plain(value: Any) -> Any:
@@ -281,6 +314,9 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     """
     target = Path(path)
     try:
+        if target.exists() and not target.is_file():  # a device or a pipe is written to, never replaced
+            target.write_text(text, encoding="utf-8")
+            return
         handle, temporary = tempfile.mkstemp(dir=target.parent or Path(), prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:

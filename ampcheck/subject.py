@@ -69,6 +69,9 @@ class Subject:
 
     def __post_init__(self) -> None:
         kind, model, calls = _parse(self.shape, self.name)
+        for name, given in (("dtypes", self.dtypes), ("limits", self.limits)):
+            if not isinstance(given, Mapping):
+                raise UsageError(f"{name} of {self.name} must be a mapping; found {type(given).__name__}")
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "model", model)
         object.__setattr__(self, "calls", calls)

@@ -235,8 +235,9 @@ def is_users(path: str) -> bool:
 
 def short_path(path: str) -> str:
     """Relative to the working directory or to the site-packages around it: `transformers/activations.py`."""
+    _, installed, inside = path.rpartition(f"site-packages{os.sep}")
     here = os.getcwd() + os.sep
-    return path[len(here) :] if path.startswith(here) else path.rpartition(f"site-packages{os.sep}")[2]
+    return inside if installed else path.removeprefix(here)
 
 
 def _users_line(frame: FrameType | None) -> tuple[str, int | None]:

@@ -224,9 +224,6 @@ def test_a_missing_cuda_device_is_a_usage_error(folder: Path, capfd: pytest.Capt
         assert "--device cpu" in done.err
 
 
-@pytest.mark.xfail(
-    reason="check_device takes 'meta' for a device that computes: the audit ends in a traceback", raises=RuntimeError
-)
 def test_a_device_without_values_is_a_usage_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert is_usage_error(command(capfd, "audit", "targets.py:sound", *QUICK, "--device", "meta"))
 

@@ -283,9 +283,6 @@ def test_a_part_of_the_wrong_shape_is_a_usage_error(path: tuple[Any, ...], value
     assert one_sentence(str(caught.value))
 
 
-@pytest.mark.xfail(
-    reason="from_json checks which keys there are, not what their values are: damage reaches the renderers"
-)
 def test_a_value_of_the_wrong_type_is_a_usage_error() -> None:
     wrong: list[tuple[tuple[Any, ...], Any]] = [
         (("title",), 5),

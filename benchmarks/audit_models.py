@@ -1,0 +1,123 @@
+"""Audit many models and keep the outcome as evidence.
+
+    python benchmarks/audit_models.py --zoo ../shared/zoo --json reports/evidence/zoo.json
+    python benchmarks/audit_models.py tests/transformers_models.py:gpt2 --compile --json reports/evidence/gpt2.json
+
+A zoo is a folder with a `zoo.py` that has `ZOO` (name to factory) and `META` (name to {"family"}). A Markdown table is
+written beside the JSON. Nothing is judged here beyond what `ampcheck.audit` says; a crash of ampcheck is a row of
+its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from _evidence import write_evidence
+
+from ampcheck import Subject, UsageError, Verdict, audit
+from ampcheck.subject import load_subject
+
+
+def models(options: argparse.Namespace) -> Iterator[tuple[str, str, Callable[[], Subject]]]:
+    for target in options.targets:
+        yield target.rpartition(":")[2], "", lambda target=target: load_subject(target)
+    if options.zoo:
+        sys.path.insert(0, options.zoo)
+        import zoo
+
+        names = list(zoo.ZOO)
+        if options.per_family:
+            seen: Counter[str] = Counter()
+            names = [
+                n
+                for n in names
+                if seen.update([zoo.META[n]["family"]]) or seen[zoo.META[n]["family"]] <= options.per_family
+            ]
+        for name in names:
+            yield name, zoo.META[name]["family"], lambda name=name: Subject(tuple(zoo.ZOO[name]()), name=name)
+
+
+def row(name: str, family: str, build: Callable[[], Subject], *, compile: bool) -> dict[str, Any]:
+    begun = time.perf_counter()
+    found: dict[str, Any] = {"name": name, "family": family}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the packages of the zoo
+            run = audit(build(), compile=compile)
+        found["verdicts"] = {str(verdict): count for verdict, count in run.counts().items()}
+        found["coverage"] = dict(run.coverage.seen)
+        for verdict in (Verdict.FAIL, Verdict.WARN):
+            found[str(verdict)] = [
+                {
+                    "check": f.check,
+                    "arm": f.subject.partition("[")[2].rstrip("]"),
+                    "where": str(f.where),
+                    "message": f.message,
+                }
+                for f in run.of(verdict)
+            ]
+    except UsageError as error:
+        found["usage error"] = str(error)
+    except Exception:  # noqa: BLE001  # a crash of ampcheck on a real model is what this script looks for
+        found["crash"] = traceback.format_exc()[-2000:]
+    found["seconds"] = round(time.perf_counter() - begun, 1)
+    return found
+
+
+def _arm(subject: str) -> str:
+    return subject.partition("[")[2].rstrip("]")
+
+
+def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
+    total = Counter({"models": len(rows)})
+    for found in rows:
+        total["crashes"] += "crash" in found
+        total["usage errors"] += "usage error" in found
+        total["with a failure"] += bool(found.get("fail"))
+        total["with a warning only"] += bool(found.get("warn")) and not found.get("fail")
+    yield ", ".join(f"{count} {what}" for what, count in total.items()) + "."
+    yield ""
+    yield "| model | family | pass | warn | fail | skip | ops | gradients | s | first failure |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for found in rows:
+        verdicts, seen = found.get("verdicts", {}), found.get("coverage", {})
+        first = found.get("crash", "").strip().rpartition("\n")[2] or found.get("usage error", "")
+        if found.get("fail"):
+            fail = found["fail"][0]
+            first = f"{fail['check']} ({fail['arm']}) at {fail['where']}"
+        counts = [str(verdicts.get(key, 0)) for key in ("pass", "warn", "fail", "skip")]
+        cells = [found["name"], found["family"], *counts, str(seen.get("ops", 0)), str(seen.get("gradients", 0))]
+        yield "| " + " | ".join([*cells, str(found["seconds"]), first.replace("|", "/")[:200]]) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="path/to/file.py:factory")
+    parser.add_argument("--zoo", metavar="FOLDER", help="a folder with zoo.py")
+    parser.add_argument("--per-family", type=int, metavar="N", help="at most N models of each family")
+    parser.add_argument("--compile", action="store_true", help="also under torch.compile")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = []
+    for name, family, build in models(options):
+        rows.append(row(name, family, build, compile=options.compile))
+        print(rows[-1]["name"], rows[-1].get("verdicts", rows[-1]), f"{rows[-1]['seconds']} s", flush=True)
+    lines = list(markdown(rows))
+    print(lines[0])
+    if options.json:
+        write_evidence(options.json, {"rows": rows}, lines)
+
+
+if __name__ == "__main__":
+    main()
