@@ -1,7 +1,7 @@
 """1 - exp(-density * step) is zero for a thin medium in float16.
 
 Mechanism: exp(-2e-4) rounds to 1; the medium is transparent. expm1 keeps it.
-Source: https://github.com/hustvl/TiNeuVox/issues/6
+Source: no single report; written from the mechanism.
 Expected: precision-loss at `render`.
 """
 

@@ -1,7 +1,7 @@
 """A whitening layer factorises a float16 covariance.
 
 Mechanism: the factorisation has no 16-bit kernel.
-Source: https://github.com/pytorch/pytorch/issues/91374
+Source: no single report; written from the mechanism.
 Expected: low-precision-error at `whiten`.
 """
 

@@ -1,7 +1,7 @@
 """-p log p is NaN where float16 rounds p to zero.
 
 Mechanism: a softmax with a gap of 30 gives 1e-13, zero in float16; 0 * log(0) is 0 * -inf.
-Source: https://github.com/huggingface/trl/issues/3666
+Source: no single report; written from the mechanism.
 Expected: overflow at `entropy`, in the logarithm.
 """
 

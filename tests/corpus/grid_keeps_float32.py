@@ -1,7 +1,7 @@
 """A sampling grid stays float32 beside a bfloat16 feature map.
 
 Mechanism: the grid is made with linspace in the default dtype, and grid_sample takes one dtype only.
-Source: https://github.com/vladmandic/sdnext/issues/1431
+Source: no single report; written from the mechanism.
 Expected: low-precision-error at `warp`.
 """
 

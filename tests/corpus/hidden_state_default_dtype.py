@@ -1,7 +1,7 @@
 """The initial hidden state of a recurrent layer has the default dtype.
 
 Mechanism: torch.zeros gives float32 beside bfloat16 weights and inputs.
-Source: https://github.com/NVIDIA/apex/issues/1052
+Source: no single report; written from the mechanism.
 Expected: low-precision-error at `memory.cell`.
 """
 

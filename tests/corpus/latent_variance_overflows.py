@@ -1,7 +1,7 @@
 """The variance of a latent is the exponential of a wide log-variance.
 
 Mechanism: exp(12.5) is 268,337, beyond float16.
-Source: https://github.com/instantX-research/InstantID/issues/261
+Source: no single report; written from the mechanism.
 Expected: overflow at `latent`, in exp.
 """
 

@@ -2,7 +2,7 @@
 
 Mechanism: h * 0.998 lies less than half a spacing below h and rounds back to it; after 300 steps the state is where it
 was.
-Source: https://github.com/pytorch/pytorch/issues/180150
+Source: no single report; written from the mechanism.
 Expected: precision-loss at `memory`.
 """
 

@@ -1,7 +1,7 @@
 """A log-sum-exp written out overflows float16 above 11.
 
 Mechanism: exp(12) is 162755; torch.logsumexp subtracts the maximum first.
-Source: https://github.com/pytorch/pytorch/issues/40497
+Source: no single report; written from the mechanism.
 Expected: overflow at `partition`, in exp.
 """
 

@@ -1,7 +1,7 @@
 """A bfloat16 result is assigned into a float32 tensor through a mask.
 
 Mechanism: under autocast the projection gives bfloat16, and index_put_ wants the dtypes of both sides to agree.
-Source: https://github.com/NVIDIA/apex/issues/1052
+Source: no single report; written from the mechanism.
 Expected: low-precision-error at `fill`.
 """
 

@@ -2,7 +2,7 @@
 
 Mechanism: points lie 50 from the origin and 0.3 apart; a^2 - 2ab + b^2 near 7500 has a spacing of 32 in the
 product, far above the squared distances, so the neighbours are arbitrary.
-Source: https://github.com/isl-org/Open3D-PointNet2-Semantic3D/pull/5
+Source: no single report; written from the mechanism.
 Expected: precision-loss at `group`.
 """
 

@@ -1,7 +1,7 @@
 """Pixel indices of a wide panorama are computed from relative coordinates in float16.
 
 Mechanism: u * 4095 above 2048 has a spacing of 2, so every second column is never read.
-Source: https://github.com/pytorch/vision/issues/3371
+Source: no single report; written from the mechanism.
 Expected: integer-cast at `sample`.
 """
 

@@ -2,7 +2,7 @@
 
 Mechanism: products of emission probabilities reach 1e-12 after a dozen steps, the state becomes zero and its logarithm
 -inf.
-Source: https://github.com/pytorch/pytorch/issues/40497
+Source: no single report; written from the mechanism.
 Expected: silent-zero at `chain`.
 """
 

@@ -1,7 +1,7 @@
 """A sum over time steps is kept in bfloat16 and stops growing.
 
 Mechanism: at 256 the spacing is 2 and adding 0.6 changes nothing.
-Source: https://github.com/ROCm/AMDMIGraphX/issues/850
+Source: no single report; written from the mechanism.
 Expected: precision-loss at `accumulate`.
 """
 

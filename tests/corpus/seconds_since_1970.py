@@ -1,7 +1,7 @@
 """A time stamp in seconds is cast to the model's float16.
 
 Mechanism: 1.7e9 is infinite in float16 before the encoding subtracts its origin.
-Source: https://github.com/ROCm/AMDMIGraphX/issues/850
+Source: no single report; written from the mechanism.
 Expected: overflow at `time`, in the cast.
 """
 

@@ -2,7 +2,7 @@
 
 Mechanism: 0.1 / 200,000 = 5e-7 lies between the multiples 8 and 9 of 6e-8; over 200,000 classes the smoothing
 changes by several per cent.
-Source: https://github.com/ROCm/AMDMIGraphX/issues/2659
+Source: no single report; written from the mechanism.
 Expected: precision-loss at `loss`.
 """
 

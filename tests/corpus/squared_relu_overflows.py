@@ -1,7 +1,7 @@
 """A squared ReLU overflows float16.
 
 Mechanism: an activation of 300 squares to 90000; the next projection multiplies infinity by weights of both signs.
-Source: https://github.com/pytorch/pytorch/issues/40497
+Source: no single report; written from the mechanism.
 Expected: overflow at `mlp.act`.
 """
 

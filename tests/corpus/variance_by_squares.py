@@ -2,7 +2,7 @@
 
 Mechanism: an instance norm over channels with a mean of 20 and a deviation of 0.3; both terms are near 400, where the
 spacing is 2.
-Source: https://github.com/pytorch/pytorch/issues/189581
+Source: no single report; written from the mechanism.
 Expected: overflow at `norm` (the root of a negative variance) in some rows.
 """
 
