@@ -13,7 +13,7 @@ from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
 from ampcheck.nest import tensors
-from ampcheck.numerics.precision import check_dtypes
+from ampcheck.numerics.execution import check_dtypes
 from ampcheck.record import Coverage, Run, verify
 
 

@@ -75,11 +75,13 @@ def _errors(stats: NumericsStats, limits: Limits) -> Table | None:
     rows: list[tuple[float, tuple[Scalar, ...]]] = []
     for error in stats.errors:
         limit = stats.error_limit(error, limits.precision)
-        verdict = "beyond" if stats.beyond(error, limits.precision) else "within" if error.known else "not comparable"
+        verdict = (
+            "beyond" if stats.beyond(error, limits.precision) else "within" if stats.known(error) else "not comparable"
+        )
         if verdict == "within" and error.error > limit:
             verdict = "beyond, too small to matter"
         row = (error.kind, error.name or "(root)", error.dtype, error.error, error.sensitivity, limit, verdict)
-        rows.append((error.error / limit if error.known else -1.0, row))
+        rows.append((error.error / limit if stats.known(error) else -1.0, row))
     if not rows:
         return None
     rows.sort(key=lambda row: -row[0] if not math.isnan(row[0]) else -math.inf)

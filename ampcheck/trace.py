@@ -152,10 +152,9 @@ class Trace(TorchDispatchMode):
         file, line = _users_line(sys._getframe())
         module, call = self._scopes.current
         place = _Place("backward" if backward else "forward", module, call, file, line)
-        if torch.is_grad_enabled():
-            # The node of an op is made before the op is dispatched. Ops without a node see the number of the one
-            # before them, so the first writer is the owner.
-            self._origins.setdefault(_newest_node(), place)
+        # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
+        # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
+        self._origins.setdefault(_newest_node(), place)
         return place
 
 

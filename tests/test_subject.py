@@ -126,7 +126,7 @@ class Callable2:
         b"bytes",
         Subject((MODEL, X)),
     ],
-    ids=lambda shape: f"{type(shape).__name__} {str(shape)[:40]!r}",
+    ids=lambda shape: type(shape).__name__,
 )
 def test_anything_else_names_the_required_shapes_in_one_sentence(shape: Any) -> None:
     with pytest.raises(UsageError) as caught:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from ampcheck.numerics import precision, range
+from ampcheck.numerics import execution, precision, range
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.record import Finding
 from ampcheck.settings import Limits
@@ -14,7 +14,7 @@ Check = Callable[[NumericsStats, Limits], list[Finding]]
 
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
-        "low-precision-error": precision.check_low_precision_error,
+        "low-precision-error": execution.check_low_precision_error,
         "overflow": range.check_overflow,
         "nonfinite-gradient": range.check_nonfinite_gradient,
         "precision-loss": precision.check_precision_loss,
@@ -22,9 +22,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "flush": range.check_flush,
         "integer-cast": range.check_integer_cast,
         "headroom": range.check_headroom,
-        "loss-dtype": precision.check_loss_dtype,
-        "dtype": precision.check_declared_dtypes,
-        "coverage": precision.check_coverage,
+        "loss-dtype": execution.check_loss_dtype,
+        "dtype": execution.check_declared_dtypes,
+        "coverage": execution.check_coverage,
     }
 )
 """In the order in which a reader wants them: what stops the run, what ruins it, what blurs it."""

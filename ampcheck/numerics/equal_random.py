@@ -62,6 +62,9 @@ class EqualRandom(TorchDispatchMode):
                 return func(*args, **kwargs)
             drawn = target.to(torch.float32)
             func(drawn, *args[1:], **kwargs)
+            if name == "aten::uniform_":
+                named = _named(func, args, kwargs)
+                drawn = _below(drawn, named["from"], named["to"], target.dtype)
             return target.copy_(drawn)
         wanted = kwargs.get("dtype") or next((t.dtype for _, t in tensors(args) if t.is_floating_point()), None)
         wanted = wanted or torch.get_default_dtype()
@@ -70,16 +73,34 @@ class EqualRandom(TorchDispatchMode):
         args, kwargs = map_tensors(lambda t: t.float() if t.is_floating_point() else t, (args, kwargs))
         if kwargs.get("dtype") is not None or not any(True for _ in tensors(args)):
             kwargs["dtype"] = torch.float32
-        return map_tensors(lambda t: t.to(wanted) if t.is_floating_point() else t, func(*args, **kwargs))
+        drawn = func(*args, **kwargs)
+        if name in ("aten::rand", "aten::rand_like"):
+            return _below(drawn, 0.0, 1.0, wanted)
+        return map_tensors(lambda t: t.to(wanted) if t.is_floating_point() else t, drawn)
+
+
+def _below(drawn: torch.Tensor, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
+    """Uniform numbers of [low, high) in `dtype`: what the cast rounds up to `high`, PyTorch never draws.
+
+    The cast keeps the numbers of the arms within a rounding of each other. PyTorch itself draws 16-bit numbers on a
+    coarser grid, on which exact zeros are more frequent.
+    """
+    cast = drawn.to(dtype)
+    return torch.where(cast >= high, torch.nextafter(torch.full_like(cast, high), torch.full_like(cast, low)), cast)
 
 
 def draws_numbers(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this call consumes random numbers: attention and dropout with probability 0 do not."""
-    arguments = func._schema.arguments
-    named = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    named |= {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
+    named = _named(func, args, kwargs)
     probability = named.get("dropout_p", named.get("p") if "dropout" in func._schema.name else None)
     return probability != 0.0 and named.get("train") is not False
+
+
+def _named(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Every argument of a call by its name, defaults included."""
+    arguments = func._schema.arguments
+    named = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    return named | {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
 
 
 @contextmanager

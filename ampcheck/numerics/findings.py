@@ -64,8 +64,3 @@ def most(found: list[Finding]) -> list[Finding]:
     """The first few: the places in the order in which they ran, failures before warnings."""
     found = sorted(found, key=lambda f: f.verdict is not Verdict.FAIL)
     return found[:LISTED]
-
-
-def gradient_module(name: str) -> str:
-    """The module of a parameter; inputs belong to the root."""
-    return "" if name.startswith("input.") else name.rpartition(".")[0]

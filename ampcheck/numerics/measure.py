@@ -76,6 +76,7 @@ def measure_numerics(
         else:
             raised = _raised(outcome, prepared, trace.failed)
     errors = compare(outcome, reference, dtype, rounded.names)
+    moved = reference.moved(format_of(dtype).unit_roundoff, frozenset(rounded.names))
     dropped = {"module outputs beyond the memory that one run keeps": outcome.dropped} if outcome.dropped else {}
     return NumericsStats(
         subject=subject.name,
@@ -86,10 +87,10 @@ def measure_numerics(
         reference=reference.how,
         ops=ops.facts(),
         errors=errors,
-        flips=reference.decisions.flips(decisions),
+        flips=reference.wide.decisions.flips(decisions, [run.decisions for run in moved]),
         health=ops.health(),
-        reference_nonfinite=sum(int((~t.isfinite()).sum()) for t in reference.outcome.outputs.values()),
-        reference_produced=reference.produced,
+        reference_nonfinite=sum(int((~t.isfinite()).sum()) for t in reference.wide.outcome.outputs.values()),
+        reference_produced=reference.wide.produced,
         zeroed_buffers=_zeroed_buffers(prepared),
         raised=raised,
         losses=tuple(str(d).removeprefix("torch.") for d in outcome.losses),
@@ -98,7 +99,7 @@ def measure_numerics(
         scale=outcome.scale,
         chain=max(1, ops.longest_chain),
         reduction=ops.longest_reduction,
-        draws=reference.draws,
+        draws=reference.wide.draws,
         no_backward=outcome.no_backward,
         coverage=Coverage(
             _seen(
@@ -167,7 +168,7 @@ def measure_compiled(
         chain=eager.chain,
         reduction=eager.reduction,
         flips=eager.flips,
-        draws=reference.draws,
+        draws=reference.wide.draws,
         no_backward=outcome.no_backward,
         graphs=graphs.count,
         coverage=Coverage(

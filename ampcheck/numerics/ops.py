@@ -87,6 +87,7 @@ class OpFacts:
     carried: other non-finite results of non-finite inputs.
     limited: of `produced`, whether float64 stays finite on the same inputs (None: that could not be run).
     error: norm of the difference to float64 on the same inputs over the norm of float64's result, at the worst call.
+    terms: how many elements went into each element of that result, at the most.
     emptied: calls whose output is all zero where float64's is not.
     nonzero, flushed: elements that are nonzero in float64, and those of them that are zero here for being too small;
     flushed_share: the Euclidean norm of the flushed over that of all, at the worst call.
@@ -108,6 +109,7 @@ class OpFacts:
     flushed: int = 0
     flushed_share: float = 0.0
     error: float = 0.0
+    terms: int = 1
     emptied: int = 0
     constant: float | None = None
     inexact: int = 0
@@ -128,6 +130,7 @@ class OpFacts:
             flushed=self.flushed + other.flushed,
             flushed_share=max(self.flushed_share, other.flushed_share),
             error=max(self.error, other.error),
+            terms=self.terms if self.error >= other.error else other.terms,
             emptied=self.emptied + other.emptied,
             constant=self.constant if self.constant is not None else other.constant,
             inexact=self.inexact + other.inexact,
@@ -244,13 +247,16 @@ class OpWatch:
             limited = any(bool((~r.isfinite() & w.isfinite()).any()) for r, w in zip(results, twins, strict=True))
         nonzero = flushed = emptied = 0
         share = error = 0.0
+        terms, widest = 1, max((t.numel() for _, t in tensors(given)), default=1)
         for result, twin in zip(results, twins, strict=True):
             if result.dtype.itemsize > 2:
                 continue
             alive = twin.isfinite() & (twin != 0)
             both = twin.isfinite() & result.isfinite()
             if size := _norm(twin[both]):
-                error = max(error, _norm(result[both].double() - twin[both]) / size)
+                distance = _norm(result[both].double() - twin[both]) / size
+                if distance > error:
+                    error, terms = distance, max(1, widest // result.numel())
             gone = alive & (result == 0) & (twin.abs() <= format_of(result.dtype).flushes_at)
             lost = int(gone.sum())
             nonzero += int(alive.sum())
@@ -260,7 +266,14 @@ class OpWatch:
                 share = max(share, _norm(twin[gone]) / whole if whole else 1.0)
                 emptied += not bool(result.any())
         return replace(
-            fact, limited=limited, nonzero=nonzero, flushed=flushed, flushed_share=share, error=error, emptied=emptied
+            fact,
+            limited=limited,
+            nonzero=nonzero,
+            flushed=flushed,
+            flushed_share=share,
+            error=error,
+            terms=terms,
+            emptied=emptied,
         )
 
     def _integers(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, out: Any) -> None:

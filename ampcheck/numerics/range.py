@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ampcheck.formats import format_of
-from ampcheck.numerics.findings import finding, gradient_module, most, no_gradients, not_reached, passed, who
+from ampcheck.numerics.findings import finding, most, no_gradients, not_reached, passed, who
 from ampcheck.numerics.ops import OpFacts
-from ampcheck.numerics.stats import NumericsStats
+from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
 
@@ -193,7 +193,8 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [skipped]
     if stats.compiled:
         return []
-    harmed = not stats.judged or bool(stats.harm(limits.precision))
+    # Positions are exact data: a model that is sensitive to them excuses no rounding of them.
+    harmed = not stats.judged or bool(stats.harm(limits.precision)) or stats.inexact_outputs(limits.precision)
     found = []
     for fact in stats.ops:
         if not fact.inexact:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -27,6 +27,9 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.subject import Call, Subject
 from ampcheck.trace import Trace
 
+Change: TypeAlias = Callable[[Prepared], None]
+"""Something done to a prepared copy before it runs."""
+
 SAMPLES = 2
 """Perturbed runs. Two random directions agree within a factor of two for all but the smallest tensors."""
 
@@ -35,34 +38,38 @@ _WRITES_IN_PLACE = frozenset(
 )
 
 
-@dataclass(slots=True)
-class Reference:
-    """The wide run of a subject.
+@dataclass(frozen=True, slots=True)
+class WideRun:
+    """One run in float64 or float32. produced: the (module, op) that made infinities; draws: whether any op drew."""
 
-    how: `float64`; `float64, mixed operands promoted` where the model mixes its own float32 tensors in;
-    `float32` where it does not run in float64. float32: the model in float32, the measure of what can be known at all.
-    """
-
-    how: str
     outcome: Outcome
-    float32: Outcome
     decisions: Decisions
     produced: frozenset[tuple[str, str]]
     draws: bool
-    finite_loss: bool
-    _rerun: Callable[[Prepared], Outcome]
-    _fresh: Callable[[], Prepared]
-    _moved: dict[tuple[float, frozenset[str]], list[Outcome]] = field(default_factory=dict)
 
-    def moved(self, unit_roundoff: float, rounded_inputs: Collection[str]) -> list[Outcome]:
+
+@dataclass(slots=True)
+class Reference:
+    """The judge of a subject.
+
+    how: `float64`; `float64, mixed operands promoted` where the model mixes its own float32 tensors in; `float32` where
+    it does not run in float64. float32: the model in float32, the measure of what can be known at all. finite_loss: the
+    default loss leaves out what is not finite, since the model's own outputs are not all finite.
+    """
+
+    how: str
+    wide: WideRun
+    float32: Outcome
+    finite_loss: bool
+    _again: Callable[[Change | None], WideRun]
+    _moved: dict[tuple[float, frozenset[str]], list[WideRun]] = field(default_factory=dict)
+
+    def moved(self, unit_roundoff: float, rounded_inputs: Collection[str]) -> list[WideRun]:
         """The reference again with weights and the named inputs moved by one unit roundoff, signs at random."""
         key = (unit_roundoff, frozenset(rounded_inputs))
         if key not in self._moved:
-            runs = [
-                self._rerun(_moved(self._fresh(), unit_roundoff, rounded_inputs, seed))
-                for seed in range(1, SAMPLES + 1)
-            ]
-            self._moved[key] = [run for run in runs if run.error is None or run.phase == "backward"]
+            runs = [self._again(partial(_move, unit_roundoff, key[1], seed)) for seed in range(1, SAMPLES + 1)]
+            self._moved[key] = [run for run in runs if run.outcome.error is None or run.outcome.phase == "backward"]
         return self._moved[key]
 
 
@@ -88,68 +95,35 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
 
     Raises `UsageError` when the model raises in float32 too: there is nothing to judge.
     """
-    finite_loss = False
-    float32 = _run(prepare(subject, device=device, to=torch.float32), subject, promote=False, finite_loss=False)
-    if float32.outcome.error is not None and float32.outcome.phase == "forward":
-        error = float32.outcome.error
+
+    def run(dtype: torch.dtype, promote: bool, finite_loss: bool, change: Change | None = None) -> WideRun:
+        prepared = prepare(subject, device=device, to=dtype)
+        if change is not None:
+            change(prepared)
+        decisions, ops, draws = Decisions(), OpWatch(shadow=False), EqualRandom()
+        around: list[AbstractContextManager[Any]] = [draws, Trace(prepared.root, observers=(decisions, ops))]
+        if promote:
+            around.append(PromoteMixed())
+        outcome = run_arm(prepared, loss=subject.loss, around=around, finite_loss=finite_loss)
+        produced = frozenset((fact.where.module, fact.where.op) for fact in ops.facts() if fact.produced)
+        return WideRun(outcome, decisions, produced, draws.drew)
+
+    narrow = run(torch.float32, False, False)
+    if narrow.outcome.error is not None and narrow.outcome.phase == "forward":
         raise UsageError(
-            f"{subject.name} raises in float32 too ({brief(error)}); "
+            f"{subject.name} raises in float32 too ({brief(narrow.outcome.error)}); "
             "a model is judged in low precision once it runs in float32"
-        ) from error
-    if not all(bool(t.isfinite().all()) for t in float32.outcome.outputs.values()):
-        finite_loss = True  # a mask of -inf in the output would make every gradient NaN
-        float32 = _run(prepare(subject, device=device, to=torch.float32), subject, promote=False, finite_loss=True)
+        ) from narrow.outcome.error
+    # A mask of -inf in an output would make every gradient of the default loss NaN.
+    finite_loss = not all(bool(t.isfinite().all()) for t in narrow.outcome.outputs.values())
+    if finite_loss:
+        narrow = run(torch.float32, False, True)
     for how, promote in (("float64", False), ("float64, mixed operands promoted", True)):
-
-        def fresh() -> Prepared:
-            return prepare(subject, device=device, to=torch.float64)
-
-        def rerun(prepared: Prepared, promote: bool = promote) -> Outcome:
-            return _run(prepared, subject, promote=promote, finite_loss=finite_loss, watch=False).outcome
-
-        wide = _run(fresh(), subject, promote=promote, finite_loss=finite_loss)
-        if _usable(wide.outcome, float32.outcome):
-            return _reference(how, wide, float32.outcome, rerun, fresh, finite_loss)
-
-    def fresh32() -> Prepared:
-        return prepare(subject, device=device, to=torch.float32)
-
-    def rerun32(prepared: Prepared) -> Outcome:
-        return _run(prepared, subject, promote=False, finite_loss=finite_loss, watch=False).outcome
-
-    return _reference("float32", float32, float32.outcome, rerun32, fresh32, finite_loss)
-
-
-@dataclass(slots=True)
-class _Watched:
-    outcome: Outcome
-    decisions: Decisions
-    produced: frozenset[tuple[str, str]]
-    draws: bool
-
-
-def _run(prepared: Prepared, subject: Subject, *, promote: bool, finite_loss: bool, watch: bool = True) -> _Watched:
-    decisions, ops, draws = Decisions(), OpWatch(shadow=False), EqualRandom()
-    trace = Trace(prepared.root, observers=(decisions, ops) if watch else ())
-    around: list[AbstractContextManager[Any]] = [
-        draws,
-        *([trace] if watch else []),
-        *([PromoteMixed()] if promote else []),
-    ]
-    outcome = run_arm(prepared, loss=subject.loss, around=around, finite_loss=finite_loss)
-    produced = frozenset((fact.where.module, fact.where.op) for fact in ops.facts() if fact.produced)
-    return _Watched(outcome, decisions, produced, draws.drew)
-
-
-def _reference(
-    how: str,
-    wide: _Watched,
-    float32: Outcome,
-    rerun: Callable[[Prepared], Outcome],
-    fresh: Callable[[], Prepared],
-    finite_loss: bool,
-) -> Reference:
-    return Reference(how, wide.outcome, float32, wide.decisions, wide.produced, wide.draws, finite_loss, rerun, fresh)
+        again = partial(run, torch.float64, promote, finite_loss)
+        wide = again()
+        if _usable(wide.outcome, narrow.outcome):
+            return Reference(how, wide, narrow.outcome, finite_loss, again)
+    return Reference("float32", narrow, narrow.outcome, finite_loss, partial(run, torch.float32, False, finite_loss))
 
 
 def _usable(wide: Outcome, float32: Outcome) -> bool:
@@ -163,7 +137,8 @@ def _usable(wide: Outcome, float32: Outcome) -> bool:
     return True
 
 
-def _moved(prepared: Prepared, unit_roundoff: float, inputs: Collection[str], seed: int) -> Prepared:
+def _move(unit_roundoff: float, inputs: Collection[str], seed: int, prepared: Prepared) -> None:
+    """Move weights and the named inputs by one unit roundoff. Whole numbers (masks, counts, positions) are exact."""
     generator = torch.Generator().manual_seed(seed)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -176,11 +151,10 @@ def _moved(prepared: Prepared, unit_roundoff: float, inputs: Collection[str], se
                 parameter.copy_(move(parameter))
     calls = []
     for number, call in enumerate(prepared.calls):
-        names = input_names(call, number)
-        changed = {id(tensor): move(tensor) for name, tensor in names.items() if name in inputs}
+        chosen = {name: t for name, t in input_names(call, number).items() if name in inputs}
+        changed = {id(t): move(t) for t in chosen.values() if not bool((t == t.round()).all())}
         calls.append(Call(*map_tensors(partial(_replaced, changed), (call.args, dict(call.kwargs)))))
     prepared.calls = tuple(calls)
-    return prepared
 
 
 def _replaced(changed: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth
 from ampcheck.numerics.decisions import Flip
 from ampcheck.numerics.ops import OpFacts
 from ampcheck.record import Coverage, Where
+
+LOST = 0.25
+"""Relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class TensorError:
     sensitivity: how far the reference moves, in the same measure, when its data are rounded to the format.
     share: for gradients, the norm of the difference over that of all gradients of the reference together.
     nonfinite: elements that are not finite here and finite in the reference.
-    known: whether float32 knows this tensor to the digits of the format; where not, there is nothing to compare.
+    float32: the error of the same model in float32, which tells what can be known of this tensor at all.
     """
 
     kind: str
@@ -31,7 +34,7 @@ class TensorError:
     sensitivity: float
     share: float
     nonfinite: int
-    known: bool
+    float32: float = 0.0
     order: int = 0
 
 
@@ -92,40 +95,72 @@ class NumericsStats:
         """Whether the arm can be held against the reference tensor by tensor."""
         return self.judged and not (self.draws and self.compiled)
 
+    def known(self, error: TensorError) -> bool:
+        """Whether float32 knows the tensor to the digits of the format; the gradient of a bias that softmax or a norm
+        takes out again is zero but for rounding in every precision, and there is nothing to compare."""
+        return error.kind != "gradient" or error.float32 <= self.unit_roundoff
+
     def error_limit(self, error: TensorError, factor: float) -> float:
         """The largest relative error that rounding explains.
 
         Independent roundings add like a random walk (Higham and Mary, 2019), so `chain` of them in a row move a value
-        by about sqrt(chain) unit roundoffs; what the data's own rounding does is measured (`sensitivity`); a sum of n
-        terms, kept in float32 by every backend, adds sqrt(n) unit roundoffs of float32. `factor` is in standard
-        deviations.
+        by about sqrt(chain) unit roundoffs; what the data's own rounding does is measured (`sensitivity`); what even
+        float32 does not know (`float32`) is not asked for; a sum of n terms, kept in float32 by every backend, adds
+        sqrt(n) unit roundoffs of float32. `factor` is in standard deviations.
         """
         walk = factor * math.sqrt(self.chain) * (self.unit_roundoff + error.sensitivity)
-        return walk + math.sqrt(self.reduction) * format_of("float32").unit_roundoff
+        doubt = error.float32 if error.kind != "gradient" else 0.0
+        return walk + factor * doubt + math.sqrt(self.reduction) * format_of("float32").unit_roundoff
 
     def beyond(self, error: TensorError, factor: float) -> bool:
         """Whether rounding does not explain this error, and, for a gradient, whether it moves the whole gradient."""
         if error.nonfinite:
             return True
-        if not error.known or not error.error > self.error_limit(error, factor):
+        if not self.known(error):
+            return False
+        if error.kind == "output" and error.error > LOST and not error.float32 > LOST / 2:
+            return True
+        if not error.error > self.error_limit(error, factor):
             return False
         return error.kind != "gradient" or error.share > factor * math.sqrt(self.chain) * self.unit_roundoff
 
     def flipped(self, factor: float) -> Flip | None:
-        """The first decision that fell otherwise, if rounding explains how many did.
+        """The first decision that fell otherwise, if rounding explains it.
 
-        Of values spread over their own magnitude a relative error e brings a part e to the other side of a threshold,
-        so up to the error limit of the run's tensors (and one element) is honest. What a defect decides otherwise is
-        more.
+        It does when the values that were decided upon lie within their own limit, and depend on data that were rounded
+        at all: what follows from positions or constants alone has no excuse.
         """
         if not self.flips:
             return None
         first = self.flips[0]
-        moved = max((min(e.sensitivity, 1.0) for e in self.errors if e.known and e.kind != "gradient"), default=0.0)
-        honest = factor * math.sqrt(self.chain) * (self.unit_roundoff + moved)
-        return first if first.changed <= max(1.0, honest * first.numel) else None
+        honest = factor * math.sqrt(self.chain) * (self.unit_roundoff + first.sensitivity)
+        return first if first.sensitivity and first.error <= honest else None
+
+    def inexact_outputs(self, factor: float) -> bool:
+        """Whether an output lies further off than its own roundings explain, the sensitivity to its data apart."""
+        bare = (replace(e, sensitivity=0.0) for e in self.errors if e.kind == "output")
+        return any(e.error > self.error_limit(e, factor) for e in bare)
+
+    def coarse_kernel(self, error: TensorError, factor: float) -> OpFacts | None:
+        """The CPU kernel that explains the excess of a gradient by summing in 16 bits, as no GPU kernel does.
+
+        Such a sum of n terms is off by up to about sqrt(n) unit roundoffs; a kernel that is further off is wrong.
+        """
+        if error.kind != "gradient" or self.device != "cpu" or error.nonfinite:
+            return None
+        for op in self.ops:
+            coarse = 2 * self.unit_roundoff < op.error <= factor * math.sqrt(op.terms) * self.unit_roundoff
+            if op.where.phase == "backward" and op.where.module == gradient_module(error.name) and coarse:
+                return op if error.error <= self.error_limit(error, factor) + factor * op.error else None
+        return None
 
     def harm(self, factor: float) -> tuple[TensorError, ...]:
         """The outputs and gradients that rounding does not explain, be it directly or by a decision that it turned."""
         found = tuple(e for e in self.errors if e.kind != "module" and self.beyond(e, factor))
+        found = tuple(e for e in found if self.coarse_kernel(e, factor) is None)
         return tuple(e for e in found if e.nonfinite) if self.flipped(factor) else found
+
+
+def gradient_module(name: str) -> str:
+    """The module of a parameter; inputs belong to the root."""
+    return "" if name.startswith("input.") else name.rpartition(".")[0]

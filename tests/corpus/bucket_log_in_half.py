@@ -14,7 +14,6 @@ from torch import nn
 ID = "bucket_log_in_half"
 RUN = "native"
 EXPECTED = {"check": "precision-loss", "module": "bias"}
-GAP = "flipped decisions count as honest although they depend on no data"
 
 
 class RelativeBias(nn.Module):

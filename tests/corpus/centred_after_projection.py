@@ -11,7 +11,6 @@ from torch import nn
 ID = "centred_after_projection"
 RUN = "autocast:bfloat16"
 EXPECTED = {"check": "precision-loss", "module": "relative"}
-GAP = "what moving the data by a rounding does excuses any error, even where nothing is left of the output"
 
 
 class Relative(nn.Module):

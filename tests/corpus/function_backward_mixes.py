@@ -12,7 +12,6 @@ from torch import nn
 ID = "function_backward_mixes"
 RUN = "autocast:bfloat16"
 EXPECTED = {"check": "low-precision-error", "module": "project"}
-GAP = "ops of a hand-written backward are not led back to their module"
 
 
 class Product(torch.autograd.Function):

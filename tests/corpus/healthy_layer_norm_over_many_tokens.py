@@ -6,7 +6,6 @@ from torch import nn
 
 ID = "healthy_layer_norm_over_many_tokens"
 RUNS = ("native",)
-GAP = "the CPU kernel of the layer norm's backward sums weight gradients in 16 bits, and its error is the model's"
 
 
 class Model(nn.Module):

@@ -5,7 +5,6 @@ from torch import nn
 
 ID = "healthy_near_ties_sorted"
 RUNS = ("native",)
-GAP = "places of a sort that near ties exchange are counted against the part that rounding may turn, whatever their gap"
 
 
 class Model(nn.Module):

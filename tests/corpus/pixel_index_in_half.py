@@ -11,7 +11,6 @@ from torch import nn
 ID = "pixel_index_in_half"
 RUN = "native"
 EXPECTED = {"check": "integer-cast", "module": "sample"}
-GAP = "coordinates that are exact in float16 are moved by a rounding, and the moved columns excuse the lost ones"
 
 
 class Sample(nn.Module):

@@ -12,7 +12,6 @@ from torch import nn
 ID = "position_cumsum_bfloat16"
 RUN = "native"
 EXPECTED = {"check": "integer-cast", "module": "positions"}
-GAP = "the mask of ones is moved by a rounding although it is exact, and its moved sums excuse the lost positions"
 
 
 class Positions(nn.Module):

@@ -11,7 +11,6 @@ from torch import nn
 ID = "sequence_log_probability"
 RUN = "native"
 EXPECTED = {"check": "precision-loss", "module": "ratio"}
-GAP = "what moving the data by a rounding does excuses any error, although the inputs are exact in bfloat16"
 
 
 class Ratio(nn.Module):

@@ -33,6 +33,18 @@ def test_a_draw_is_the_same_in_every_dtype(draw: str, dtype: torch.dtype) -> Non
     assert torch.equal(other, wide.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_uniform_number_is_never_rounded_up_to_the_end_of_its_range(dtype: torch.dtype) -> None:
+    with seeded(3), EqualRandom():
+        drawn = torch.rand(100_000, dtype=dtype)
+        ranged = torch.empty(100_000, dtype=dtype).uniform_(2, 4)
+    with seeded(3):
+        rounded = torch.rand(100_000).to(dtype)
+    assert float(rounded.max()) == 1  # what a cast alone would give
+    assert 0 <= float(drawn.min()) < float(drawn.max()) < 1
+    assert 2 <= float(ranged.min()) < float(ranged.max()) < 4
+
+
 def test_without_it_the_draws_differ_so_the_promise_is_not_empty() -> None:
     with seeded(3):
         wide = torch.randn(40)

@@ -30,15 +30,15 @@ class OwnTable(nn.Module):
 def test_a_model_runs_in_float64_where_it_can() -> None:
     reference = measure_reference(Subject((nn.Linear(4, 4), torch.randn(2, 4))))
     assert reference.how == "float64"
-    assert reference.outcome.outputs[""].dtype is torch.float64
-    assert set(reference.outcome.gradients) == {"weight", "bias"}
+    assert reference.wide.outcome.outputs[""].dtype is torch.float64
+    assert set(reference.wide.outcome.gradients) == {"weight", "bias"}
 
 
 def test_float32_tensors_of_the_models_own_are_promoted() -> None:
     reference = measure_reference(Subject((OwnTable(), torch.randn(2, 4))))
     assert reference.how == "float64, mixed operands promoted"
     x, module = torch.randn(2, 4), OwnTable()
-    wide = measure_reference(Subject((module, x))).outcome.outputs[""]
+    wide = measure_reference(Subject((module, x))).wide.outcome.outputs[""]
     table = torch.arange(16, dtype=torch.float64).view(4, 4)
     assert torch.equal(wide, x.double() @ module.weight.detach().double() @ table)
 
@@ -64,14 +64,14 @@ def test_the_sensitivity_is_how_far_the_model_moves_when_its_data_are_rounded() 
     linear = nn.Linear(256, 256, bias=False)
     reference = measure_reference(Subject((linear, torch.randn(8, 256))))
     moved = reference.moved(roundoff, ())
-    wide = reference.outcome.outputs[""]
+    wide = reference.wide.outcome.outputs[""]
     for run in moved:
-        assert float((run.outputs[""] - wide).norm() / wide.norm()) == pytest.approx(roundoff, rel=0.1)
+        assert float((run.outcome.outputs[""] - wide).norm() / wide.norm()) == pytest.approx(roundoff, rel=0.1)
     cancels = nn.Sequential(nn.Linear(256, 256), Minus50())
     nn.init.constant_(cancels[0].bias, 50.0)
     amplifying = measure_reference(Subject((cancels, torch.randn(8, 256))))
-    wide = amplifying.outcome.outputs[""]
-    far = float((amplifying.moved(roundoff, ())[0].outputs[""] - wide).norm() / wide.norm())
+    wide = amplifying.wide.outcome.outputs[""]
+    far = float((amplifying.moved(roundoff, ())[0].outcome.outputs[""] - wide).norm() / wide.norm())
     assert far > 10 * roundoff
 
 
@@ -94,8 +94,8 @@ def test_the_users_model_and_the_random_streams_are_left_as_they_were() -> None:
 
 
 def test_random_models_are_told() -> None:
-    assert measure_reference(Subject((nn.Dropout(0.5).train(), torch.ones(4)))).draws
-    assert not measure_reference(Subject((nn.Dropout(0.5).eval(), torch.ones(4)))).draws
+    assert measure_reference(Subject((nn.Dropout(0.5).train(), torch.ones(4)))).wide.draws
+    assert not measure_reference(Subject((nn.Dropout(0.5).eval(), torch.ones(4)))).wide.draws
 
 
 def _decided(x: Tensor) -> Decisions:

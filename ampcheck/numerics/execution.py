@@ -1,0 +1,99 @@
+"""What ran, in which dtypes, and how much of it was seen. Pure functions from `NumericsStats` to findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ampcheck.formats import format_of
+from ampcheck.globs import matches
+from ampcheck.numerics.findings import not_reached, passed, who
+from ampcheck.numerics.stats import NumericsStats
+from ampcheck.record import Finding, Verdict, Where
+from ampcheck.settings import Limits
+
+
+def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """What runs in float32 runs in low precision too."""
+    slug = "compiled-exception" if stats.compiled else "low-precision-error"
+    if stats.raised is None:
+        return [passed(stats, slug, "forward and backward ran to the end", None, None)]
+    narrow = "compiled" if stats.compiled else stats.format
+    message = f"what runs {'in eager' if stats.compiled else 'in float32'} must run {narrow}; {stats.raised.message}"
+    hint = (
+        "reproduce with torch.compile(model, backend='aot_eager') to tell Inductor from tracing"
+        if stats.compiled
+        else "make the operands' dtypes meet with an explicit .to(), take constants from torch.finfo(x.dtype), "
+        "and leave in-place and out= variants to tensors that autocast does not touch"
+    )
+    return [Finding(slug, Verdict.FAIL, who(stats), message, stats.raised.where, hint=hint)]
+
+
+def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """A loss of 16 bits has two or three digits: a warning."""
+    check = "loss-dtype"
+    if skipped := not_reached(stats, check):
+        return [skipped]
+    if stats.compiled:
+        return []
+    if not stats.losses:
+        return [Finding(check, Verdict.SKIP, who(stats), "the subject gives no loss of its own")]
+    low = [dtype for dtype in stats.losses if format_of(dtype).bits <= 16]
+    if not low:
+        return [passed(stats, check, f"the loss is {stats.losses[0]}", None, None)]
+    digits = -math.log10(format_of(low[0]).unit_roundoff)
+    message = f"a loss must be float32; it is {low[0]}, with {digits:.1f} decimal digits"
+    hint = "compute the loss from output.float(), or under torch.autocast(enabled=False)"
+    return [Finding(check, Verdict.WARN, who(stats), message, Where(phase="forward"), hint=hint)]
+
+
+def check_declared_dtypes(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """The modules that the subject declares a dtype for give that dtype."""
+    check = "dtype"
+    if not stats.declared_dtypes or stats.compiled:
+        return []
+    if skipped := not_reached(stats, check):
+        return [skipped]
+    return check_dtypes(who(stats), stats.module_dtypes, stats.declared_dtypes)
+
+
+def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Mapping[str, str]) -> list[Finding]:
+    """Module outputs have the declared dtypes; a pattern that no module with a floating output matches fails."""
+    found = []
+    for pattern, wanted in declared.items():
+        matching = {module: dtypes for module, dtypes in seen.items() if matches(pattern, module)}
+        wrong = {module: dtypes for module, dtypes in matching.items() if set(dtypes) != {wanted}}
+        if not matching:
+            names = ", ".join(sorted(seen)[:8]) or "none"
+            message = f"{pattern!r} must match a module that gives a floating output; it matches none ({names}, ...)"
+            hint = "* stands for one part of a path, ** for any number of them"
+            found.append(Finding("dtype", Verdict.FAIL, subject, message, hint=hint))
+        for module, dtypes in wrong.items():
+            message = f"{module or '(the root)'} must give {wanted} ({pattern!r}); it gave {', '.join(dtypes)}"
+            hint = "look for a float32 parameter or constant that promotes the result, or for a missing .to(x.dtype)"
+            found.append(Finding("dtype", Verdict.FAIL, subject, message, Where("forward", module), hint=hint))
+        if matching and not wrong:
+            text = f"{len(matching)} modules that {pattern!r} matches give {wanted}"
+            found.append(Finding("dtype", Verdict.PASS, subject, text))
+    return found
+
+
+def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """Something was looked at. Nothing looked at is a failure."""
+    check = "coverage"
+    total = stats.coverage.total
+    unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
+    if stats.compiled and not stats.graphs and stats.raised is None:
+        message = "a compiled run must compile something; torch.compile made no graph and everything ran eager"
+        hint = "see TORCH_LOGS=graph_breaks, and whether the model is excluded by torch._dynamo.disable"
+        return [Finding(check, Verdict.FAIL, who(stats), message, Where(phase="compile"), 0.0, 1.0, "graphs", hint)]
+    if not total and stats.raised is None:
+        message = "a verdict needs evidence; no op, tensor or gradient was looked at"
+        hint = "give inputs with which the model computes something"
+        return [
+            Finding(check, Verdict.FAIL, who(stats), message, observed=0.0, limit=1.0, unit="observations", hint=hint)
+        ]
+    text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
+    if stats.no_backward:
+        text += f"; no backward: {stats.no_backward}"
+    return [Finding(check, Verdict.PASS, who(stats), text, observed=float(total), limit=1.0, unit="observations")]
