@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ampcheck.formats import format_of
 from ampcheck.numerics.arms import Outcome
 from ampcheck.numerics.distance import norm, relative_error
 from ampcheck.numerics.reference import Reference
@@ -19,8 +18,7 @@ def compare(
     outcome: Outcome, reference: Reference, dtype: torch.dtype, rounded_inputs: Iterable[str]
 ) -> tuple[TensorError, ...]:
     """Every output, module output and gradient beside its reference."""
-    roundoff = format_of(dtype).unit_roundoff
-    moved = reference.moved(roundoff, frozenset(rounded_inputs))
+    moved = reference.moved(dtype, frozenset(rounded_inputs))
     whole = math.sqrt(sum(norm(g) ** 2 for g in reference.wide.outcome.gradients.values() if bool(g.isfinite().all())))
     found = []
     for kind, get in _KINDS:

@@ -15,6 +15,7 @@ import numpy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcheck.formats import format_of
 from ampcheck.nest import map_tensors, tensors
 
 DRAWS = frozenset(
@@ -38,13 +39,20 @@ DRAWS = frozenset(
 )
 """Ops whose only floating result is a draw; those that draw inside (attention with dropout) keep their own streams."""
 
+UNIFORM = frozenset(("aten::rand", "aten::rand_like", "aten::uniform_"))
+
 
 class EqualRandom(TorchDispatchMode):
-    """Make every draw in float32 and cast it; `drew` tells whether any op drew at all."""
+    """Make every draw in float32 and cast it; `drew` tells whether any op drew at all.
 
-    def __init__(self) -> None:
+    rounded_to: give every draw, in whatever dtype, the value that it has in this one. A wide run inside it tells what
+    the coarser numbers alone change.
+    """
+
+    def __init__(self, rounded_to: torch.dtype | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drew = False
+        self._rounded_to = rounded_to
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -53,40 +61,42 @@ class EqualRandom(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         self.drew = self.drew or draws_numbers(func, args, kwargs)
-        name = func._schema.name
+        name, named = func._schema.name, _named(func, args, kwargs)
         if name not in DRAWS:
             return func(*args, **kwargs)
         if name.endswith("_"):
             target = args[0]
-            if not target.is_floating_point() or target.dtype is torch.float32:
+            if not target.is_floating_point():
                 return func(*args, **kwargs)
-            drawn = target.to(torch.float32)
+            drawn = target.to(torch.float32, copy=True)
             func(drawn, *args[1:], **kwargs)
-            if name == "aten::uniform_":
-                named = _named(func, args, kwargs)
-                drawn = _below(drawn, named["from"], named["to"], target.dtype)
-            return target.copy_(drawn)
+            return target.copy_(self._cast(drawn, target.dtype, name, named))
         wanted = kwargs.get("dtype") or next((t.dtype for _, t in tensors(args) if t.is_floating_point()), None)
         wanted = wanted or torch.get_default_dtype()
-        if wanted is torch.float32 or not wanted.is_floating_point:
+        if not wanted.is_floating_point:
             return func(*args, **kwargs)
         args, kwargs = map_tensors(lambda t: t.float() if t.is_floating_point() else t, (args, kwargs))
         if kwargs.get("dtype") is not None or not any(True for _ in tensors(args)):
             kwargs["dtype"] = torch.float32
         drawn = func(*args, **kwargs)
-        if name in ("aten::rand", "aten::rand_like"):
-            return _below(drawn, 0.0, 1.0, wanted)
-        return map_tensors(lambda t: t.to(wanted) if t.is_floating_point() else t, drawn)
+        return map_tensors(lambda t: self._cast(t, wanted, name, named) if t.is_floating_point() else t, drawn)
+
+    def _cast(self, drawn: torch.Tensor, wanted: torch.dtype, name: str, named: dict[str, Any]) -> torch.Tensor:
+        narrow = min(wanted, self._rounded_to or wanted, key=lambda dtype: dtype.itemsize)
+        if narrow.itemsize <= 2 and name in UNIFORM:
+            low, high = named.get("from", 0.0), named.get("to", 1.0)
+            return (low + (high - low) * _on_grid((drawn - low) / (high - low or 1.0), narrow)).to(wanted)
+        cast: torch.Tensor = drawn.to(narrow).to(wanted)
+        return cast
 
 
-def _below(drawn: torch.Tensor, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
-    """Uniform numbers of [low, high) in `dtype`: what the cast rounds up to `high`, PyTorch never draws.
+def _on_grid(uniform: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Uniform numbers as PyTorch draws them in `dtype`: multiples of 2^-p, zero among them and 1 never.
 
-    The cast keeps the numbers of the arms within a rounding of each other. PyTorch itself draws 16-bit numbers on a
-    coarser grid, on which exact zeros are more frequent.
+    p is the number of significant bits (`uniform_real` of ATen/core/TransformationHelper.h).
     """
-    cast = drawn.to(dtype)
-    return torch.where(cast >= high, torch.nextafter(torch.full_like(cast, high), torch.full_like(cast, low)), cast)
+    steps = float(format_of(dtype).largest_exact_integer)
+    return (uniform * steps).floor() / steps
 
 
 def draws_numbers(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

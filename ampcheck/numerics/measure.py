@@ -76,7 +76,7 @@ def measure_numerics(
         else:
             raised = _raised(outcome, prepared, trace.failed)
     errors = compare(outcome, reference, dtype, rounded.names)
-    moved = reference.moved(format_of(dtype).unit_roundoff, frozenset(rounded.names))
+    moved = reference.moved(dtype, frozenset(rounded.names))
     dropped = {"module outputs beyond the memory that one run keeps": outcome.dropped} if outcome.dropped else {}
     return NumericsStats(
         subject=subject.name,

@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ampcheck.errors import UsageError, brief
+from ampcheck.formats import format_of
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.arms import Outcome, Prepared, prepare, run_arm
 from ampcheck.numerics.decisions import Decisions
@@ -61,14 +62,17 @@ class Reference:
     wide: WideRun
     float32: Outcome
     finite_loss: bool
-    _again: Callable[[Change | None], WideRun]
-    _moved: dict[tuple[float, frozenset[str]], list[WideRun]] = field(default_factory=dict)
+    _again: Callable[..., WideRun]
+    _moved: dict[tuple[torch.dtype, frozenset[str]], list[WideRun]] = field(default_factory=dict)
 
-    def moved(self, unit_roundoff: float, rounded_inputs: Collection[str]) -> list[WideRun]:
-        """The reference again with weights and the named inputs moved by one unit roundoff, signs at random."""
-        key = (unit_roundoff, frozenset(rounded_inputs))
+    def moved(self, dtype: torch.dtype, rounded_inputs: Collection[str]) -> list[WideRun]:
+        """The reference again with weights and the named inputs moved by one unit roundoff of `dtype`, signs at random,
+        and with random numbers as they are drawn in it."""
+        key = (dtype, frozenset(rounded_inputs))
+        roundoff = format_of(dtype).unit_roundoff
         if key not in self._moved:
-            runs = [self._again(partial(_move, unit_roundoff, key[1], seed)) for seed in range(1, SAMPLES + 1)]
+            changes = [partial(_move, roundoff, key[1], seed) for seed in range(1, SAMPLES + 1)]
+            runs = [self._again(change, dtype) for change in changes]
             self._moved[key] = [run for run in runs if run.outcome.error is None or run.outcome.phase == "backward"]
         return self._moved[key]
 
@@ -96,11 +100,17 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
     Raises `UsageError` when the model raises in float32 too: there is nothing to judge.
     """
 
-    def run(dtype: torch.dtype, promote: bool, finite_loss: bool, change: Change | None = None) -> WideRun:
+    def run(
+        dtype: torch.dtype,
+        promote: bool,
+        finite_loss: bool,
+        change: Change | None = None,
+        draws_in: torch.dtype | None = None,
+    ) -> WideRun:
         prepared = prepare(subject, device=device, to=dtype)
         if change is not None:
             change(prepared)
-        decisions, ops, draws = Decisions(), OpWatch(shadow=False), EqualRandom()
+        decisions, ops, draws = Decisions(), OpWatch(shadow=False), EqualRandom(draws_in)
         around: list[AbstractContextManager[Any]] = [draws, Trace(prepared.root, observers=(decisions, ops))]
         if promote:
             around.append(PromoteMixed())

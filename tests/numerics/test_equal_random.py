@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ampcheck.formats import format_of
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 
 DRAWS = {
@@ -30,19 +31,32 @@ def test_a_draw_is_the_same_in_every_dtype(draw: str, dtype: torch.dtype) -> Non
     with seeded(3), EqualRandom():
         other = DRAWS[draw](dtype)
     assert other.dtype is dtype
-    assert torch.equal(other, wide.to(dtype))
+    if draw == "rand_like" and dtype.itemsize == 2:  # on the coarser grid of the format, as torch draws there
+        steps = format_of(dtype).largest_exact_integer
+        assert torch.equal(other, ((wide * steps).floor() / steps).to(dtype))
+    else:
+        assert torch.equal(other, wide.to(dtype))
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_wide_run_can_be_given_the_numbers_of_a_narrow_one(draw: str) -> None:
+    with seeded(3), EqualRandom():
+        narrow = DRAWS[draw](torch.bfloat16)
+    with seeded(3), EqualRandom(rounded_to=torch.bfloat16):
+        wide = DRAWS[draw](torch.float64)
+    assert torch.equal(wide, narrow.double())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_uniform_number_is_never_rounded_up_to_the_end_of_its_range(dtype: torch.dtype) -> None:
+def test_uniform_numbers_of_16_bits_reach_zero_and_never_one(dtype: torch.dtype) -> None:
     with seeded(3), EqualRandom():
         drawn = torch.rand(100_000, dtype=dtype)
-        ranged = torch.empty(100_000, dtype=dtype).uniform_(2, 4)
+        ranged = torch.empty(100_000, dtype=dtype).uniform_(0, 4)
     with seeded(3):
-        rounded = torch.rand(100_000).to(dtype)
-    assert float(rounded.max()) == 1  # what a cast alone would give
-    assert 0 <= float(drawn.min()) < float(drawn.max()) < 1
-    assert 2 <= float(ranged.min()) < float(ranged.max()) < 4
+        real = torch.rand(100_000, dtype=dtype)
+    assert float(drawn.max()) == float(real.max()) < 1
+    assert float(drawn.min()) == float(real.min()) == 0
+    assert 0 <= float(ranged.min()) < float(ranged.max()) < 4
 
 
 def test_without_it_the_draws_differ_so_the_promise_is_not_empty() -> None:

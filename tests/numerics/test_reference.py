@@ -60,10 +60,10 @@ def test_a_model_that_raises_in_float32_too_is_a_usage_error_in_one_sentence() -
 
 
 def test_the_sensitivity_is_how_far_the_model_moves_when_its_data_are_rounded() -> None:
-    roundoff = 2.0**-8
+    dtype, roundoff = torch.bfloat16, 2.0**-8
     linear = nn.Linear(256, 256, bias=False)
     reference = measure_reference(Subject((linear, torch.randn(8, 256))))
-    moved = reference.moved(roundoff, ())
+    moved = reference.moved(dtype, ())
     wide = reference.wide.outcome.outputs[""]
     for run in moved:
         assert float((run.outcome.outputs[""] - wide).norm() / wide.norm()) == pytest.approx(roundoff, rel=0.1)
@@ -71,7 +71,7 @@ def test_the_sensitivity_is_how_far_the_model_moves_when_its_data_are_rounded() 
     nn.init.constant_(cancels[0].bias, 50.0)
     amplifying = measure_reference(Subject((cancels, torch.randn(8, 256))))
     wide = amplifying.wide.outcome.outputs[""]
-    far = float((amplifying.moved(roundoff, ())[0].outcome.outputs[""] - wide).norm() / wide.norm())
+    far = float((amplifying.moved(dtype, ())[0].outcome.outputs[""] - wide).norm() / wide.norm())
     assert far > 10 * roundoff
 
 
