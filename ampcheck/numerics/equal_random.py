@@ -85,9 +85,8 @@ class EqualRandom(TorchDispatchMode):
         narrow = min(wanted, self._rounded_to or wanted, key=lambda dtype: dtype.itemsize)
         if narrow.itemsize <= 2 and name in UNIFORM:
             low, high = named.get("from", 0.0), named.get("to", 1.0)
-            return (low + (high - low) * _on_grid((drawn - low) / (high - low or 1.0), narrow)).to(wanted)
-        cast: torch.Tensor = drawn.to(narrow).to(wanted)
-        return cast
+            drawn = low + (high - low) * _on_grid((drawn - low) / (high - low or 1.0), narrow)
+        return drawn.to(narrow).to(wanted)
 
 
 def _on_grid(uniform: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

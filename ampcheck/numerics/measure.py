@@ -227,8 +227,8 @@ def _module_dtypes(outcome: Outcome) -> dict[str, tuple[str, ...]]:
 
 
 def arm_name(dtype: torch.dtype, native: bool, *, compiled: bool) -> str:
-    """`float16 autocast, eager`."""
-    return f"{format_of(dtype).name} {'native' if native else 'autocast'}, {'compiled' if compiled else 'eager'}"
+    """`float16, eager` under autocast; `float16 native, compiled` for a model that is kept in 16 bits."""
+    return f"{format_of(dtype).name}{' native' if native else ''}, {'compiled' if compiled else 'eager'}"
 
 
 def _autocast(device: str, dtype: torch.dtype, native: bool) -> AbstractContextManager[Any]:

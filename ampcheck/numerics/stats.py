@@ -48,7 +48,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class NumericsStats:
-    """One arm of a subject (`float16 autocast, eager`) beside its reference.
+    """One arm of a subject (`float16, eager`) beside its reference.
 
     format: the narrowest format that the arm computes in. chain: the most roundings in a row between two weights;
     reduction: the length of the longest sum. scale: the loss scale in use. health: by (phase, module).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ampcheck.record import SEVERITY, Chart, Coverage, Finding, Run, Scalar, Table, Verdict
@@ -125,3 +125,11 @@ def _counts(findings: Iterable[Finding]) -> dict[Verdict, int]:
 
 def _gravity(section: CheckSection) -> int:
     return len(SEVERITY) if section.worst is None else SEVERITY.index(section.worst)
+
+
+def short_names(subjects: Sequence[str]) -> dict[str, str]:
+    """Subjects without what all of them begin with up to a bracket: `demo [float16, eager]` is `float16, eager`."""
+    heads = {subject.partition(" [")[0] for subject in subjects}
+    if len(heads) != 1 or not all(subject.endswith("]") and " [" in subject for subject in subjects):
+        return {subject: subject for subject in subjects}
+    return {subject: subject.partition(" [")[2].removesuffix("]") for subject in subjects}

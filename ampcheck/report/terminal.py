@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ampcheck.record import Coverage, Finding, Run, Verdict
-from ampcheck.report.sections import CheckSection, Sections, arrange
+from ampcheck.report.sections import CheckSection, Sections, arrange, short_names
 from ampcheck.report.text import clean, one_line, quantity, wrap
 
 if TYPE_CHECKING:
@@ -134,10 +134,12 @@ def _verdict_tables(content: Sections, width: int) -> Iterator[Table]:
         yield _table(judged, [f"{verdict}" for verdict in columns], cells)
         return
     slugs = max(len(section.check) for section in judged)
+    heads = short_names(content.subjects)
     side_by_side = max(1, (width - min(slugs, width // 2)) // (_SUBJECT_WIDTH + 2))
     for start in range(0, len(content.subjects), side_by_side):
         subjects = content.subjects[start : start + side_by_side]
-        yield _table(judged, subjects, [[_cell(*section.worst_of(name)) for name in subjects] for section in judged])
+        names = [heads[name] for name in subjects]
+        yield _table(judged, names, [[_cell(*section.worst_of(name)) for name in subjects] for section in judged])
 
 
 def _table(judged: Sequence[CheckSection], columns: Iterable[str], cells: Iterable[Iterable[Text]]) -> Table:
