@@ -36,6 +36,9 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
             found.append(_lost(stats, kind, [e for e in excess if e not in coarse], limits))
     if found:
         return found
+    if any(e.nonfinite for e in stats.errors):
+        text = "values that are inf or NaN have no error: see overflow and nonfinite-gradient"
+        return [Finding(check, Verdict.SKIP, who(stats), text)]
     if (module := _first_beyond(stats, limits)) is not None and not stats.flipped(limits.precision):
         return [_recovered(stats, module, limits)]
     judged = [e for e in stats.errors if stats.known(e) and e.kind != "module"]

@@ -3,6 +3,8 @@
 from ampcheck.report.sections import short_names
 
 
+def test_a_table_of_one_subject_heads_its_columns_with_what_differs() -> None:
+    assert short_names(["demo [float16, eager]", "demo [bfloat16, eager]"]) == {
         "demo [float16, eager]": "float16, eager",
         "demo [bfloat16, eager]": "bfloat16, eager",
     }
