@@ -197,15 +197,17 @@ def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
 
 
 def _total(result: Any, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
+    """The loss: the user's, or the mean of squares of every floating output, whose ops are ours and not traced."""
     if loss is not None:
         return loss(result)
     total: torch.Tensor | None = None
-    for _, tensor in tensors(result):
-        if tensor.is_floating_point() and tensor.numel() and tensor.requires_grad:
-            wide = tensor if tensor.dtype is torch.float64 else tensor.float()
-            wide = torch.where(wide.isfinite(), wide, 0.0) if finite else wide
-            part = wide.square().mean()
-            total = part if total is None else total + part
+    with _disable_current_modes():
+        for _, tensor in tensors(result):
+            if tensor.is_floating_point() and tensor.numel() and tensor.requires_grad:
+                wide = tensor if tensor.dtype is torch.float64 else tensor.float()
+                wide = torch.where(wide.isfinite(), wide, 0.0) if finite else wide
+                part = wide.square().mean()
+                total = part if total is None else total + part
     return total
 
 
