@@ -24,7 +24,7 @@ from ampcheck.numerics import (
     native_format,
 )
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.record import Coverage, Finding, Run, Verdict, emit, merge, verify
+from ampcheck.record import Coverage, Finding, Run, emit, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.trace import Trace
@@ -198,6 +198,3 @@ def _low_dtype(dtype: str | torch.dtype, device: str) -> torch.dtype:
         raise UsageError(f"device {device!r} has no bfloat16: use --dtype float16")
     low: torch.dtype = getattr(torch, name)
     return low
-
-
-__all__ = ["DTYPES", "Verdict", "assert_numerics", "audit", "check_device", "observe"]

@@ -143,7 +143,8 @@ def run_arm(
                         if tensor.is_floating_point() and tensor.numel():
                             outcome.outputs[prefix + path] = _unseen_copy(tensor)
                     total = None if outcome.no_backward else _total(result, loss, finite_loss)
-                outcome.losses += _scalar_losses(result, total if loss else None)
+                if loss is not None or not any(name.startswith("input.") for name in leaves):
+                    outcome.losses += _scalar_losses(result, total if loss else None)
                 if outcome.no_backward:
                     continue
                 if total is None:

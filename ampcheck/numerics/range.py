@@ -28,7 +28,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
         born = fact.produced or (0 if found else fact.spoiled)
         if not born:
             continue
-        if (fact.where.module, fact.where.op) in stats.reference_produced or (not stats.judged and not fact.limited):
+        if fact.where in stats.reference_produced or (not stats.judged and not fact.limited):
             if stats.judged and stats.native and stats.reference_nonfinite:
                 found.append(_own_arithmetic(stats, fact, born))
             continue

@@ -25,6 +25,7 @@ from ampcheck.numerics.arms import Outcome, Prepared, prepare, run_arm
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
+from ampcheck.record import Where
 from ampcheck.subject import Call, Subject
 from ampcheck.trace import Trace
 
@@ -41,11 +42,11 @@ _WRITES_IN_PLACE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WideRun:
-    """One run in float64 or float32. produced: the (module, op) that made infinities; draws: whether any op drew."""
+    """One run in float64 or float32. produced: where infinities were made; draws: whether any op drew."""
 
     outcome: Outcome
     decisions: Decisions
-    produced: frozenset[tuple[str, str]]
+    produced: frozenset[Where]
     draws: bool
 
 
@@ -115,7 +116,7 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
         if promote:
             around.append(PromoteMixed())
         outcome = run_arm(prepared, loss=subject.loss, around=around, finite_loss=finite_loss)
-        produced = frozenset((fact.where.module, fact.where.op) for fact in ops.facts() if fact.produced)
+        produced = frozenset(fact.where for fact in ops.facts() if fact.produced)
         return WideRun(outcome, decisions, produced, draws.drew)
 
     narrow = run(torch.float32, False, False)

@@ -52,8 +52,8 @@ class NumericsStats:
 
     format: the narrowest format that the arm computes in. chain: the most roundings in a row between two weights;
     reduction: the length of the longest sum. scale: the loss scale in use. health: by (phase, module).
-    reference_nonfinite: elements of the reference's outputs that are inf or NaN; reference_produced: the (module, op)
-    that make such values there.
+    reference_nonfinite: elements of the reference's outputs that are inf or NaN; reference_produced: where such
+    values are made there.
     zeroed_buffers: 16-bit buffers of the model with an element that is exactly zero.
     judged: whether there was a reference; without one a finding cannot be excused by its lack of consequences.
     """
@@ -71,7 +71,7 @@ class NumericsStats:
     flips: tuple[Flip, ...] = ()
     health: Mapping[tuple[str, str], TensorHealth] = field(default_factory=dict)
     reference_nonfinite: int = 0
-    reference_produced: frozenset[tuple[str, str]] = frozenset()
+    reference_produced: frozenset[Where] = frozenset()
     zeroed_buffers: tuple[str, ...] = ()
     raised: Raised | None = None
     losses: tuple[str, ...] = ()
