@@ -24,7 +24,7 @@ from ampcheck.numerics import (
     native_format,
 )
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.record import Coverage, Finding, Run, emit, merge, verify
+from ampcheck.record import Coverage, Finding, Run, Verdict, emit, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.trace import Trace
@@ -62,6 +62,7 @@ def audit(
             f"{made.name} is of kind '{made.kind.value}': {NOT_YET[made.kind]} are not judged yet, only the kinds "
             "'forward' and 'compile'"
         )
+    checks = (checks,) if isinstance(checks, str) else checks
     if unknown := sorted(set(checks or ()) - set(CHECKS)):
         raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
     dtypes = [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype)
@@ -85,15 +86,18 @@ def audit(
     for low in wanted:
         tell(f"{made.name}: {format_of(low).name}, eager", done, stages)
         eager = measure_numerics(made, reference, low, device=device, native=native is not None)
-        runs.append(_judged(eager, bounds, checks))
+        runs.append(_judged(eager.stats, bounds, checks))
         done += 1
-        if not compile:
-            continue
-        tell(f"{made.name}: {format_of(low).name}, compiled", done, stages)
-        if eager.raised is None:
-            compiled = measure_compiled(made, reference, eager, low, device=device, native=native is not None)
-            runs.append(_judged(compiled, bounds, checks))
-        done += 1
+        if compile:
+            tell(f"{made.name}: {format_of(low).name}, compiled", done, stages)
+            if eager.stats.raised is None:
+                compiled = measure_compiled(made, reference, eager, low, device=device, native=native is not None)
+                runs.append(_judged(compiled, bounds, checks))
+            else:
+                text = "not compiled: the eager run raised, see low-precision-error"
+                runs.append(Run(findings=(Finding("compiled-exception", Verdict.SKIP, made.name, text),)))
+            done += 1
+        reference.forget()
     tell(f"{made.name}: done", stages, stages)
     return replace(merge(runs), environment=environment(device), title=f"audit of {made.name}")
 
@@ -119,7 +123,10 @@ def assert_numerics(
     """
     __tracebackhide__ = True
     made = model if inputs is None else (model, inputs)
-    if not isinstance(made, Subject):
+    if isinstance(made, Subject):
+        if subject or name:
+            raise UsageError(f"a Subject says itself what it is: {', '.join(subject) or 'name'} belongs into it")
+    else:
         made = Subject(made, name=name or getattr(model, "__name__", type(model).__name__), **subject)
     return verify(
         audit(made, device=device, dtype=dtype, autocast=autocast, compile=compile, checks=checks, limits=limits)
@@ -153,7 +160,7 @@ def _observed(trace: Trace, watch: OpWatch, subject: str, checks: Sequence[str],
     stats = NumericsStats(
         subject=subject,
         arm="",
-        format="float16",
+        format=min((f.dtype for f in watch.facts()), key=lambda name: format_of(name).bits, default="float32"),
         device="",
         judged=False,
         ops=watch.facts(),

@@ -59,8 +59,8 @@ class Observer(Protocol):
     def before(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
         """Called before the op runs; what it returns is handed to `after`."""
 
-    def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> None:
-        """Called after the op ran, unless it raised."""
+    def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> Any:
+        """Called after the op ran, unless it raised. What it returns, unless None, takes the place of the result."""
 
 
 class Trace(TorchDispatchMode):
@@ -118,7 +118,8 @@ class Trace(TorchDispatchMode):
         event = self._event(place, func, inputs, tuple(t.dtype for t in outputs), health)
         self.events.append(event)
         for observer, token in zip(self._observers, held, strict=True):
-            observer.after(event, func, args, kwargs, out, token)
+            replaced = observer.after(event, func, args, kwargs, out, token)
+            out = out if replaced is None else replaced
         return out
 
     def _event(

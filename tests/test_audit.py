@@ -51,14 +51,87 @@ def test_the_compiled_model_is_judged_against_float64_too() -> None:
     assert not run.failed
 
 
-def test_a_compiled_run_without_a_graph_is_a_failure_not_a_pass() -> None:
+def test_a_compiled_run_without_a_graph_is_not_a_pass() -> None:
     class Excluded(nn.Module):
         @torch._dynamo.disable
         def forward(self, x: Tensor) -> Tensor:
             return x * 2
 
     run = audit((Excluded(), torch.randn(4).bfloat16()))
-    assert [f.check for f in run.of(Verdict.FAIL)] == ["coverage"]
+    (coverage,) = [f for f in run.findings if f.check == "coverage" and "compiled" in f.subject]
+    assert coverage.verdict in (Verdict.FAIL, Verdict.SKIP)
+    assert "compile" in coverage.message
+
+
+def test_a_recurrent_network_that_dynamo_declines_is_skipped_with_its_reason() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.gru(x)[0]
+
+    run = audit((Recurrent(), torch.randn(3, 2, 4)), dtype="bfloat16")
+    assert not run.failed, [f.message for f in run.of(Verdict.FAIL)]
+
+
+def test_the_callers_autocast_does_not_reach_the_judge() -> None:
+    class Rough(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.dtype.itemsize > 2 else (x * 4).round() / 4
+
+    model = nn.Sequential(nn.Linear(16, 16), Rough())
+    with torch.autocast("cpu", torch.bfloat16):
+        run = audit((model, torch.randn(8, 16)), dtype="bfloat16", compile=False)
+    assert "precision-loss" in _checks(run, Verdict.FAIL)
+
+
+def test_modules_in_a_closure_are_copied_too() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    run = audit((lambda x: net(x), torch.randn(8, 4)), dtype="bfloat16", compile=False)
+    assert run.coverage.seen["gradients"] == 4
+    assert int(net[1].num_batches_tracked) == 0
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_an_output_that_low_precision_drops_is_a_failure() -> None:
+    class Drops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            one = self.one(x)
+            return {"one": one} if one.dtype.itemsize == 2 else {"one": one, "two": self.two(x)}
+
+    run = audit((Drops(), torch.randn(2, 4)), dtype="bfloat16", compile=False)
+    assert "precision-loss" in _checks(run, Verdict.FAIL)
+
+
+def test_complex_buffers_keep_their_imaginary_part_in_the_reference() -> None:
+    class Rotary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj = nn.Linear(8, 8)
+            self.register_buffer("turns", torch.polar(torch.ones(6, 4), torch.arange(24.0).view(6, 4)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            pairs = torch.view_as_complex(self.proj(x).float().unflatten(-1, (4, 2)).contiguous())
+            return torch.view_as_real(pairs * self.turns.to(pairs.dtype)).flatten(-2)
+
+    assert not audit((Rotary(), torch.randn(2, 6, 8)), dtype="bfloat16", compile=False).failed
+
+
+def test_a_near_tie_does_not_excuse_an_error_of_another_origin() -> None:
+    class Rough(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.dtype.itemsize > 2 else (x / x.abs().amax() * 3).round() * x.abs().amax() / 3
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), Rough(), nn.Flatten(), nn.Linear(8 * 49, 4))
+    run = audit((net, torch.randn(4, 3, 16, 16)), dtype="bfloat16", compile=False)
+    assert "precision-loss" in _checks(run, Verdict.FAIL)
 
 
 def test_successive_calls_and_regional_blocks_are_subjects() -> None:

@@ -1,50 +1,28 @@
-"""Running a subject once: a copy of the model, equal seeds, forward, loss and backward, everything kept for judging."""
+"""Running a prepared subject once: equal seeds, forward, loss and backward, everything kept for judging."""
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.errors import UsageError, brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import seeded
-from ampcheck.subject import Call, Kind, Subject
+from ampcheck.numerics.prepare import Prepared
+from ampcheck.subject import Call
 
 KEPT_BYTES = 2 << 30
 """How much of the modules' outputs one arm keeps; beyond it the rest is counted as unseen."""
 
 
 @dataclass(slots=True)
-class Prepared:
-    """A model and its calls that may be run and changed without touching the user's."""
-
-    kind: Kind
-    model: Any
-    calls: tuple[Call, ...]
-
-    @property
-    def blocks(self) -> tuple[Any, ...]:
-        """The callables that run, one after the other."""
-        return self.model if isinstance(self.model, tuple) else (self.model,)
-
-    @property
-    def root(self) -> torch.nn.Module | None:
-        """The module whose paths findings name; None for a plain function."""
-        if self.kind is Kind.REGIONAL:
-            return torch.nn.ModuleList([b for b in self.blocks if isinstance(b, torch.nn.Module)])
-        return self.model if isinstance(self.model, torch.nn.Module) else None
-
-
-@dataclass(slots=True)
 class Outcome:
-    """What one arm gave. Tensors are detached copies.
+    """What one arm gave. Tensors are detached copies; complex ones stand as their real view.
 
     outputs: by path; modules: by (module path, call, path in its output); gradients: by parameter name, unscaled and in
     float64, whatever `gradient_dtypes` says that they were.
@@ -61,87 +39,47 @@ class Outcome:
     no_backward: str = ""
     dropped: int = 0
 
-    @property
-    def finite_gradients(self) -> bool:
-        """Whether every gradient is finite; true where there is none."""
-        return all(bool(g.isfinite().all()) for g in self.gradients.values())
-
-
-def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = None) -> Prepared:
-    """A deep copy of the subject on `device`, its floating tensors cast `to`.
-
-    Raises `UsageError` for a model that cannot be copied.
-    """
-    try:
-        model = copy.deepcopy(subject.model, _cached_results(subject.model))
-        calls = copy.deepcopy(subject.calls, {})
-    except Exception as error:  # any __deepcopy__ of the user's may raise anything
-        raise UsageError(
-            f"{subject.name} must be copied to be run more than once, and copy.deepcopy raised {brief(error)}"
-        ) from error
-    for block in model if isinstance(model, tuple) else (model,):
-        if isinstance(block, torch.nn.Module):
-            block.to(device=device)
-            if to is not None:
-                block.to(dtype=to)
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        floating = tensor.is_floating_point() and to is not None
-        return tensor.detach().to(device=device, dtype=to if floating else tensor.dtype)
-
-    return Prepared(
-        subject.kind, model, tuple(Call(map_tensors(move, c.args), map_tensors(move, dict(c.kwargs))) for c in calls)
-    )
-
-
-def _cached_results(model: Any) -> dict[int, Any]:
-    """Tensors with a history that modules keep as attributes (a cached bias table): deepcopy refuses them."""
-    memo: dict[int, Any] = {}
-    for block in model if isinstance(model, tuple) else (model,):
-        for module in block.modules() if isinstance(block, torch.nn.Module) else ():
-            held = {k: v for k, v in vars(module).items() if isinstance(v, (torch.Tensor, dict, list, tuple))}
-            for _, tensor in tensors({k: v for k, v in held.items() if not k.startswith("_")}):
-                if tensor.grad_fn is not None:
-                    memo[id(tensor)] = tensor.detach().clone()
-    return memo
-
 
 def run_arm(
     prepared: Prepared,
     *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
-    autocast: AbstractContextManager[Any] | None = None,
     around: Sequence[AbstractContextManager[Any]] = (),
+    transform: Callable[[Any], Any] | None = None,
     scale: float = 1.0,
     keep_modules: bool = True,
     finite_loss: bool = False,
-    seed: int = 0,
 ) -> Outcome:
     """Run forward, loss and backward once.
 
-    autocast: entered for each forward and loss, never for backward. around: entered in order for all of it (a trace).
-    scale: multiplies the loss before backward, as a GradScaler does; gradients are divided by it again.
-    finite_loss: leave out of the default loss what is not finite. An exception of the model is kept in `error`.
+    dtype: what autocast casts to, in forward and loss, never in backward; None switches the caller's autocast off.
+    around: entered in order for all of it (a trace). transform: applied to each block before it runs (a compiler).
+    scale: of the loss, as a GradScaler scales it; gradients are divided by it again. finite_loss: leave out of the
+    default loss what is not finite. An exception of the model is kept in `error`.
     """
     outcome = Outcome(scale=scale)
     leaves = _leaves(prepared)
     if not leaves:
         outcome.no_backward = "nothing requires a gradient"
-    with seeded(seed), warnings.catch_warnings(), ExitStack() as stack:
+    autocast = torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
+    with seeded(device), warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
         if keep_modules and prepared.root is not None:
             stack.enter_context(_kept_outputs(prepared.root, outcome))
         for context in around:
             stack.enter_context(context)
         try:
+            blocks = [block if transform is None else transform(block) for block in prepared.blocks]
             for number, call in enumerate(prepared.calls):
                 outcome.phase = "forward"
-                with torch.enable_grad(), autocast or nullcontext():
-                    result = _forward(prepared, call)
+                with torch.enable_grad(), autocast:
+                    result = _forward(blocks, call)
                     prefix = f"{number}." if len(prepared.calls) > 1 else ""
                     for path, tensor in tensors(result):
-                        if tensor.is_floating_point() and tensor.numel():
-                            outcome.outputs[prefix + path] = _unseen_copy(tensor)
+                        if (values := _values(tensor)) is not None:
+                            outcome.outputs[prefix + path] = values
                     total = None if outcome.no_backward else _total(result, loss, finite_loss)
                 if loss is not None or not any(name.startswith("input.") for name in leaves):
                     outcome.losses += _scalar_losses(result, total if loss else None)
@@ -151,29 +89,35 @@ def run_arm(
                     outcome.no_backward = "no floating output has a gradient"
                     continue
                 outcome.phase = "backward"
-                # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours
-                # runs.
-                torch.autograd.backward(total, torch.full_like(total, scale))
+                # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
+                first = torch.full_like(total, scale)
+                torch.autograd.backward(total, first, inputs=list(leaves.values()))
         except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = error
     for name, leaf in leaves.items():
         if leaf.grad is not None and not outcome.no_backward:
             grad = leaf.grad.to_dense() if leaf.grad.layout is not torch.strided else leaf.grad
             outcome.gradient_dtypes[name] = grad.dtype
-            outcome.gradients[name] = grad.detach().to(torch.float64) / scale
-            leaf.grad = None
+            real = torch.view_as_real(grad) if grad.is_complex() else grad
+            outcome.gradients[name] = real.detach().to(torch.float64) / scale
+        leaf.grad = None
     return outcome
 
 
-def _unseen_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that no trace sees: it is ours, not the model's."""
+def _values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy of the floating values, which no trace sees since it is ours; None for what has none."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        return None
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
     with _disable_current_modes():
-        return tensor.detach().clone()
+        copy = tensor.detach().clone()
+        return torch.view_as_real(copy.resolve_conj()) if copy.is_complex() else copy
 
 
-def _forward(prepared: Prepared, call: Call) -> Any:
-    result: Any = prepared.blocks[0](*call.args, **call.kwargs)
-    for block in prepared.blocks[1:]:
+def _forward(blocks: Sequence[Callable[..., Any]], call: Call) -> Any:
+    result: Any = blocks[0](*call.args, **call.kwargs)
+    for block in blocks[1:]:
         result = block(*result) if isinstance(result, tuple) else block(result)
     return result
 
@@ -187,11 +131,11 @@ def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
 
     def watch(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             return tensor
         leaf = tensor.requires_grad_()
         found[f"input.{len(found)}"] = leaf
-        return leaf.view_as(leaf) if leaf.layout is torch.strided else leaf  # a leaf cannot be written in place
+        return leaf.view_as(leaf)  # a leaf cannot be written in place
 
     prepared.calls = tuple(Call(map_tensors(watch, c.args), map_tensors(watch, dict(c.kwargs))) for c in prepared.calls)
     return found
@@ -204,8 +148,11 @@ def _total(result: Any, loss: Callable[[Any], torch.Tensor] | None, finite: bool
     total: torch.Tensor | None = None
     with _disable_current_modes():
         for _, tensor in tensors(result):
-            if tensor.is_floating_point() and tensor.numel() and tensor.requires_grad:
-                wide = tensor if tensor.dtype is torch.float64 else tensor.float()
+            if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+                continue
+            if tensor.requires_grad and tensor.layout is torch.strided and not tensor.is_nested:
+                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+                wide = real if real.dtype is torch.float64 else real.float()
                 wide = torch.where(wide.isfinite(), wide, 0.0) if finite else wide
                 part = wide.square().mean()
                 total = part if total is None else total + part
@@ -230,13 +177,12 @@ def _kept_outputs(root: torch.nn.Module, outcome: Outcome) -> Iterator[None]:
             call = calls.get(name, 0)
             calls[name] = call + 1
             for path, tensor in tensors(output):
-                if not tensor.is_floating_point() or not tensor.numel() or tensor.layout is not torch.strided:
-                    continue
-                kept += tensor.numel() * tensor.element_size()
-                if kept > KEPT_BYTES:
+                size = tensor.numel() * tensor.element_size()
+                if kept + size > KEPT_BYTES:
                     outcome.dropped += 1
-                else:
-                    outcome.modules[name, call, path] = _unseen_copy(tensor)
+                elif (values := _values(tensor)) is not None:
+                    kept += size
+                    outcome.modules[name, call, path] = values
 
         return keep
 

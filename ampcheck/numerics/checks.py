@@ -34,6 +34,6 @@ OBSERVABLE = ("overflow", "silent-zero", "flush", "integer-cast", "headroom", "c
 
 
 def check_numerics(stats: NumericsStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
-    """The findings of the named checks (all by default), `coverage` always among them."""
-    wanted = CHECKS if checks is None else {*checks, "coverage"}
+    """The findings of the named checks (all by default); whether it ran and what was seen are always among them."""
+    wanted = CHECKS if checks is None else {*checks, "low-precision-error", "coverage"}
     return [finding for slug, check in CHECKS.items() if slug in wanted for finding in check(stats, limits)]

@@ -3,54 +3,78 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ampcheck.numerics.arms import Outcome
 from ampcheck.numerics.distance import norm, relative_error
-from ampcheck.numerics.reference import Reference
+from ampcheck.numerics.reference import WideRun
 from ampcheck.numerics.stats import TensorError
 
 
 def compare(
-    outcome: Outcome, reference: Reference, dtype: torch.dtype, rounded_inputs: Iterable[str]
+    outcome: Outcome, wide: WideRun, moved: Sequence[WideRun], hairsbreadth: Sequence[WideRun]
 ) -> tuple[TensorError, ...]:
-    """Every output, module output and gradient beside its reference."""
-    moved = reference.moved(dtype, frozenset(rounded_inputs))
-    whole = math.sqrt(sum(norm(g) ** 2 for g in reference.wide.outcome.gradients.values() if bool(g.isfinite().all())))
+    """Every output, module output and gradient beside its reference.
+
+    moved: the reference with its data rounded to the low format; hairsbreadth: rounded to float32, which tells what
+    can be known at all. An output or gradient without a counterpart, or of another shape, is infinitely far off.
+    """
+    reference = wide.outcome
+    whole = math.sqrt(sum(norm(g) ** 2 for g in reference.gradients.values() if bool(g.isfinite().all())))
     found = []
     for kind, get in _KINDS:
-        twins = get(reference.wide.outcome)
-        narrow = get(reference.float32)
-        swayed = [get(run.outcome) for run in moved]
-        for order, (key, tensor) in enumerate(get(outcome).items()):
-            twin = twins.get(key)
-            if twin is None or twin.shape != tensor.shape:
+        twins, swayed, hair = (
+            get(reference),
+            [get(run.outcome) for run in moved],
+            [get(r.outcome) for r in hairsbreadth],
+        )
+        own = get(outcome)
+        judged = _judged(kind, outcome, own, twins)
+        for order, key in enumerate(judged):
+            twin, tensor = twins[key].double(), own.get(key)
+            if tensor is None or tensor.shape != twin.shape:
+                if kind != "module" and norm(twin):
+                    found.append(TensorError(kind, _name(key), "missing", math.inf, 0.0, math.inf, 0, order=order))
                 continue
-            wide = twin.double()
+            difference = torch.where(tensor.isfinite() & twin.isfinite(), tensor.double() - twin, 0.0)
             found.append(
                 TensorError(
                     kind=kind,
                     name=_name(key),
                     dtype=str(outcome.gradient_dtypes.get(key, tensor.dtype)).removeprefix("torch."),
-                    error=relative_error(tensor, wide),
-                    sensitivity=max((relative_error(m[key], wide) for m in swayed if key in m), default=math.inf),
-                    share=norm(tensor.double() - wide) / whole if kind == "gradient" and whole else 0.0,
+                    error=relative_error(tensor, twin),
+                    sensitivity=max((relative_error(run[key], twin) for run in swayed if key in run), default=0.0),
+                    share=norm(difference) / whole if kind == "gradient" and whole else 0.0,
                     nonfinite=int((~tensor.isfinite() & twin.isfinite()).sum()),
-                    float32=relative_error(narrow[key], wide) if key in narrow else 0.0,
+                    compared=int((tensor.isfinite() & twin.isfinite()).sum()),
+                    float32=max((relative_error(run[key], twin) for run in hair if key in run), default=0.0),
                     order=order,
                 )
             )
     return tuple(found)
 
 
-_KINDS: tuple[tuple[str, Any], ...] = (
+def without_counterpart(outcome: Outcome, wide: WideRun) -> int:
+    """Module outputs that have none, or one of another shape."""
+    twins = wide.outcome.modules
+    return sum(key not in twins or twins[key].shape != t.shape for key, t in outcome.modules.items())
+
+
+_KINDS: tuple[tuple[str, Callable[[Outcome], Mapping[Any, torch.Tensor]]], ...] = (
     ("output", lambda outcome: outcome.outputs),
     ("module", lambda outcome: outcome.modules),
     ("gradient", lambda outcome: outcome.gradients),
 )
+
+
+def _judged(kind: str, outcome: Outcome, own: Mapping[Any, Any], twins: Mapping[Any, Any]) -> list[Any]:
+    """The keys to look at, in the order of the run; all of the reference's where the run came to its end."""
+    if kind == "module" or outcome.error is not None or (kind == "gradient" and outcome.no_backward):
+        return [key for key in own if key in twins]
+    return [*(key for key in own if key in twins), *(key for key in twins if key not in own)]
 
 
 def _name(key: Any) -> str:

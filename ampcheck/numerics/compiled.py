@@ -11,9 +11,11 @@ import torch
 
 @dataclass(slots=True)
 class Graphs:
-    """count: graphs that were compiled; unseen: why code ran outside them, with how often."""
+    """count: graphs that were compiled; unseen: why code ran outside them, with how often; unsupported: that Dynamo
+    declines the whole, in its own words."""
 
     count: int = 0
+    unsupported: str = ""
     unseen: dict[str, int] = field(default_factory=dict)
 
 
@@ -34,6 +36,8 @@ def measure_graphs() -> Iterator[Graphs]:
     finally:
         graphs.count = int(counters["stats"]["unique_graphs"])
         graphs.unseen = {f"graph break: {_first(reason)}": int(n) for reason, n in counters["graph_break"].items()}
+        declined = [reason for name in ("unimplemented", "graph_break") for reason in counters[name]]
+        graphs.unsupported = _first(declined[0]) if declined and not graphs.count else ""
         torch._dynamo.reset()
 
 

@@ -19,6 +19,10 @@ from ampcheck.record import Where
 from ampcheck.trace import OpEvent
 
 _STEPS = frozenset(f"aten::{name}" for name in ("round", "floor", "ceil", "trunc", "sign", "floor_divide", "heaviside"))
+_SELECTS = frozenset(f"aten::{name}" for name in ("topk", "sort", "max", "min", "kthvalue", "median", "mode"))
+_RANKS = _SELECTS | {
+    f"aten::{name}" for name in ("argmax", "argmin", "argsort", "max_pool2d_with_indices", "max_pool3d_with_indices")
+}
 _KEPT_ELEMENTS = 1 << 20
 
 
@@ -27,7 +31,8 @@ class Flip:
     """A decision that the low-precision run took otherwise: `changed` of `numel` elements, at the op `index`.
 
     error: how far the values that were decided upon lie from the reference's, relative, in the Euclidean norm.
-    sensitivity: how far they move there when the data are rounded to the format.
+    sensitivity: how far they move there when the data are rounded to the format. ranks: whether the op puts values in
+    order instead of holding them against a threshold or an integer.
     """
 
     where: Where
@@ -36,6 +41,7 @@ class Flip:
     index: int
     error: float = 0.0
     sensitivity: float = 0.0
+    ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +55,41 @@ class Decision:
 
 
 class Decisions:
-    """An observer of `ampcheck.trace.Trace` that keeps what was decided, in order, by module call and op."""
+    """An observer of `ampcheck.trace.Trace` that keeps what was decided, in order, by module call and op.
 
-    def __init__(self) -> None:
+    forced: decisions of another run that are to be taken here as well, where the shapes agree; `followed` counts them.
+    """
+
+    def __init__(self, forced: Decisions | None = None) -> None:
         self.made: dict[tuple[str, int, str, int], Decision] = {}
+        self.followed = 0
+        self._forced = forced
         self._count: dict[tuple[str, int, str], int] = {}
 
     def before(self, op: Any, args: Any, kwargs: Any) -> None:
         """Nothing is needed before an op runs."""
 
-    def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> None:
-        """Keep the decision, if this op takes one."""
-        if event.phase != "forward" or op.is_view:
-            return
+    def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> Any:
+        """Keep the decision, if this op takes one; give the forced one instead, if there is one."""
+        if event.phase != "forward" or op.is_view or op._schema.is_mutable:
+            return None
         values = [t for _, t in tensors((args, kwargs)) if t.is_floating_point() and 0 < t.numel() <= _KEPT_ELEMENTS]
-        if not values:
-            return
         stepped = op._schema.name in _STEPS
-        for _, result in tensors(out):
-            discrete = not result.is_floating_point() and not result.is_complex()
-            if (discrete or stepped) and 0 < result.numel() <= _KEPT_ELEMENTS and result.layout is torch.strided:
-                key = (event.module, event.call, event.op)
-                number = self._count.get(key, 0)
-                self._count[key] = number + 1
-                chosen = result.detach().to(torch.float64) if stepped else result.clone()
-                kept = tuple(value.detach().clone() for value in values if value.layout is torch.strided)
-                self.made[(*key, number)] = Decision(event.where, event.index, chosen, kept)
+        chosen = next((t for _, t in tensors(out) if _is_choice(t, stepped)), None)
+        if not values or chosen is None:
+            return None
+        key = (event.module, event.call, event.op)
+        number = self._count.get(key, 0)
+        self._count[key] = number + 1
+        kept = tuple(value.detach().clone() for value in values if value.layout is torch.strided)
+        wanted = self._forced.made.get((*key, number)) if self._forced is not None else None
+        replaced = None
+        if wanted is not None and wanted.chosen.shape == chosen.shape:
+            self.followed += 1
+            replaced = _taking(wanted.chosen.to(chosen.dtype), op, args, kwargs, out)
+            chosen = wanted.chosen
+        self.made[(*key, number)] = Decision(event.where, event.index, chosen.detach().clone(), kept)
+        return replaced
 
     def flips(self, low: Decisions, moved: Sequence[Decisions] = ()) -> tuple[Flip, ...]:
         """Which of the decisions of `low` differ from these, in the order in which they were taken.
@@ -100,9 +115,29 @@ class Decisions:
                         taken.index,
                         _distance(taken.values, wanted.values),
                         max(swayed, default=0.0),
+                        ranks=taken.where.op.partition(".")[0] in _RANKS,
                     )
                 )
         return tuple(sorted(found, key=lambda flip: flip.index))
+
+
+def _is_choice(tensor: torch.Tensor, stepped: bool) -> bool:
+    discrete = not tensor.is_floating_point() and not tensor.is_complex()
+    return (discrete or stepped) and 0 < tensor.numel() <= _KEPT_ELEMENTS and tensor.layout is torch.strided
+
+
+def _taking(chosen: torch.Tensor, op: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """The result of an op had it chosen so: values that come with indices are taken from where these point."""
+    if not isinstance(out, (tuple, list)):
+        return chosen
+    named = {a.name: v for a, v in zip(op._schema.arguments, args, strict=False)} | kwargs
+    values, indices = out[0], out[1]
+    dim = named.get("dim", -1)
+    if op._schema.name in _SELECTS and isinstance(dim, int):
+        keep = values.dim() == args[0].dim()
+        picked = args[0].gather(dim, chosen if keep else chosen.unsqueeze(dim))
+        return (picked if keep else picked.squeeze(dim)), chosen
+    return tuple(chosen if item is indices else item for item in out)
 
 
 def _distance(values: Sequence[torch.Tensor], wide: Sequence[torch.Tensor]) -> float:

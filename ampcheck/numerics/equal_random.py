@@ -113,11 +113,18 @@ def _named(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str,
 
 
 @contextmanager
-def seeded(seed: int = 0) -> Iterator[None]:
-    """Seed torch, numpy and random inside; the caller's streams go on afterwards as if nothing had been drawn."""
+def seeded(device: str = "cpu", seed: int = 0) -> Iterator[None]:
+    """Seed torch, numpy and random inside; the caller's streams go on afterwards as if nothing had been drawn.
+
+    Only the streams of the CPU and of `device` are touched: to ask for more would initialise devices that nobody uses.
+    """
     python, array = random.getstate(), numpy.random.get_state()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    place = torch.device(device)
+    others = [] if place.type == "cpu" else [place.index or 0]
+    with torch.random.fork_rng(devices=others, device_type=place.type if others else "cuda"):
+        torch.default_generator.manual_seed(seed)
+        if others:
+            getattr(torch, place.type).manual_seed(seed)
         random.seed(seed)
         numpy.random.seed(seed)
         try:

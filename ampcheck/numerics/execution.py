@@ -18,8 +18,11 @@ def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Find
     slug = "compiled-exception" if stats.compiled else "low-precision-error"
     if stats.raised is None:
         return [passed(stats, slug, "forward and backward ran to the end", None, None)]
-    narrow = "compiled" if stats.compiled else stats.format
-    message = f"what runs {'in eager' if stats.compiled else 'in float32'} must run {narrow}; {stats.raised.message}"
+    if stats.raised.missing:
+        text = f"this machine cannot compile ({stats.raised.message}): install a C++ compiler, or use --no-compile"
+        return [Finding(slug, Verdict.SKIP, who(stats), text)]
+    ways = ("in eager mode", "compiled") if stats.compiled else ("in float32", f"in {stats.format}")
+    message = f"what runs {ways[0]} must run {ways[1]}; {stats.raised.message}"
     hint = (
         "reproduce with torch.compile(model, backend='aot_eager') to tell Inductor from tracing"
         if stats.compiled
@@ -54,7 +57,14 @@ def check_declared_dtypes(stats: NumericsStats, limits: Limits) -> list[Finding]
         return []
     if skipped := not_reached(stats, check):
         return [skipped]
-    return check_dtypes(who(stats), stats.module_dtypes, stats.declared_dtypes)
+    # A declaration of one 16-bit format says nothing about a run in another.
+    other = {p: d for p, d in stats.declared_dtypes.items() if format_of(d).bits == 16 and d != stats.format}
+    skipped_ones = [
+        Finding(check, Verdict.SKIP, who(stats), f"{pattern!r} is declared {dtype}, and this run is in {stats.format}")
+        for pattern, dtype in other.items()
+    ]
+    declared = {pattern: dtype for pattern, dtype in stats.declared_dtypes.items() if pattern not in other}
+    return skipped_ones + check_dtypes(who(stats), stats.module_dtypes, declared)
 
 
 def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Mapping[str, str]) -> list[Finding]:
@@ -64,7 +74,7 @@ def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Ma
         matching = {module: dtypes for module, dtypes in seen.items() if matches(pattern, module)}
         wrong = {module: dtypes for module, dtypes in matching.items() if set(dtypes) != {wanted}}
         if not matching:
-            names = ", ".join(sorted(seen)[:8]) or "none"
+            names = ", ".join(name or "(the root)" for name in sorted(seen)[:8]) or "none"
             message = f"{pattern!r} must match a module that gives a floating output; it matches none ({names}, ...)"
             hint = "* stands for one part of a path, ** for any number of them"
             found.append(Finding("dtype", Verdict.FAIL, subject, message, hint=hint))
@@ -83,11 +93,21 @@ def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
     check = "coverage"
     total = stats.coverage.total
     unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
-    if stats.compiled and not stats.graphs and stats.raised is None:
+    if stats.raised is not None:
+        return [Finding(check, Verdict.SKIP, who(stats), "the run raised, so little was seen")]
+    if stats.compiled and not stats.graphs and stats.unsupported:
+        text = f"nothing was compiled, and so nothing judged: {stats.unsupported}"
+        return [Finding(check, Verdict.SKIP, who(stats), text)]
+    if stats.compiled and not stats.graphs:
         message = "a compiled run must compile something; torch.compile made no graph and everything ran eager"
         hint = "see TORCH_LOGS=graph_breaks, and whether the model is excluded by torch._dynamo.disable"
         return [Finding(check, Verdict.FAIL, who(stats), message, Where(phase="compile"), 0.0, 1.0, "graphs", hint)]
-    if not total and stats.raised is None:
+    if not stats.compiled and stats.judged and not stats.low:
+        message = f"a verdict on {stats.format} needs an op that computes in it; of {stats.coverage} none did"
+        hint = "is the model's autocast switched off, or does it hold only ops that autocast leaves in float32?"
+        verdict = Verdict.WARN if total else Verdict.FAIL
+        return [Finding(check, verdict, who(stats), message, observed=0.0, limit=1.0, unit="ops", hint=hint)]
+    if not total:
         message = "a verdict needs evidence; no op, tensor or gradient was looked at"
         hint = "give inputs with which the model computes something"
         return [

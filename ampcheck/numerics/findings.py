@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcheck.numerics.ops import OpFacts
+from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.record import Finding, Verdict
 
@@ -49,7 +49,8 @@ def not_reached(stats: NumericsStats, check: str) -> Finding | None:
     """A run that raised has nothing more to say."""
     if stats.raised is None:
         return None
-    return Finding(check, Verdict.SKIP, who(stats), "the run raised before it was complete: see low-precision-error")
+    slug = "compiled-exception" if stats.compiled else "low-precision-error"
+    return Finding(check, Verdict.SKIP, who(stats), f"the run raised before it was complete: see {slug}")
 
 
 def no_gradients(stats: NumericsStats, check: str) -> Finding | None:
@@ -58,6 +59,13 @@ def no_gradients(stats: NumericsStats, check: str) -> Finding | None:
         reason = stats.no_backward or "the run gave no gradient"
         return Finding(check, Verdict.SKIP, who(stats), f"no gradients to judge: {reason}")
     return None
+
+
+def inside_unseen(stats: NumericsStats, check: str) -> list[Finding]:
+    """A skip for what cannot be told of a compiled run."""
+    return [
+        Finding(check, Verdict.SKIP, who(stats), "the inside of a compiled graph is not seen; eager mode is judged")
+    ]
 
 
 def most(found: list[Finding]) -> list[Finding]:

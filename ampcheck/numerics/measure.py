@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,16 +13,19 @@ from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.nest import tensors
-from ampcheck.numerics.arms import Outcome, Prepared, prepare, run_arm
-from ampcheck.numerics.compare import compare
+from ampcheck.numerics.arms import Outcome, run_arm
+from ampcheck.numerics.compare import compare, without_counterpart
 from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.numerics.decisions import Decisions
+from ampcheck.numerics.distance import relative_error
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.numerics.reference import Reference, input_names
-from ampcheck.numerics.stats import NumericsStats, Raised
+from ampcheck.numerics.prepare import Prepared, modules_of, prepare
+from ampcheck.numerics.reference import Reference, WideRun, input_names
+from ampcheck.numerics.stats import NumericsStats, Raised, TensorError
 from ampcheck.record import Coverage, Where
-from ampcheck.subject import Kind, Subject
+from ampcheck.settings import Limits
+from ampcheck.subject import Subject
 from ampcheck.trace import OpEvent, Trace, is_users, short_path
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
@@ -34,51 +37,54 @@ def native_format(subject: Subject) -> torch.dtype | None:
 
     Such a model is run as it is: autocast would change what its author wrote.
     """
-    blocks = subject.model if isinstance(subject.model, tuple) else (subject.model,)
-    modules = [block for block in blocks if isinstance(block, torch.nn.Module)]
-    held: list[torch.Tensor] = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    held: list[torch.Tensor] = []
+    for module in modules_of(subject.model):
+        held += [*module.parameters(), *module.buffers()]
     for call in subject.calls:
         held += [tensor for _, tensor in tensors((call.args, dict(call.kwargs)))]
     return next((t.dtype for t in held if t.is_floating_point() and t.dtype.itemsize == 2), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Eager:
+    """The eager run and what the compiled one is judged with."""
+
+    stats: NumericsStats
+    decisions: Decisions
+    rounded: frozenset[str]
+
+
 def measure_numerics(
-    subject: Subject,
-    reference: Reference,
-    dtype: torch.dtype,
-    *,
-    device: str = "cpu",
-    native: bool = False,
-    histogram: bool = True,
-) -> NumericsStats:
-    """Run forward and backward in eager mode under autocast to `dtype`, or as the model is when it is `native`."""
-    decisions, ops, rounded = Decisions(), OpWatch(histogram=histogram), _RoundedInputs()
-    prepared = prepare(subject, device=device)
-    outcome, trace = Outcome(), Trace()
+    subject: Subject, reference: Reference, dtype: torch.dtype, *, device: str = "cpu", native: bool = False
+) -> Eager:
+    """Run forward and backward in eager mode under autocast to `dtype`, or as the model is when it is `native`.
+
+    float16 is run at the loss scales that GradScaler goes through, until no gradient overflows that float64's does not.
+    """
     for scale in LOSS_SCALES if dtype is torch.float16 else (1.0,):
-        decisions, ops, prepared = Decisions(), OpWatch(histogram=histogram), prepare(subject, device=device)
-        rounded = _RoundedInputs(prepared)
+        prepared = prepare(subject, device=device)
+        decisions, ops, rounded = Decisions(), OpWatch(histogram=True), _RoundedInputs(prepared)
         trace = Trace(prepared.root, observers=(decisions, ops, rounded))
         outcome = run_arm(
             prepared,
+            device=device,
+            dtype=None if native else dtype,
             loss=subject.loss,
-            autocast=_autocast(device, dtype, native),
             around=[EqualRandom(), trace],
             scale=scale,
             finite_loss=reference.finite_loss,
         )
-        if outcome.finite_gradients or not _finite(outcome.outputs.values()):
+        if not _overflowed(outcome, reference) or not all(bool(t.isfinite().all()) for t in outcome.outputs.values()):
             break
     raised = None
     if outcome.error is not None:
-        if not _reference_reached(reference, outcome):
+        if reference.reached == outcome.phase == "backward":
             outcome.no_backward = f"backward raises in float32 too: {brief(outcome.error)}"
         else:
             raised = _raised(outcome, prepared, trace.failed)
-    errors = compare(outcome, reference, dtype, rounded.names)
-    moved = reference.moved(dtype, frozenset(rounded.names))
-    dropped = {"module outputs beyond the memory that one run keeps": outcome.dropped} if outcome.dropped else {}
-    return NumericsStats(
+    inputs = frozenset(rounded.names)
+    moved, wide = reference.moved(dtype, inputs), reference.wide
+    stats = NumericsStats(
         subject=subject.name,
         arm=arm_name(dtype, native, compiled=False),
         format=format_of(dtype).name,
@@ -86,11 +92,11 @@ def measure_numerics(
         native=native,
         reference=reference.how,
         ops=ops.facts(),
-        errors=errors,
-        flips=reference.wide.decisions.flips(decisions, [run.decisions for run in moved]),
+        errors=compare(outcome, wide, moved, reference.moved(torch.float32, inputs)),
+        flips=wide.decisions.flips(decisions, [run.decisions for run in moved]),
         health=ops.health(),
-        reference_nonfinite=sum(int((~t.isfinite()).sum()) for t in reference.wide.outcome.outputs.values()),
-        reference_produced=reference.wide.produced,
+        reference_nonfinite=sum(int((~t.isfinite()).sum()) for t in wide.outcome.outputs.values()),
+        reference_produced=wide.produced,
         zeroed_buffers=_zeroed_buffers(prepared),
         raised=raised,
         losses=tuple(str(d).removeprefix("torch.") for d in outcome.losses),
@@ -99,25 +105,53 @@ def measure_numerics(
         scale=outcome.scale,
         chain=max(1, ops.longest_chain),
         reduction=ops.longest_reduction,
-        draws=reference.wide.draws,
+        draws=wide.draws,
         no_backward=outcome.no_backward,
+        low=ops.low,
+        casts=ops.casts,
         coverage=Coverage(
-            _seen(
-                ops=len(trace.events),
-                tensors=ops.measured,
-                modules=len({e.name for e in errors if e.kind == "module"}),
-                outputs=len(outcome.outputs),
-                gradients=len(outcome.gradients),
+            _positive(
+                {
+                    "ops": len(trace.events),
+                    "16-bit ops": ops.low,
+                    "tensors": ops.measured,
+                    "modules": len({key[0] for key in outcome.modules if key in wide.outcome.modules}),
+                    "outputs": len(outcome.outputs),
+                    "gradients": len(outcome.gradients),
+                }
             ),
-            {**ops.unseen, **dropped},
+            {**ops.unseen, **_unseen(outcome, wide, moved)},
         ),
     )
+    return Eager(_following(stats, outcome, reference, decisions, dtype, inputs), decisions, inputs)
+
+
+def _following(
+    stats: NumericsStats,
+    outcome: Outcome,
+    reference: Reference,
+    decisions: Decisions,
+    dtype: torch.dtype,
+    inputs: frozenset[str],
+) -> NumericsStats:
+    """Compare with a reference that takes the same decisions, where rounding explains that they fell otherwise.
+
+    Beyond a near tie the values of two runs are other quantities; the reference that follows makes them the same again.
+    """
+    if not stats.flips or not stats.honest(stats.flips[0], Limits().precision):
+        return stats
+    wide = reference.following(decisions)
+    if wide.outcome.error is not None or wide.decisions.flips(decisions):
+        return stats
+    moved = reference.moved(dtype, inputs, decisions)
+    hair = reference.moved(torch.float32, inputs, decisions)
+    return replace(stats, errors=compare(outcome, wide, moved, hair), followed=True)
 
 
 def measure_compiled(
     subject: Subject,
     reference: Reference,
-    eager: NumericsStats,
+    eager: Eager,
     dtype: torch.dtype,
     *,
     device: str = "cpu",
@@ -125,70 +159,90 @@ def measure_compiled(
 ) -> NumericsStats:
     """Run the same under `torch.compile` with Inductor. Outputs, loss and gradients are judged; the inside is not seen.
 
-    The loss scale, the chain of roundings and the sensitivities are those of the `eager` run.
+    The loss scale, the chain of roundings and the sensitivities are those of the eager run. Where that one decided
+    otherwise than float64, compiled code may do so too, and is excused as far as the decisions move the reference.
     """
     prepared = prepare(subject, device=device)
     with measure_graphs() as graphs:
-        prepared.model = _compiled(prepared)
         outcome = run_arm(
             prepared,
+            device=device,
+            dtype=None if native else dtype,
             loss=subject.loss,
-            autocast=_autocast(device, dtype, native),
-            scale=eager.scale,
+            transform=torch.compile,
+            scale=eager.stats.scale,
             keep_modules=False,
             finite_loss=reference.finite_loss,
         )
-    outcome.gradients = {name.replace("_orig_mod.", ""): g for name, g in outcome.gradients.items()}
     raised = None
-    if outcome.error is not None and _reference_reached(reference, outcome):
-        raised = Raised(Where(phase="compile"), brief(outcome.error))
-    inputs = {
-        name
-        for call, n in zip(prepared.calls, range(len(prepared.calls)), strict=True)
-        for name in input_names(call, n)
-    }
+    if outcome.error is not None and not reference.reached == outcome.phase == "backward":
+        raised = Raised(Where(phase="compile"), brief(outcome.error), missing=_missing_tool(outcome.error))
+    moved, hair = reference.moved(dtype, eager.rounded), reference.moved(torch.float32, eager.rounded)
+    errors = compare(outcome, reference.wide, moved, hair)
+    if eager.stats.followed:
+        followed = {(e.kind, e.name): e for e in _followed_errors(outcome, reference, eager, dtype)}
+        errors = tuple(min(e, followed.get((e.kind, e.name), e), key=lambda one: one.error) for e in errors)
     health = {}
     for path, tensor in outcome.outputs.items():
         seen = health_of(tensor, histogram=True)
         if isinstance(seen, TensorHealth):
             health["forward", f"output {path}".strip()] = seen
-    return NumericsStats(
-        subject=subject.name,
+    return replace(
+        eager.stats,
         arm=arm_name(dtype, native, compiled=True),
-        format=format_of(dtype).name,
-        device=device,
         compiled=True,
-        native=native,
-        reference=reference.how,
-        errors=compare(outcome, reference, dtype, inputs if native else ()),
+        ops=(),
+        errors=errors,
         health=health,
         raised=raised,
-        losses=eager.losses,
-        scale=eager.scale,
-        chain=eager.chain,
-        reduction=eager.reduction,
-        flips=eager.flips,
-        draws=reference.wide.draws,
+        module_dtypes={},
         no_backward=outcome.no_backward,
         graphs=graphs.count,
+        unsupported=graphs.unsupported,
         coverage=Coverage(
-            _seen(
-                graphs=graphs.count,
-                outputs=len(outcome.outputs),
-                gradients=len(outcome.gradients),
-            ),
-            graphs.unseen,
+            _positive({"graphs": graphs.count, "outputs": len(outcome.outputs), "gradients": len(outcome.gradients)}),
+            {**graphs.unseen, **_unseen(outcome, reference.wide, moved)},
         ),
     )
 
 
-def _finite(values: Iterable[torch.Tensor]) -> bool:
-    return all(bool(v.isfinite().all()) for v in values)
+def _followed_errors(outcome: Outcome, reference: Reference, eager: Eager, dtype: torch.dtype) -> Iterator[TensorError]:
+    """The errors against the reference that decides as eager mode did; what those decisions move is excused."""
+    wide = reference.following(eager.decisions)
+    moved = reference.moved(dtype, eager.rounded, eager.decisions)
+    hair = reference.moved(torch.float32, eager.rounded, eager.decisions)
+    twins = {**wide.outcome.outputs, **wide.outcome.gradients}
+    plain = {**reference.wide.outcome.outputs, **reference.wide.outcome.gradients}
+    for error in compare(outcome, wide, moved, hair):
+        turned = error.name in twins and error.name in plain
+        off = relative_error(twins[error.name], plain[error.name].double()) if turned else 0.0
+        yield replace(error, excused=off)
 
 
-def _reference_reached(reference: Reference, outcome: Outcome) -> bool:
-    """Whether float32 came past the phase in which this arm raised."""
-    return reference.float32.error is None or (outcome.phase == "forward" and reference.float32.phase == "backward")
+def _unseen(outcome: Outcome, wide: WideRun, moved: Sequence[WideRun]) -> dict[str, int]:
+    return _positive(
+        {
+            "module outputs beyond the memory that one run keeps": outcome.dropped + wide.outcome.dropped,
+            "module outputs without a counterpart in float64": without_counterpart(outcome, wide),
+            "models that raise when their weights are moved by a rounding": int(not moved),
+            "results that have 16 bits in float64 too, by casts of the model's own": wide.low,
+        }
+    )
+
+
+def _overflowed(outcome: Outcome, reference: Reference) -> bool:
+    """Whether a gradient is not finite that is finite in the reference."""
+    twins = reference.wide.outcome.gradients
+    return any(
+        bool((~grad.isfinite() & twins[name].isfinite()).any())
+        for name, grad in outcome.gradients.items()
+        if name in twins and grad.shape == twins[name].shape
+    )
+
+
+def _missing_tool(error: Exception) -> bool:
+    """Whether compilation lacks a compiler on this machine, which says nothing about the model."""
+    return "InvalidCxxCompiler" in repr(error) or "No working C++ compiler" in str(error)
 
 
 def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Raised:
@@ -213,7 +267,7 @@ def _zeroed_buffers(prepared: Prepared) -> tuple[str, ...]:
     )
 
 
-def _seen(**counts: int) -> dict[str, int]:
+def _positive(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
@@ -229,16 +283,6 @@ def _module_dtypes(outcome: Outcome) -> dict[str, tuple[str, ...]]:
 def arm_name(dtype: torch.dtype, native: bool, *, compiled: bool) -> str:
     """`float16, eager` under autocast; `float16 native, compiled` for a model that is kept in 16 bits."""
     return f"{format_of(dtype).name}{' native' if native else ''}, {'compiled' if compiled else 'eager'}"
-
-
-def _autocast(device: str, dtype: torch.dtype, native: bool) -> AbstractContextManager[Any]:
-    return nullcontext() if native else torch.autocast(torch.device(device).type, dtype)
-
-
-def _compiled(prepared: Prepared) -> Any:
-    if prepared.kind is Kind.REGIONAL:
-        return tuple(torch.compile(block) for block in prepared.blocks)
-    return torch.compile(prepared.model)
 
 
 class _RoundedInputs:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ampcheck.formats import FloatFormat, format_of
+from ampcheck.errors import brief
+from ampcheck.formats import format_of
 from ampcheck.health import PendingHealth, TensorHealth, Unmeasured, measure_health, read_all
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import DRAWS, draws_numbers
+from ampcheck.numerics.facts import OpFacts
 from ampcheck.record import Where
 from ampcheck.trace import OpEvent
 
@@ -78,70 +80,6 @@ _EXACT = frozenset(
 _WEIGHED = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "embedding", "_rnn")
 
 
-@dataclass(frozen=True, slots=True)
-class OpFacts:
-    """What was seen of one op at one place, all its calls together. Counts are of elements.
-
-    dtype: of the output. amax: largest finite magnitude going in and coming out.
-    produced: infinities and NaNs born here from finite inputs; spoiled: NaNs made here of infinities that came in;
-    carried: other non-finite results of non-finite inputs.
-    limited: of `produced`, whether float64 stays finite on the same inputs (None: that could not be run).
-    error: norm of the difference to float64 on the same inputs over the norm of float64's result, at the worst call.
-    terms: how many elements went into each element of that result, at the most.
-    emptied: calls whose output is all zero where float64's is not.
-    nonzero, flushed: elements that are nonzero in float64, and those of them that are zero here for being too small;
-    flushed_share: the Euclidean norm of the flushed over that of all, at the worst call.
-    constant: a nonzero Python scalar among the arguments that the output's format cannot tell from zero.
-    inexact: integers that the cast could not keep.
-    """
-
-    where: Where
-    dtype: str
-    calls: int = 1
-    numel: int = 0
-    amax_in: float = 0.0
-    amax: float = 0.0
-    produced: int = 0
-    spoiled: int = 0
-    carried: int = 0
-    limited: bool | None = None
-    nonzero: int = 0
-    flushed: int = 0
-    flushed_share: float = 0.0
-    error: float = 0.0
-    terms: int = 1
-    emptied: int = 0
-    constant: float | None = None
-    inexact: int = 0
-    index: int = 0
-
-    def __add__(self, other: OpFacts) -> OpFacts:
-        return replace(
-            self,
-            calls=self.calls + other.calls,
-            numel=self.numel + other.numel,
-            amax_in=max(self.amax_in, other.amax_in),
-            amax=max(self.amax, other.amax),
-            produced=self.produced + other.produced,
-            spoiled=self.spoiled + other.spoiled,
-            carried=self.carried + other.carried,
-            limited=_either(self.limited, other.limited),
-            nonzero=self.nonzero + other.nonzero,
-            flushed=self.flushed + other.flushed,
-            flushed_share=max(self.flushed_share, other.flushed_share),
-            error=max(self.error, other.error),
-            terms=self.terms if self.error >= other.error else other.terms,
-            emptied=self.emptied + other.emptied,
-            constant=self.constant if self.constant is not None else other.constant,
-            inexact=self.inexact + other.inexact,
-            index=min(self.index, other.index),
-        )
-
-
-def _either(one: bool | None, other: bool | None) -> bool | None:
-    return other if one is None else one if other is None else one or other
-
-
 class OpWatch:
     """An observer of `ampcheck.trace.Trace` that gathers `OpFacts` and the health of every module's values.
 
@@ -152,9 +90,10 @@ class OpWatch:
     def __init__(self, *, shadow: bool = True, histogram: bool = False) -> None:
         self.unseen: dict[str, int] = {}
         self.measured = 0
+        self.low = 0
+        self.casts = 0
         self.longest_chain = 0
         self.longest_reduction = 1
-        self.rounded: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._shadow = shadow
         self._histogram = histogram
         self._facts: dict[tuple[Where, str], OpFacts] = {}
@@ -181,20 +120,27 @@ class OpWatch:
         return None
 
     def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> None:
-        """Judge one op that has just run."""
+        """Judge one op that has just run. What we cannot judge is noted; it must not pose as the model's failure."""
+        try:
+            self._look(event, op, args, kwargs, out, held)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            self._note(f"{event.op}: {brief(error)}")
+
+    def _look(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> None:
         if op.is_view or op._schema.name.startswith(_UNWRITTEN):
             for _, view in tensors(out):
                 self._chains[view] = self._chain_of(args, kwargs)
             return
         given = held if held is not None else (args, kwargs)
-        results = [t for _, t in tensors(out) if t.is_floating_point() and t.numel()]
+        results = _floating(out)
         self._integers(event, op, given, out)
         if not results:
             return
-        if any(not _plain(t) for t in results):
+        if any(not _plain(t) for _, t in tensors(out) if t.is_floating_point() or t.is_complex()):
             self._note(f"{event.op}: a tensor subclass or layout without plain values")
             return
         self.measured += len(results)
+        self.low += any(r.dtype.itemsize <= 2 for r in results)
         self._grow_chain(event, op, (args, kwargs), results)
         for result in results:
             health = measure_health(result, histogram=self._histogram)
@@ -202,7 +148,7 @@ class OpWatch:
         self._judge(event, op, given, results)
 
     def _judge(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, results: list[torch.Tensor]) -> None:
-        sources = [t for _, t in tensors(given) if t.is_floating_point() and t.numel() and _plain(t)]
+        sources = _floating(given)
         amax_in, bad_in, nan_in = _summary(sources)
         scalars = [value for value in _scalars(given) if isinstance(value, float)]
         amax_in = max([amax_in, *(abs(s) for s in scalars if math.isfinite(s))])
@@ -226,7 +172,7 @@ class OpWatch:
         if low and op._schema.name not in DRAWS and not draws_numbers_itself(op, given):
             vanishing = [s for s in scalars if 0.0 < abs(s) <= format_of(dtype).flushes_at]
             fact = replace(fact, constant=vanishing[0] if vanishing else None)
-        if self._shadow and (low or born or spoiled) and not draws_numbers_itself(op, given):
+        if self._shadow and (low or born or spoiled or (bad and bad_in)) and not draws_numbers_itself(op, given):
             fact = self._beside_float64(fact, op, given, results)
         key = (event.where, fact.dtype)
         self._facts[key] = self._facts[key] + fact if key in self._facts else fact
@@ -238,18 +184,21 @@ class OpWatch:
         if wide is None:
             self._note(f"{fact.where.op} does not run in float64")
             return fact
-        twins = [t for _, t in tensors(wide) if t.is_floating_point() and t.numel()]
+        twins = _floating(wide)
         if [t.shape for t in twins] != [r.shape for r in results]:
             self._note(f"{fact.where.op} gives other shapes in float64")
             return fact
-        limited = None
-        if fact.produced or fact.spoiled:
-            limited = any(bool((~r.isfinite() & w.isfinite()).any()) for r, w in zip(results, twins, strict=True))
+        dtypes = [r.dtype for r in results]
+        results = [r.float() if r.dtype.itemsize == 1 else r for r in results]  # float8 has no comparisons
+        lost = sum(int((~r.isfinite() & w.isfinite()).sum()) for r, w in zip(results, twins, strict=True))
+        limited = lost > 0 if fact.produced or fact.spoiled or lost else None
+        if lost and not fact.produced:  # beside the infinities that came in, some that float64 does not make of them
+            fact = replace(fact, produced=lost, carried=max(0, fact.carried - lost))
         nonzero = flushed = emptied = 0
         share = error = 0.0
         terms, widest = 1, max((t.numel() for _, t in tensors(given)), default=1)
-        for result, twin in zip(results, twins, strict=True):
-            if result.dtype.itemsize > 2:
+        for result, twin, dtype in zip(results, twins, dtypes, strict=True):
+            if dtype.itemsize > 2:
                 continue
             alive = twin.isfinite() & (twin != 0)
             both = twin.isfinite() & result.isfinite()
@@ -257,11 +206,11 @@ class OpWatch:
                 distance = _norm(result[both].double() - twin[both]) / size
                 if distance > error:
                     error, terms = distance, max(1, widest // result.numel())
-            gone = alive & (result == 0) & (twin.abs() <= format_of(result.dtype).flushes_at)
-            lost = int(gone.sum())
+            gone = alive & (result == 0) & (twin.abs() <= format_of(dtype).flushes_at)
+            vanished = int(gone.sum())
             nonzero += int(alive.sum())
-            flushed += lost
-            if lost:
+            flushed += vanished
+            if vanished:
                 whole = _norm(twin[alive])
                 share = max(share, _norm(twin[gone]) / whole if whole else 1.0)
                 emptied += not bool(result.any())
@@ -287,6 +236,7 @@ class OpWatch:
             source = sources[-1]
             if source.is_floating_point() == result.is_floating_point() or torch.bool in (source.dtype, result.dtype):
                 return
+            self.casts += 1
             if result.is_floating_point():
                 dtype = result.dtype
                 kept = result.double() == source.to(torch.float64)
@@ -342,7 +292,7 @@ def draws_numbers_itself(op: torch._ops.OpOverload, given: Any) -> bool:
 
 def _in_float64(op: torch._ops.OpOverload, given: Any) -> Any:
     """The op on the same inputs in float64; None where that does not run."""
-    args, kwargs = map_tensors(lambda t: t.double() if t.is_floating_point() else t.clone(), given)
+    args, kwargs = map_tensors(_widened, given)
     kwargs = {k: torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in kwargs.items()}
     # The overload's own dtype arguments, such as that of softmax.int, are positional.
     args = tuple(torch.float64 if isinstance(a, torch.dtype) and a.is_floating_point else a for a in args)
@@ -351,6 +301,23 @@ def _in_float64(op: torch._ops.OpOverload, given: Any) -> Any:
             return op(*args, **kwargs)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         return None
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor.clone()
+
+
+def _floating(value: Any) -> list[torch.Tensor]:
+    """The plain floating tensors inside, complex ones as their real view."""
+    found = []
+    for _, tensor in tensors(value):
+        if tensor.is_complex() and _plain(tensor):
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        if tensor.is_floating_point() and tensor.numel() and _plain(tensor):
+            found.append(tensor)
+    return found
 
 
 def _summary(values: Iterable[torch.Tensor]) -> tuple[float, int, int]:
@@ -385,10 +352,9 @@ def _scalars(value: Any) -> Iterable[Any]:
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
-
-
-def low_formats(facts: Iterable[OpFacts]) -> dict[str, FloatFormat]:
-    """The formats of at most 16 bits that any op wrote."""
-    names = {fact.dtype for fact in facts}
-    return {name: format_of(name) for name in sorted(names) if format_of(name).bits <= 16}
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and tensor.device.type != "meta"
+    )

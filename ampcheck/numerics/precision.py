@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import not_reached, passed, who
-from ampcheck.numerics.ops import OpFacts
 from ampcheck.numerics.stats import LOST, NumericsStats, TensorError, gradient_module
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ampcheck.formats import format_of
-from ampcheck.numerics.findings import finding, most, no_gradients, not_reached, passed, who
-from ampcheck.numerics.ops import OpFacts
+from ampcheck.numerics.facts import OpFacts
+from ampcheck.numerics.findings import finding, inside_unseen, most, no_gradients, not_reached, passed, who
 from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
@@ -47,7 +47,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
             f"inputs down, or use bfloat16; {fact.dtype} ends at {format_of(fact.dtype).max:.6g}"
         )
         found.append(finding(stats, check, verdict, fact, message, hint, born, 0, "elements"))
-    if not found and stats.compiled:
+    if not found:
         found = _nonfinite_outputs(stats)
     return most(found) or [
         passed(stats, check, "no op or output became inf or NaN from finite inputs", 0, 0, "elements")
@@ -82,7 +82,7 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
-        return []
+        return inside_unseen(stats, check)
     found, closest = [], 0.0
     for fact in stats.ops:
         top = format_of(fact.dtype).max
@@ -118,7 +118,7 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
-        return []
+        return inside_unseen(stats, check)
     harmed = not stats.judged or bool(stats.harm(limits.precision))
     found, worst = [], 0.0
     for fact in stats.ops:
@@ -153,7 +153,7 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
-        return []
+        return inside_unseen(stats, check)
     harmed = not stats.judged or bool(stats.harm(limits.precision))
     found = []
     for fact in stats.ops:
@@ -192,7 +192,7 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
-        return []
+        return inside_unseen(stats, check)
     # Positions are exact data: a model that is sensitive to them excuses no rounding of them.
     harmed = not stats.judged or bool(stats.harm(limits.precision)) or stats.inexact_outputs(limits.precision)
     found = []
@@ -242,7 +242,11 @@ def _nonfinite_outputs(stats: NumericsStats) -> list[Finding]:
                 f"outputs must be finite where float64's are; {error.nonfinite:,} elements of output "
                 f"{error.name or '(the only one)'} are inf or NaN in {error.dtype}"
             )
-            hint = "the eager run of the same subject names the op"
+            hint = (
+                "compile=False names the op"
+                if stats.compiled
+                else "no op was seen to make them: look at what is not measured"
+            )
             where = Where(phase="forward")
             found.append(
                 Finding(

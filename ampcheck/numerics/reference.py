@@ -13,18 +13,20 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
 from ampcheck.nest import map_tensors, tensors
-from ampcheck.numerics.arms import Outcome, Prepared, prepare, run_arm
+from ampcheck.numerics.arms import Outcome, run_arm
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
+from ampcheck.numerics.prepare import Prepared, prepare
 from ampcheck.record import Where
 from ampcheck.subject import Call, Subject
 from ampcheck.trace import Trace
@@ -42,12 +44,14 @@ _WRITES_IN_PLACE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WideRun:
-    """One run in float64 or float32. produced: where infinities were made; draws: whether any op drew."""
+    """One run in float64 or float32. produced: where infinities were made; draws: whether any op drew; low: how many
+    results had 16 bits all the same, by casts of the model's own."""
 
     outcome: Outcome
     decisions: Decisions
     produced: frozenset[Where]
     draws: bool
+    low: int
 
 
 @dataclass(slots=True)
@@ -55,27 +59,41 @@ class Reference:
     """The judge of a subject.
 
     how: `float64`; `float64, mixed operands promoted` where the model mixes its own float32 tensors in; `float32` where
-    it does not run in float64. float32: the model in float32, the measure of what can be known at all. finite_loss: the
+    it does not run in float64. reached: the phase in which float32 raised, "" if it came to the end. finite_loss: the
     default loss leaves out what is not finite, since the model's own outputs are not all finite.
     """
 
     how: str
     wide: WideRun
-    float32: Outcome
+    reached: str
     finite_loss: bool
     _again: Callable[..., WideRun]
-    _moved: dict[tuple[torch.dtype, frozenset[str]], list[WideRun]] = field(default_factory=dict)
+    _kept: dict[Any, Any] = field(default_factory=dict)
 
-    def moved(self, dtype: torch.dtype, rounded_inputs: Collection[str]) -> list[WideRun]:
+    def moved(
+        self, dtype: torch.dtype, rounded_inputs: Collection[str], forced: Decisions | None = None
+    ) -> list[WideRun]:
         """The reference again with weights and the named inputs moved by one unit roundoff of `dtype`, signs at random,
-        and with random numbers as they are drawn in it."""
-        key = (dtype, frozenset(rounded_inputs))
-        roundoff = format_of(dtype).unit_roundoff
-        if key not in self._moved:
-            changes = [partial(_move, roundoff, key[1], seed) for seed in range(1, SAMPLES + 1)]
-            runs = [self._again(change, dtype) for change in changes]
-            self._moved[key] = [run for run in runs if run.outcome.error is None or run.outcome.phase == "backward"]
-        return self._moved[key]
+        and with random numbers as they are drawn in it. forced: decisions to take as another run took them."""
+        key = ("moved", dtype, frozenset(rounded_inputs), id(forced))
+        if key not in self._kept:
+            roundoff = format_of(dtype).unit_roundoff
+            samples = SAMPLES if dtype.itemsize <= 2 else 1
+            changes = [partial(_move, roundoff, frozenset(rounded_inputs), seed) for seed in range(1, samples + 1)]
+            runs = [self._again(change=change, draws_in=dtype, forced=forced) for change in changes]
+            self._kept[key] = [run for run in runs if run.outcome.error is None or run.outcome.phase == "backward"]
+        return cast("list[WideRun]", self._kept[key])
+
+    def following(self, forced: Decisions) -> WideRun:
+        """The reference again, taking the decisions of another run."""
+        key = ("following", id(forced))
+        if key not in self._kept:
+            self._kept[key] = self._again(forced=forced)
+        return cast(WideRun, self._kept[key])
+
+    def forget(self) -> None:
+        """Free the runs that were kept for one low-precision dtype."""
+        self._kept.clear()
 
 
 class PromoteMixed(TorchFunctionMode):
@@ -98,43 +116,46 @@ class PromoteMixed(TorchFunctionMode):
 def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
     """Run the subject in float64, or as wide as it goes.
 
-    Raises `UsageError` when the model raises in float32 too: there is nothing to judge.
+    Raises `UsageError` when the model raises in float32 too, or its own loss does: there is nothing to judge.
     """
 
     def run(
         dtype: torch.dtype,
         promote: bool,
         finite_loss: bool,
+        *,
         change: Change | None = None,
         draws_in: torch.dtype | None = None,
+        forced: Decisions | None = None,
     ) -> WideRun:
         prepared = prepare(subject, device=device, to=dtype)
         if change is not None:
             change(prepared)
-        decisions, ops, draws = Decisions(), OpWatch(shadow=False), EqualRandom(draws_in)
+        decisions, ops, draws = Decisions(forced), OpWatch(shadow=False), EqualRandom(draws_in)
         around: list[AbstractContextManager[Any]] = [draws, Trace(prepared.root, observers=(decisions, ops))]
         if promote:
             around.append(PromoteMixed())
-        outcome = run_arm(prepared, loss=subject.loss, around=around, finite_loss=finite_loss)
+        outcome = run_arm(prepared, device=device, loss=subject.loss, around=around, finite_loss=finite_loss)
         produced = frozenset(fact.where for fact in ops.facts() if fact.produced)
-        return WideRun(outcome, decisions, produced, draws.drew)
+        return WideRun(outcome, decisions, produced, draws.drew, ops.low)
 
     narrow = run(torch.float32, False, False)
-    if narrow.outcome.error is not None and narrow.outcome.phase == "forward":
+    if (error := narrow.outcome.error) is not None and (narrow.outcome.phase == "forward" or subject.loss is not None):
         raise UsageError(
-            f"{subject.name} raises in float32 too ({brief(narrow.outcome.error)}); "
+            f"{subject.name} raises in float32 too, in {narrow.outcome.phase} ({brief(error)}); "
             "a model is judged in low precision once it runs in float32"
-        ) from narrow.outcome.error
+        ) from error
     # A mask of -inf in an output would make every gradient of the default loss NaN.
     finite_loss = not all(bool(t.isfinite().all()) for t in narrow.outcome.outputs.values())
     if finite_loss:
         narrow = run(torch.float32, False, True)
+    reached = narrow.outcome.phase if narrow.outcome.error is not None else ""
     for how, promote in (("float64", False), ("float64, mixed operands promoted", True)):
         again = partial(run, torch.float64, promote, finite_loss)
         wide = again()
         if _usable(wide.outcome, narrow.outcome):
-            return Reference(how, wide, narrow.outcome, finite_loss, again)
-    return Reference("float32", narrow, narrow.outcome, finite_loss, partial(run, torch.float32, False, finite_loss))
+            return Reference(how, wide, reached, finite_loss, again)
+    return Reference("float32", narrow, reached, finite_loss, partial(run, torch.float32, False, finite_loss))
 
 
 def _usable(wide: Outcome, float32: Outcome) -> bool:
@@ -158,7 +179,7 @@ def _move(unit_roundoff: float, inputs: Collection[str], seed: int, prepared: Pr
 
     with torch.no_grad():
         for parameter in prepared.root.parameters() if prepared.root is not None else ():
-            if parameter.is_floating_point():
+            if parameter.is_floating_point() and not isinstance(parameter, UninitializedParameter):
                 parameter.copy_(move(parameter))
     calls = []
     for number, call in enumerate(prepared.calls):

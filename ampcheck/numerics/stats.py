@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth
 from ampcheck.numerics.decisions import Flip
-from ampcheck.numerics.ops import OpFacts
+from ampcheck.numerics.facts import OpFacts
 from ampcheck.record import Coverage, Where
 
 LOST = 0.25
@@ -24,7 +24,9 @@ class TensorError:
     sensitivity: how far the reference moves, in the same measure, when its data are rounded to the format.
     share: for gradients, the norm of the difference over that of all gradients of the reference together.
     nonfinite: elements that are not finite here and finite in the reference.
-    float32: the error of the same model in float32, which tells what can be known of this tensor at all.
+    compared: elements that are finite on both sides. float32: how far the reference moves when its data are rounded to
+    float32, which tells what can be known of this tensor at all. excused: the error that eager mode has by decisions
+    that fell otherwise, which compiled code may have as well.
     """
 
     kind: str
@@ -34,16 +36,19 @@ class TensorError:
     sensitivity: float
     share: float
     nonfinite: int
+    compared: int = 1
     float32: float = 0.0
+    excused: float = 0.0
     order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception of the low-precision run that the wide runs did not raise."""
+    """An exception of the low-precision run that the wide runs did not raise; missing: for want of a tool."""
 
     where: Where
     message: str
+    missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,9 @@ class NumericsStats:
     reference_nonfinite: elements of the reference's outputs that are inf or NaN; reference_produced: where such
     values are made there.
     zeroed_buffers: 16-bit buffers of the model with an element that is exactly zero.
+    flips: the decisions that fell otherwise; followed: whether the reference took them as well before it was compared.
+    low: results of 16 bits; casts: between integers and floats.
+    graphs: how many were compiled; unsupported: why Dynamo took none, in its own words.
     judged: whether there was a reference; without one a finding cannot be excused by its lack of consequences.
     """
 
@@ -69,6 +77,7 @@ class NumericsStats:
     ops: tuple[OpFacts, ...] = ()
     errors: tuple[TensorError, ...] = ()
     flips: tuple[Flip, ...] = ()
+    followed: bool = False
     health: Mapping[tuple[str, str], TensorHealth] = field(default_factory=dict)
     reference_nonfinite: int = 0
     reference_produced: frozenset[Where] = frozenset()
@@ -83,6 +92,9 @@ class NumericsStats:
     draws: bool = False
     no_backward: str = ""
     graphs: int = 0
+    unsupported: str = ""
+    low: int = 0
+    casts: int = 0
     coverage: Coverage = field(default_factory=Coverage)
 
     @property
@@ -98,7 +110,7 @@ class NumericsStats:
     def known(self, error: TensorError) -> bool:
         """Whether float32 knows the tensor to the digits of the format; the gradient of a bias that softmax or a norm
         takes out again is zero but for rounding in every precision, and there is nothing to compare."""
-        return error.kind != "gradient" or error.float32 <= self.unit_roundoff
+        return error.compared > 0 and (error.kind != "gradient" or error.float32 <= self.unit_roundoff)
 
     def error_limit(self, error: TensorError, factor: float) -> float:
         """The largest relative error that rounding explains.
@@ -110,7 +122,7 @@ class NumericsStats:
         """
         walk = factor * math.sqrt(self.chain) * (self.unit_roundoff + error.sensitivity)
         doubt = error.float32 if error.kind != "gradient" else 0.0
-        return walk + factor * doubt + math.sqrt(self.reduction) * format_of("float32").unit_roundoff
+        return walk + factor * (doubt + error.excused) + math.sqrt(self.reduction) * format_of("float32").unit_roundoff
 
     def beyond(self, error: TensorError, factor: float) -> bool:
         """Whether rounding does not explain this error, and, for a gradient, whether it moves the whole gradient."""
@@ -118,23 +130,29 @@ class NumericsStats:
             return True
         if not self.known(error):
             return False
-        if error.kind == "output" and error.error > LOST and not error.float32 > LOST / 2:
+        if error.kind == "output" and error.error > LOST and not max(error.float32, error.excused) > LOST / 2:
             return True
         if not error.error > self.error_limit(error, factor):
             return False
         return error.kind != "gradient" or error.share > factor * math.sqrt(self.chain) * self.unit_roundoff
 
-    def flipped(self, factor: float) -> Flip | None:
-        """The first decision that fell otherwise, if rounding explains it.
+    def honest(self, flip: Flip, factor: float) -> bool:
+        """Whether rounding explains a decision that fell otherwise.
 
         It does when the values that were decided upon lie within their own limit, and depend on data that were rounded
-        at all: what follows from positions or constants alone has no excuse.
+        at all: what follows from positions or constants alone has no excuse. A ranking may turn as often as there are
+        near ties; of values held against a threshold or an integer a relative error e turns about a part e (or one).
+        What float32 itself would turn is always honest.
         """
-        if not self.flips:
-            return None
-        first = self.flips[0]
-        honest = factor * math.sqrt(self.chain) * (self.unit_roundoff + first.sensitivity)
-        return first if first.sensitivity and first.error <= honest else None
+        if flip.error <= factor * math.sqrt(self.chain * self.reduction) * format_of("float32").unit_roundoff:
+            return True
+        limit = factor * math.sqrt(self.chain) * (self.unit_roundoff + flip.sensitivity)
+        few = flip.ranks or flip.changed <= max(1.0, limit * flip.numel)
+        return flip.sensitivity > 0 and flip.error <= limit and few
+
+    def flipped(self, factor: float) -> Flip | None:
+        """The first decision that fell otherwise, if rounding explains it and the reference could not follow it."""
+        return self.flips[0] if self.flips and not self.followed and self.honest(self.flips[0], factor) else None
 
     def inexact_outputs(self, factor: float) -> bool:
         """Whether an output lies further off than its own roundings explain, the sensitivity to its data apart."""
@@ -149,9 +167,11 @@ class NumericsStats:
         if error.kind != "gradient" or self.device != "cpu" or error.nonfinite:
             return None
         for op in self.ops:
-            coarse = 2 * self.unit_roundoff < op.error <= factor * math.sqrt(op.terms) * self.unit_roundoff
-            if op.where.phase == "backward" and op.where.module == gradient_module(error.name) and coarse:
-                return op if error.error <= self.error_limit(error, factor) + factor * op.error else None
+            explains = min(factor * math.sqrt(op.terms) * self.unit_roundoff, LOST)
+            coarse = 2 * self.unit_roundoff < op.error <= explains
+            here = op.where.phase == "backward" and op.where.module == gradient_module(error.name)
+            if here and coarse and error.error <= self.error_limit(error, factor) + factor * op.error:
+                return op
         return None
 
     def harm(self, factor: float) -> tuple[TensorError, ...]:

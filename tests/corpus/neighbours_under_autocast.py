@@ -12,7 +12,6 @@ from torch import nn
 ID = "neighbours_under_autocast"
 RUN = "autocast:bfloat16"
 EXPECTED = {"check": "precision-loss", "module": "group"}
-GAP = "one tie that float32 breaks otherwise makes every tensor unknown, and nothing is judged"
 
 
 class Group(nn.Module):

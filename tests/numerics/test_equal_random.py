@@ -25,10 +25,10 @@ DRAWS = {
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_a_draw_is_the_same_in_every_dtype(draw: str, dtype: torch.dtype) -> None:
-    with seeded(3), EqualRandom() as mode:
+    with seeded(seed=3), EqualRandom() as mode:
         wide = DRAWS[draw](torch.float32)
         assert mode.drew
-    with seeded(3), EqualRandom():
+    with seeded(seed=3), EqualRandom():
         other = DRAWS[draw](dtype)
     assert other.dtype is dtype
     if draw == "rand_like" and dtype.itemsize == 2:  # on the coarser grid of the format, as torch draws there
@@ -40,19 +40,19 @@ def test_a_draw_is_the_same_in_every_dtype(draw: str, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_a_wide_run_can_be_given_the_numbers_of_a_narrow_one(draw: str) -> None:
-    with seeded(3), EqualRandom():
+    with seeded(seed=3), EqualRandom():
         narrow = DRAWS[draw](torch.bfloat16)
-    with seeded(3), EqualRandom(rounded_to=torch.bfloat16):
+    with seeded(seed=3), EqualRandom(rounded_to=torch.bfloat16):
         wide = DRAWS[draw](torch.float64)
     assert torch.equal(wide, narrow.double())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_uniform_numbers_of_16_bits_reach_zero_and_never_one(dtype: torch.dtype) -> None:
-    with seeded(3), EqualRandom():
+    with seeded(seed=3), EqualRandom():
         drawn = torch.rand(100_000, dtype=dtype)
         ranged = torch.empty(100_000, dtype=dtype).uniform_(0, 4)
-    with seeded(3):
+    with seeded(seed=3):
         real = torch.rand(100_000, dtype=dtype)
     assert float(drawn.max()) == float(real.max()) < 1
     assert float(drawn.min()) == float(real.min()) == 0
@@ -60,9 +60,9 @@ def test_uniform_numbers_of_16_bits_reach_zero_and_never_one(dtype: torch.dtype)
 
 
 def test_without_it_the_draws_differ_so_the_promise_is_not_empty() -> None:
-    with seeded(3):
+    with seeded(seed=3):
         wide = torch.randn(40)
-    with seeded(3):
+    with seeded(seed=3):
         assert not torch.equal(torch.randn(40, dtype=torch.float64).float(), wide)
 
 
@@ -85,6 +85,6 @@ def test_the_callers_streams_go_on_as_if_nothing_had_been_drawn() -> None:
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)
-    with seeded(7):
+    with seeded(seed=7):
         next_draws()
     assert next_draws() == expected

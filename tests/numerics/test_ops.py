@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ampcheck.formats import format_of
-from ampcheck.numerics.ops import OpFacts, OpWatch
+from ampcheck.numerics.facts import OpFacts
+from ampcheck.numerics.ops import OpWatch
 from ampcheck.trace import Trace
 
 LOW = (torch.float16, torch.bfloat16)

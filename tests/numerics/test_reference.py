@@ -54,7 +54,7 @@ def test_a_model_that_insists_on_float32_is_judged_by_float32() -> None:
 
 
 def test_a_model_that_raises_in_float32_too_is_a_usage_error_in_one_sentence() -> None:
-    with pytest.raises(UsageError, match=r"raises in float32 too \(RuntimeError: .*\)") as caught:
+    with pytest.raises(UsageError, match=r"raises in float32 too, in forward \(RuntimeError: .*\)") as caught:
         measure_reference(Subject((nn.Linear(4, 4), torch.randn(2, 5)), name="broken"))
     assert "\n" not in str(caught.value)
 

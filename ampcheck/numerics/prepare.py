@@ -1,0 +1,132 @@
+"""A copy of a subject that may be run, moved, cast and changed without touching the user's."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ampcheck.errors import UsageError, brief
+from ampcheck.nest import map_tensors, tensors
+from ampcheck.subject import Call, Kind, Subject
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A model and its calls that may be run and changed."""
+
+    kind: Kind
+    model: Any
+    calls: tuple[Call, ...]
+    root: torch.nn.Module | None
+    """The module whose paths findings name; None for a plain function."""
+
+    @property
+    def blocks(self) -> tuple[Any, ...]:
+        """The callables that run, one after the other."""
+        return self.model if isinstance(self.model, tuple) else (self.model,)
+
+
+def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = None) -> Prepared:
+    """A deep copy of the subject on `device`, its real floating tensors cast `to`, complex ones to the same width.
+
+    Raises `UsageError` for a model that cannot be copied, moved or cast.
+    """
+    found = modules_of(subject.model)
+    try:
+        memo = _cached_results(found)
+        model = (
+            tuple(_copied(b, memo) for b in subject.model)
+            if isinstance(subject.model, tuple)
+            else _copied(subject.model, memo)
+        )
+        calls = tuple(Call(map_tensors(_bare, c.args), map_tensors(_bare, dict(c.kwargs))) for c in subject.calls)
+        calls = copy.deepcopy(calls)
+    except Exception as error:  # any __deepcopy__ of the user's may raise anything
+        raise UsageError(
+            f"{subject.name} must be copied to be run more than once, and copying it raised {brief(error)}"
+        ) from error
+    copies = modules_of(model)
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device=device, dtype=_wide(tensor, to))
+
+    try:
+        for module in copies:
+            module._apply(move)  # type: ignore[no-untyped-call]
+        calls = tuple(Call(map_tensors(move, c.args), map_tensors(move, dict(c.kwargs))) for c in calls)
+    except Exception as error:  # each device and subclass refuses in its own way
+        name = "its own dtypes" if to is None else str(to).removeprefix("torch.")
+        raise UsageError(f"{subject.name} cannot be brought to {device} in {name}: {brief(error)}") from error
+    root: torch.nn.Module | None = None
+    if subject.kind is Kind.REGIONAL or len(copies) > 1:
+        root = torch.nn.ModuleList(copies)
+    elif copies:
+        root = copies[0]
+    return Prepared(subject.kind, model, calls, root)
+
+
+def modules_of(model: Any) -> list[torch.nn.Module]:
+    """The modules that a subject's callables run: themselves, or what a closure, a partial or a bound method holds."""
+    found: list[torch.nn.Module] = []
+    for part in model if isinstance(model, tuple) else (model,):
+        held = [part] if isinstance(part, torch.nn.Module) else list(_held(part))
+        found += [module for module in held if not any(module is other for other in found)]
+    return found
+
+
+def _held(function: Any) -> Iterator[torch.nn.Module]:
+    candidates: list[Any] = [getattr(function, "__self__", None)]
+    if isinstance(function, functools.partial):
+        candidates += [*function.args, *function.keywords.values()]
+        yield from modules_of(function.func)
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # a name that was never bound
+            candidates.append(cell.cell_contents)
+    yield from (c for c in candidates if isinstance(c, torch.nn.Module))
+
+
+def _copied(part: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy; that of a function has modules of its own in its closure, which deepcopy would share."""
+    if isinstance(part, types.FunctionType) and any(True for _ in _held(part)):
+        cells = tuple(
+            types.CellType(copy.deepcopy(cell.cell_contents, memo))
+            if isinstance(cell.cell_contents, torch.nn.Module)
+            else cell
+            for cell in part.__closure__ or ()
+        )
+        twin = types.FunctionType(part.__code__, part.__globals__, part.__name__, part.__defaults__, cells)
+        twin.__kwdefaults__ = part.__kwdefaults__
+        return twin
+    return copy.deepcopy(part, memo)
+
+
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    """An input without its history, which deepcopy refuses."""
+    return tensor.detach()
+
+
+def _wide(tensor: torch.Tensor, to: torch.dtype | None) -> torch.dtype:
+    if to is None:
+        return tensor.dtype
+    if tensor.is_complex():
+        return torch.complex128 if to is torch.float64 else torch.complex64
+    return to if tensor.is_floating_point() else tensor.dtype
+
+
+def _cached_results(modules: list[torch.nn.Module]) -> dict[int, Any]:
+    """Tensors with a history that modules keep as attributes (a cached bias table): deepcopy refuses them."""
+    memo: dict[int, Any] = {}
+    for root in modules:
+        for module in root.modules():
+            held = {k: v for k, v in vars(module).items() if isinstance(v, (torch.Tensor, dict, list, tuple))}
+            for _, tensor in tensors({k: v for k, v in held.items() if not k.startswith("_")}):
+                if tensor.grad_fn is not None:
+                    memo[id(tensor)] = tensor.detach().clone()
+    return memo
