@@ -32,7 +32,7 @@ class Flip:
 
     error: how far the values that were decided upon lie from the reference's, relative, in the Euclidean norm.
     sensitivity: how far they move there when the data are rounded to the format. ranks: whether the op puts values in
-    order instead of holding them against a threshold or an integer.
+    order instead of holding them against a threshold or an integer. float32: the error that float32 has there.
     """
 
     where: Where
@@ -42,6 +42,7 @@ class Flip:
     error: float = 0.0
     sensitivity: float = 0.0
     ranks: bool = False
+    float32: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,13 @@ class Decisions:
         self.made[(*key, number)] = Decision(event.where, event.index, chosen.detach().clone(), kept)
         return replaced
 
-    def flips(self, low: Decisions, moved: Sequence[Decisions] = ()) -> tuple[Flip, ...]:
+    def flips(
+        self, low: Decisions, moved: Sequence[Decisions] = (), float32: Decisions | None = None
+    ) -> tuple[Flip, ...]:
         """Which of the decisions of `low` differ from these, in the order in which they were taken.
 
-        moved: the decisions of the reference with its data rounded, from which the sensitivities follow.
+        moved: the decisions of the reference with its data rounded, from which the sensitivities follow; float32: those
+        of the model in float32.
         """
         found = []
         for key, taken in low.made.items():
@@ -116,6 +120,9 @@ class Decisions:
                         _distance(taken.values, wanted.values),
                         max(swayed, default=0.0),
                         ranks=taken.where.op.partition(".")[0] in _RANKS,
+                        float32=_distance(float32.made[key].values, wanted.values)
+                        if float32 is not None and key in float32.made
+                        else 0.0,
                     )
                 )
         return tuple(sorted(found, key=lambda flip: flip.index))

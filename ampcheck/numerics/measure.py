@@ -93,7 +93,7 @@ def measure_numerics(
         reference=reference.how,
         ops=ops.facts(),
         errors=compare(outcome, wide, moved, reference.moved(torch.float32, inputs)),
-        flips=wide.decisions.flips(decisions, [run.decisions for run in moved]),
+        flips=wide.decisions.flips(decisions, [run.decisions for run in moved], reference.float32),
         health=ops.health(),
         reference_nonfinite=sum(int((~t.isfinite()).sum()) for t in wide.outcome.outputs.values()),
         reference_produced=wide.produced,

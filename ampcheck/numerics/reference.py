@@ -59,12 +59,14 @@ class Reference:
     """The judge of a subject.
 
     how: `float64`; `float64, mixed operands promoted` where the model mixes its own float32 tensors in; `float32` where
-    it does not run in float64. reached: the phase in which float32 raised, "" if it came to the end. finite_loss: the
+    it does not run in float64. float32: what the model decides in float32. reached: the phase in which float32 raised,
+    "" if it came to the end. finite_loss: the
     default loss leaves out what is not finite, since the model's own outputs are not all finite.
     """
 
     how: str
     wide: WideRun
+    float32: Decisions
     reached: str
     finite_loss: bool
     _again: Callable[..., WideRun]
@@ -154,8 +156,10 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
         again = partial(run, torch.float64, promote, finite_loss)
         wide = again()
         if _usable(wide.outcome, narrow.outcome):
-            return Reference(how, wide, reached, finite_loss, again)
-    return Reference("float32", narrow, reached, finite_loss, partial(run, torch.float32, False, finite_loss))
+            return Reference(how, wide, narrow.decisions, reached, finite_loss, again)
+    return Reference(
+        "float32", narrow, narrow.decisions, reached, finite_loss, partial(run, torch.float32, False, finite_loss)
+    )
 
 
 def _usable(wide: Outcome, float32: Outcome) -> bool:

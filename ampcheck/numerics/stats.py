@@ -140,14 +140,14 @@ class NumericsStats:
         """Whether rounding explains a decision that fell otherwise.
 
         It does when the values that were decided upon lie within their own limit, and depend on data that were rounded
-        at all: what follows from positions or constants alone has no excuse. A ranking may turn as often as there are
-        near ties; of values held against a threshold or an integer a relative error e turns about a part e (or one).
+        at all: what follows from positions or constants alone has no excuse. A ranking may turn where there are near
+        ties, which are not the greater part; of values held against a threshold or an integer a relative error e turns about a part e (or one).
         What float32 itself would turn is always honest.
         """
-        if flip.error <= factor * math.sqrt(self.chain * self.reduction) * format_of("float32").unit_roundoff:
+        if flip.error <= factor * flip.float32:
             return True
         limit = factor * math.sqrt(self.chain) * (self.unit_roundoff + flip.sensitivity)
-        few = flip.ranks or flip.changed <= max(1.0, limit * flip.numel)
+        few = flip.changed <= max(1.0, (0.5 if flip.ranks else limit) * flip.numel)
         return flip.sensitivity > 0 and flip.error <= limit and few
 
     def flipped(self, factor: float) -> Flip | None:
