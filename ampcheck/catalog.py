@@ -67,7 +67,7 @@ _PAGES = (
         "within rounding of the whole gradient.",
         "Cancellation (differences of cumulative sums, variance by E[x^2] - E[x]^2), position tables in 16 bits, "
         "accumulation in the low format.",
-        "Keep the first module beyond its limit in float32; subtract before rounding; set precision in "
+        "Compute what leads to the named place in float32; subtract before rounding; set precision in "
         "[tool.ampcheck.limits] if a larger error is accepted.",
     ),
     Explanation(

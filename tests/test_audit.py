@@ -87,6 +87,22 @@ def test_the_callers_autocast_does_not_reach_the_judge() -> None:
     assert "precision-loss" in _checks(run, Verdict.FAIL)
 
 
+def test_positions_that_the_model_itself_rounds_are_whole_in_the_judge() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            position = torch.arange(x.shape[1]).to(torch.bfloat16)
+            return self.head(self.embed(x) + (position[:, None] * 0.3).sin())
+
+    run = audit((Positions(), torch.randn(1, 600, 8)), dtype="bfloat16")
+    failed = {(f.check, "eager" in f.subject) for f in run.of(Verdict.FAIL)}
+    assert ("integer-cast", True) in failed
+    assert ("precision-loss", True) in failed
+
+
 def test_modules_in_a_closure_are_copied_too() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
     run = audit((lambda x: net(x), torch.randn(8, 4)), dtype="bfloat16", compile=False)

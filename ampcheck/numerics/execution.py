@@ -80,7 +80,12 @@ def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Ma
             found.append(Finding("dtype", Verdict.FAIL, subject, message, hint=hint))
         for module, dtypes in wrong.items():
             message = f"{module or '(the root)'} must give {wanted} ({pattern!r}); it gave {', '.join(dtypes)}"
-            hint = "look for a float32 parameter or constant that promotes the result, or for a missing .to(x.dtype)"
+            widened = wanted != "float32" and "float32" in dtypes
+            hint = (
+                "look for a float32 parameter or constant that promotes the result, or for a missing .to(x.dtype)"
+                if widened
+                else "autocast decides by device and op, see PyTorch's documentation of it; cast in the module itself"
+            )
             found.append(Finding("dtype", Verdict.FAIL, subject, message, Where("forward", module), hint=hint))
         if matching and not wrong:
             text = f"{len(matching)} modules that {pattern!r} matches give {wanted}"

@@ -43,7 +43,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [_recovered(stats, module, limits)]
     judged = [e for e in stats.errors if stats.known(e) and e.kind != "module"]
     if not judged:
-        text = f"not even float32 knows the {len(stats.errors)} tensors to the digits of {stats.format}"
+        text = f"no output or gradient can be compared: not even float32 knows one to the digits of {stats.format}"
         return [Finding(check, Verdict.SKIP, who(stats), text)]
     worst = max(judged, key=lambda e: e.error / stats.error_limit(e, limits.precision))
     text = f"at most {worst.error:.2g} from {stats.reference}, in {_named(worst)}"
@@ -62,8 +62,11 @@ def _lost(stats: NumericsStats, kind: str, excess: list[TensorError], limits: Li
         f"{worst.sensitivity:.2g}){origin}"
     )
     verdict = Verdict.FAIL
-    hint = "keep this module in float32, or reorder it: subtract before rounding, accumulate in float32, rescale"
-    if (op := _inexact_op(stats, where.phase, limits)) is not None:
+    hint = (
+        "compute what leads to this output in float32, or reorder it: subtract before rounding, accumulate in "
+        "float32, rescale; what a module is given is made by its parent"
+    )
+    if (op := _inexact_op(stats, where.phase)) is not None:
         message += f"; {_place(op.where)} alone lies {op.error:.2g} from float64 on the same inputs"
         hint = "an op that is wrong on its own inputs is a kernel's defect: try another backend for it, and report it"
     if flip := stats.flipped(limits.precision):
@@ -92,7 +95,7 @@ def _origin(stats: NumericsStats, worst: TensorError, limits: Limits) -> tuple[W
     if first is None:
         return Where(phase="forward"), ""
     module = _module(first)
-    return Where(phase="forward", module=module), f"; the first module beyond its limit is {module or '(the root)'}"
+    return Where(phase="forward", module=module), f"; it is first seen at the output of {module or '(the root)'}"
 
 
 def _coarse(stats: NumericsStats, coarse: list[TensorError], limits: Limits) -> Finding:
@@ -130,11 +133,11 @@ def _first_beyond(stats: NumericsStats, limits: Limits) -> TensorError | None:
     return next((e for e in sorted(modules, key=lambda e: e.order) if stats.beyond(e, limits.precision)), None)
 
 
-def _inexact_op(stats: NumericsStats, phase: str, limits: Limits) -> OpFacts | None:
+def _inexact_op(stats: NumericsStats, phase: str) -> OpFacts | None:
     """The op that is furthest from float64 on its own inputs, if one rounding of its result does not explain it."""
     worst = max((op for op in stats.ops if op.where.phase == phase), key=lambda op: op.error, default=None)
     # One op rounds its result once; 16 unit roundoffs leave room for kernels that round their sums in pieces.
-    return worst if worst is not None and worst.error > 8 * limits.precision * stats.unit_roundoff else None
+    return worst if worst is not None and worst.error > 16 * stats.unit_roundoff else None
 
 
 def _place(where: Where) -> str:

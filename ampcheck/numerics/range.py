@@ -42,11 +42,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
             message += "; nothing of it is left in module outputs or gradients"
         elif carried:
             message += f"; {carried:,} further elements downstream carry it on"
-        hint = (
-            f"keep this op in float32 (torch.autocast(enabled=False) around it and .float() on its inputs), scale its "
-            f"inputs down, or use bfloat16; {fact.dtype} ends at {format_of(fact.dtype).max:.6g}"
-        )
-        found.append(finding(stats, check, verdict, fact, message, hint, born, 0, "elements"))
+        found.append(finding(stats, check, verdict, fact, message, _overflow_hint(fact), born, 0, "elements"))
     if not found:
         found = _nonfinite_outputs(stats)
     return most(found) or [
@@ -231,6 +227,18 @@ def _cause(fact: OpFacts) -> str:
     if fact.limited is False:
         return "its inputs had already lost the values that keep float64 finite here"
     return f"the largest magnitude going in is {fact.amax_in:.5g}"
+
+
+def _overflow_hint(fact: OpFacts) -> str:
+    if fact.limited is False:  # a root of what became negative, a quotient of zeros
+        return (
+            "mend what its inputs lost: see silent-zero and precision-loss before this op, or compute them in float32"
+        )
+    wider = "" if fact.dtype == "bfloat16" else ", or use bfloat16"
+    return (
+        "keep this op in float32 (torch.autocast(enabled=False) around it and .float() on its inputs), scale its "
+        f"inputs down{wider}; {fact.dtype} ends at {format_of(fact.dtype).max:.6g}"
+    )
 
 
 def _nonfinite_outputs(stats: NumericsStats) -> list[Finding]:

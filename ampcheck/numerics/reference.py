@@ -29,7 +29,7 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.prepare import Prepared, prepare
 from ampcheck.record import Where
 from ampcheck.subject import Call, Subject
-from ampcheck.trace import Trace
+from ampcheck.trace import Observer, OpEvent, Trace
 
 Change: TypeAlias = Callable[[Prepared], None]
 """Something done to a prepared copy before it runs."""
@@ -45,13 +45,14 @@ _WRITES_IN_PLACE = frozenset(
 @dataclass(frozen=True, slots=True)
 class WideRun:
     """One run in float64 or float32. produced: where infinities were made; draws: whether any op drew; low: how many
-    results had 16 bits all the same, by casts of the model's own."""
+    results had 16 bits all the same, by casts of the model's own; inexact: integers that such casts lost."""
 
     outcome: Outcome
     decisions: Decisions
     produced: frozenset[Where]
     draws: bool
     low: int
+    inexact: int
 
 
 @dataclass(slots=True)
@@ -115,6 +116,25 @@ class PromoteMixed(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class WholeNumbers:
+    """An observer of `ampcheck.trace.Trace` that keeps integers whole: a cast to 16 bits that loses some is not made.
+
+    Positions that the model itself rounds (`torch.arange(n).to(x.dtype)`) would be wrong in the judge as well.
+    """
+
+    def before(self, op: Any, args: Any, kwargs: Any) -> None:
+        """Nothing is needed before an op runs."""
+
+    def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> Any:
+        """Give the integers in float64 where 16 bits lose some."""
+        if event.op == "aten::_to_copy" and out.is_floating_point() and out.dtype.itemsize <= 2:
+            source = args[0]
+            if not source.is_floating_point() and not source.is_complex() and source.dtype is not torch.bool:
+                whole = source.to(torch.float64)
+                return None if torch.equal(out.double(), whole) else whole
+        return None
+
+
 def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
     """Run the subject in float64, or as wide as it goes.
 
@@ -134,12 +154,14 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
         if change is not None:
             change(prepared)
         decisions, ops, draws = Decisions(forced), OpWatch(shadow=False), EqualRandom(draws_in)
-        around: list[AbstractContextManager[Any]] = [draws, Trace(prepared.root, observers=(decisions, ops))]
+        observers: tuple[Observer, ...] = (decisions, ops, WholeNumbers()) if promote else (decisions, ops)
+        around: list[AbstractContextManager[Any]] = [draws, Trace(prepared.root, observers=observers)]
         if promote:
             around.append(PromoteMixed())
         outcome = run_arm(prepared, device=device, loss=subject.loss, around=around, finite_loss=finite_loss)
         produced = frozenset(fact.where for fact in ops.facts() if fact.produced)
-        return WideRun(outcome, decisions, produced, draws.drew, ops.low)
+        inexact = sum(fact.inexact for fact in ops.facts())
+        return WideRun(outcome, decisions, produced, draws.drew, ops.low, inexact)
 
     narrow = run(torch.float32, False, False)
     if (error := narrow.outcome.error) is not None and (narrow.outcome.phase == "forward" or subject.loss is not None):
@@ -155,7 +177,7 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
     for how, promote in (("float64", False), ("float64, mixed operands promoted", True)):
         again = partial(run, torch.float64, promote, finite_loss)
         wide = again()
-        if _usable(wide.outcome, narrow.outcome):
+        if _usable(wide.outcome, narrow.outcome) and not (wide.inexact and not promote):
             return Reference(how, wide, narrow.decisions, reached, finite_loss, again)
     return Reference(
         "float32", narrow, narrow.decisions, reached, finite_loss, partial(run, torch.float32, False, finite_loss)

@@ -141,8 +141,8 @@ class NumericsStats:
 
         It does when the values that were decided upon lie within their own limit, and depend on data that were rounded
         at all: what follows from positions or constants alone has no excuse. A ranking may turn where there are near
-        ties, which are not the greater part; of values held against a threshold or an integer a relative error e turns about a part e (or one).
-        What float32 itself would turn is always honest.
+        ties, which are not the greater part; of values held against a threshold or an integer a relative error e turns
+        about a part e (or one). What float32 itself would turn is always honest.
         """
         if flip.error <= factor * flip.float32:
             return True

@@ -106,7 +106,7 @@ def _passes(content: Sections, width: int, verbose: bool) -> Iterator[str]:
     if verbose:
         for section in passed:
             for finding in section.passes:
-                yield one_line(f"pass {finding.check}: {finding.subject}: {finding.message}", width)
+                yield from wrap(f"pass {finding.check}: {finding.subject}: {finding.message}", width, hanging="  ")
     elif passed:
         counts = ", ".join(f"{section.check} {len(section.passes):,}" for section in passed)
         yield from wrap(f"passed: {counts}", width, hanging="  ")
