@@ -107,14 +107,21 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="also under torch.compile")
     parser.add_argument("--dtype", default="float16,bfloat16", help="separated by commas (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further model after that")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    begun, left = time.monotonic(), 0
     for name, family, build in models(options):
+        if time.monotonic() - begun > 60 * options.minutes:
+            left += 1
+            continue
         rows.append(row(name, family, build, compile=options.compile, dtypes=options.dtype.split(",")))
         print(rows[-1]["name"], rows[-1].get("verdicts", rows[-1]), f"{rows[-1]['seconds']} s", flush=True)
     lines = list(markdown(rows))
+    if left:
+        lines.insert(1, f"\n{left} further models were not begun within {options.minutes:g} minutes.")
     print(lines[0])
     if options.json:
         write_evidence(options.json, {"rows": rows}, lines)

@@ -63,9 +63,7 @@ def no_gradients(stats: NumericsStats, check: str) -> Finding | None:
 
 def inside_unseen(stats: NumericsStats, check: str) -> list[Finding]:
     """A skip for what cannot be told of a compiled run."""
-    return [
-        Finding(check, Verdict.SKIP, who(stats), "the inside of a compiled graph is not seen; eager mode is judged")
-    ]
+    return [Finding(check, Verdict.SKIP, who(stats), "not seen inside a compiled graph; eager mode is judged")]
 
 
 def most(found: list[Finding]) -> list[Finding]:

@@ -25,7 +25,7 @@ _STYLES = {
     Verdict.SKIP: "dim",
     Verdict.PASS: "green",
 }
-_SUBJECT_WIDTH = 14  # columns of a terminal that one subject gets in the table of verdicts, at least
+_SUBJECT_WIDTH = 12  # columns of a terminal that one subject gets in the table of verdicts, at least
 _MANY_SUBJECTS = 16  # beyond, a column for each subject hides more than it shows
 
 
