@@ -35,13 +35,11 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, str, Callable[[],
         import zoo
 
         names = list(zoo.ZOO)
+        families = [zoo.META[name]["family"] for name in names]
+        turn = {name: families[:i].count(families[i]) for i, name in enumerate(names)}
+        names = sorted(names, key=turn.__getitem__)  # one of each family, then a second: time may run out
         if options.per_family:
-            seen: Counter[str] = Counter()
-            names = [
-                n
-                for n in names
-                if seen.update([zoo.META[n]["family"]]) or seen[zoo.META[n]["family"]] <= options.per_family
-            ]
+            names = [name for name in names if turn[name] < options.per_family]
         for name in names:
             yield name, zoo.META[name]["family"], lambda name=name: Subject(tuple(zoo.ZOO[name]()), name=name)
 
