@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from ampcheck.errors import UsageError
@@ -144,5 +145,7 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType({page.slug: page for 
 def explain(slug: str) -> Explanation:
     """The page of one check. Raises `UsageError` naming the checks for an unknown slug."""
     if slug not in EXPLANATIONS:
-        raise UsageError(f"there is no check {slug!r}; there are {', '.join(EXPLANATIONS)}")
+        near = get_close_matches(slug.lower(), EXPLANATIONS, 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise UsageError(f"there is no check {slug!r}{meant}; there are {', '.join(EXPLANATIONS)}")
     return EXPLANATIONS[slug]

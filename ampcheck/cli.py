@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ampcheck", description="Is this model numerically safe under autocast and torch.compile?"
     )
     parser.set_defaults(command=None)
+    parser.add_argument("--version", action="version", version=f"ampcheck {version('ampcheck')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     audit = commands.add_parser(

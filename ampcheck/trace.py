@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -238,6 +239,13 @@ def short_path(path: str) -> str:
     _, installed, inside = path.rpartition(f"site-packages{os.sep}")
     here = os.getcwd() + os.sep
     return inside if installed else path.removeprefix(here)
+
+
+def users_place(error: BaseException) -> tuple[str, int | None]:
+    """The innermost line of the user's code that an exception came through."""
+    places = ((f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__))
+    found = [(short_path(path), line) for path, line in places if is_users(path)]
+    return found[-1] if found else ("", None)
 
 
 def _users_line(frame: FrameType | None) -> tuple[str, int | None]:

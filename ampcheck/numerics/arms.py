@@ -25,7 +25,7 @@ class Outcome:
     """What one arm gave. Tensors are detached copies; complex ones stand as their real view.
 
     outputs: by path; modules: by (module path, call, path in its output); gradients: by parameter name, unscaled and in
-    float64, whatever `gradient_dtypes` says that they were.
+    float64, whatever `gradient_dtypes` says that they were. drew: whether numpy's or Python's random numbers were used.
     """
 
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -38,6 +38,7 @@ class Outcome:
     phase: str = "forward"
     no_backward: str = ""
     dropped: int = 0
+    drew: bool = False
 
 
 def run_arm(
@@ -64,7 +65,7 @@ def run_arm(
     if not leaves:
         outcome.no_backward = "nothing requires a gradient"
     autocast = torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
-    with seeded(device), warnings.catch_warnings(), ExitStack() as stack:
+    with seeded(device) as drew, warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
         if keep_modules and prepared.root is not None:
             stack.enter_context(_kept_outputs(prepared.root, outcome))
@@ -94,6 +95,7 @@ def run_arm(
                 torch.autograd.backward(total, first, inputs=list(leaves.values()))
         except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = error
+        outcome.drew = drew()
     for name, leaf in leaves.items():
         if leaf.grad is not None and not outcome.no_backward:
             grad = leaf.grad.to_dense() if leaf.grad.layout is not torch.strided else leaf.grad

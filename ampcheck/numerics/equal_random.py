@@ -7,7 +7,7 @@ would see other noise in each precision. Inside `EqualRandom` every draw is made
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -113,10 +113,11 @@ def _named(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str,
 
 
 @contextmanager
-def seeded(device: str = "cpu", seed: int = 0) -> Iterator[None]:
+def seeded(device: str = "cpu", seed: int = 0) -> Iterator[Callable[[], bool]]:
     """Seed torch, numpy and random inside; the caller's streams go on afterwards as if nothing had been drawn.
 
-    Only the streams of the CPU and of `device` are touched: to ask for more would initialise devices that nobody uses.
+    What it gives tells whether numpy's or Python's own stream was drawn from since. Only the streams of the CPU and of
+    `device` are touched: to ask for more would initialise devices that nobody uses.
     """
     python, array = random.getstate(), numpy.random.get_state()
     place = torch.device(device)
@@ -127,8 +128,9 @@ def seeded(device: str = "cpu", seed: int = 0) -> Iterator[None]:
             getattr(torch, place.type).manual_seed(seed)
         random.seed(seed)
         numpy.random.seed(seed)
+        fresh = random.getstate(), str(numpy.random.get_state())
         try:
-            yield
+            yield lambda: (random.getstate(), str(numpy.random.get_state())) != fresh
         finally:
             random.setstate(python)
             numpy.random.set_state(array)

@@ -26,7 +26,7 @@ from ampcheck.numerics.stats import NumericsStats, Raised, TensorError
 from ampcheck.record import Coverage, Where
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
-from ampcheck.trace import OpEvent, Trace, is_users, short_path
+from ampcheck.trace import OpEvent, Trace, users_place
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
 """Where torch.amp.GradScaler starts, and what it backs off to; float16 is judged at the first without overflow."""
@@ -252,11 +252,10 @@ def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Rai
     if failed is not None:
         return Raised(failed.where, message)
     names = {id(m): n for n, m in prepared.root.named_modules()} if prepared.root is not None else {}
-    module, file, line = "", "", None
-    for frame, number in traceback.walk_tb(outcome.error.__traceback__):
-        module = names.get(id(frame.f_locals.get("self")), module)
-        if is_users(frame.f_code.co_filename):
-            file, line = short_path(frame.f_code.co_filename), number
+    frames = (frame for frame, _ in traceback.walk_tb(outcome.error.__traceback__))
+    inside = [names[id(frame.f_locals.get("self"))] for frame in frames if id(frame.f_locals.get("self")) in names]
+    module = inside[-1] if inside else ""
+    file, line = users_place(outcome.error)
     return Raised(Where(phase=outcome.phase, module=module, file=file, line=line), message)
 
 

@@ -29,7 +29,7 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.prepare import Prepared, prepare
 from ampcheck.record import Where
 from ampcheck.subject import Call, Subject
-from ampcheck.trace import Observer, OpEvent, Trace
+from ampcheck.trace import Observer, OpEvent, Trace, users_place
 
 Change: TypeAlias = Callable[[Prepared], None]
 """Something done to a prepared copy before it runs."""
@@ -61,8 +61,8 @@ class Reference:
 
     how: `float64`; `float64, mixed operands promoted` where the model mixes its own float32 tensors in; `float32` where
     it does not run in float64. float32: what the model decides in float32. reached: the phase in which float32 raised,
-    "" if it came to the end. finite_loss: the
-    default loss leaves out what is not finite, since the model's own outputs are not all finite.
+    "" if it came to the end. finite_loss: the default loss leaves out what is not finite, since the model's own outputs
+    are not all finite.
     """
 
     how: str
@@ -161,12 +161,14 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
         outcome = run_arm(prepared, device=device, loss=subject.loss, around=around, finite_loss=finite_loss)
         produced = frozenset(fact.where for fact in ops.facts() if fact.produced)
         inexact = sum(fact.inexact for fact in ops.facts())
-        return WideRun(outcome, decisions, produced, draws.drew, ops.low, inexact)
+        return WideRun(outcome, decisions, produced, draws.drew or outcome.drew, ops.low, inexact)
 
     narrow = run(torch.float32, False, False)
     if (error := narrow.outcome.error) is not None and (narrow.outcome.phase == "forward" or subject.loss is not None):
+        file, line = users_place(error)
+        place = f" at {file}:{line}" if file else ""
         raise UsageError(
-            f"{subject.name} raises in float32 too, in {narrow.outcome.phase} ({brief(error)}); "
+            f"{subject.name} raises in float32 too, in {narrow.outcome.phase}{place} ({brief(error)}); "
             "a model is judged in low precision once it runs in float32"
         ) from error
     # A mask of -inf in an output would make every gradient of the default loss NaN.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -96,6 +97,11 @@ def test_the_users_model_and_the_random_streams_are_left_as_they_were() -> None:
 def test_random_models_are_told() -> None:
     assert measure_reference(Subject((nn.Dropout(0.5).train(), torch.ones(4)))).wide.draws
     assert not measure_reference(Subject((nn.Dropout(0.5).eval(), torch.ones(4)))).wide.draws
+
+
+def test_random_numbers_of_numpy_are_told_as_well() -> None:
+    noisy = measure_reference(Subject((lambda x: x * float(np.random.rand()), torch.ones(4))))
+    assert noisy.wide.draws
 
 
 def _decided(x: Tensor) -> Decisions:
