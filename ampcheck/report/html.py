@@ -8,7 +8,7 @@ from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ampcheck.record import Chart, Run, Table, Verdict, write_atomically
-from ampcheck.report.sections import arrange
+from ampcheck.report.sections import arrange, short_names
 from ampcheck.report.text import clean, number, quantity
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def _template() -> Template:
         finalize=_finalize,
     )
     environment.globals.update(number=number, quantity=quantity, marks=_MARKS, numeric_columns=_numeric_columns)
+    environment.globals.update(short_names=short_names)
     return environment.get_template("run.html.j2")
 
 
