@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from ampcheck.record import Scalar
 
@@ -13,6 +15,7 @@ def environment(device: str = "cpu") -> dict[str, Scalar]:
     """The environment of this process, for `Run.environment`. Imports torch."""
     import torch
 
+    matmul = torch.backends.cuda.matmul
     found: dict[str, Scalar] = {
         "ampcheck": _version("ampcheck"),
         "torch": torch.__version__,
@@ -20,11 +23,11 @@ def environment(device: str = "cpu") -> dict[str, Scalar]:
         "platform": platform.platform(terse=True),
         "device": _device_name(device),
         "threads": torch.get_num_threads(),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "TF32 in matmul": torch.backends.cuda.matmul.allow_tf32,
-        "TF32 in cuDNN": torch.backends.cudnn.allow_tf32,
-        "float16 reduced-precision reduction": str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
-        "bfloat16 reduced-precision reduction": str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
+        "float32 matmul precision": _flag(torch.get_float32_matmul_precision),
+        "TF32 in matmul": _flag(lambda: matmul.allow_tf32),
+        "TF32 in cuDNN": _flag(lambda: torch.backends.cudnn.allow_tf32),
+        "float16 reduced-precision reduction": _flag(lambda: matmul.allow_fp16_reduced_precision_reduction),
+        "bfloat16 reduced-precision reduction": _flag(lambda: matmul.allow_bf16_reduced_precision_reduction),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "CUDA": torch.version.cuda or "none",
@@ -33,6 +36,15 @@ def environment(device: str = "cpu") -> dict[str, Scalar]:
         if found_version := _version(package):
             found[package] = found_version
     return found
+
+
+def _flag(read: Callable[[], Any]) -> Scalar:
+    """A precision flag; torch refuses to read the old ones once a program has set their successors (2.9 and later)."""
+    try:
+        value = read()
+    except RuntimeError:
+        return "set through fp32_precision"
+    return value if isinstance(value, (bool, str)) else str(value)
 
 
 def _version(package: str) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
+import pytest
 import torch
 
 from ampcheck.environment import environment
@@ -29,3 +32,14 @@ def test_a_changed_flag_is_seen() -> None:
 
 def test_the_device_is_named_with_its_hardware() -> None:
     assert str(environment("cpu")["device"]).startswith("cpu (")
+
+
+def test_flags_that_torch_refuses_to_read_are_told_as_such() -> None:
+    if not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("this torch has no fp32_precision")
+    script = (
+        "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'; torch.backends.fp32_precision = 'ieee';"
+        "from ampcheck.environment import environment; print(environment()['TF32 in matmul'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
