@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.record import Finding, Verdict
@@ -67,6 +69,10 @@ def inside_unseen(stats: NumericsStats, check: str) -> list[Finding]:
 
 
 def most(found: list[Finding]) -> list[Finding]:
-    """The first few: the places in the order in which they ran, failures before warnings."""
-    found = sorted(found, key=lambda f: f.verdict is not Verdict.FAIL)
-    return found[:LISTED]
+    """The first few: failures before warnings, in the order in which they ran; the last says how many it left out."""
+    ordered = sorted(found, key=lambda f: f.verdict is not Verdict.FAIL)
+    if len(ordered) <= LISTED:
+        return ordered
+    *shown, last = ordered[:LISTED]
+    left = f"{last.message}; {len(ordered) - LISTED} further places are left out"
+    return [*shown, replace(last, message=left)]

@@ -145,3 +145,10 @@ def test_a_declaration_of_one_16_bit_format_says_nothing_of_another() -> None:
     assert _verdicts(declared, "dtype") == [Verdict.PASS]
     assert _verdicts(replace(declared, declared_dtypes={"head": "float16"}), "dtype") == [Verdict.SKIP]
     assert _verdicts(replace(declared, declared_dtypes={"tail": "bfloat16"}), "dtype") == [Verdict.FAIL]
+
+
+def test_what_is_left_out_of_a_long_list_is_counted() -> None:
+    places = tuple(replace(FACT, where=replace(FACT.where, line=n), produced=1, limited=True) for n in range(9))
+    found = [f for f in check_numerics(replace(HEALTHY, ops=places), Limits()) if f.check == "overflow"]
+    assert len(found) == 5
+    assert "4 further places are left out" in found[-1].message
