@@ -56,8 +56,9 @@ def _unwrap(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
     """Return the tensor inside a subclass."""
     kind = type(tensor).__name__
     # A DTensor can only exist where somebody has imported its module, and importing it takes seconds.
-    distributed = sys.modules.get("torch.distributed.tensor")
-    if distributed is not None and isinstance(tensor, distributed.DTensor):
+    homes = ("torch.distributed.tensor", "torch.distributed._tensor")  # the second up to torch 2.4
+    dtensor = next((kind for home in homes if (kind := getattr(sys.modules.get(home), "DTensor", None))), None)
+    if dtensor is not None and isinstance(tensor, dtensor):
         local: torch.Tensor = tensor.to_local()
         return local
     collectives = sys.modules.get("torch.distributed._functional_collectives")
