@@ -57,7 +57,7 @@ def _unwrap(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
     kind = type(tensor).__name__
     # A DTensor can only exist where somebody has imported its module, and importing it takes seconds.
     homes = ("torch.distributed.tensor", "torch.distributed._tensor")  # the second up to torch 2.4
-    dtensor = next((kind for home in homes if (kind := getattr(sys.modules.get(home), "DTensor", None))), None)
+    dtensor = next((c for home in homes if (c := getattr(sys.modules.get(home), "DTensor", None))), None)
     if dtensor is not None and isinstance(tensor, dtensor):
         local: torch.Tensor = tensor.to_local()
         return local
