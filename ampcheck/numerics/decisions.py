@@ -23,6 +23,7 @@ _SELECTS = frozenset(f"aten::{name}" for name in ("topk", "sort", "max", "min", 
 _RANKS = _SELECTS | {
     f"aten::{name}" for name in ("argmax", "argmin", "argsort", "max_pool2d_with_indices", "max_pool3d_with_indices")
 }
+_NEAR = 0.125  # of the root mean square: three bits, the digits that 16-bit scores have in the worst case
 _KEPT_ELEMENTS = 1 << 20
 
 
@@ -63,6 +64,7 @@ class Decisions:
 
     def __init__(self, forced: Decisions | None = None) -> None:
         self.made: dict[tuple[str, int, str, int], Decision] = {}
+        self.kinks: dict[tuple[str, int, str, int], torch.Tensor] = {}
         self.followed = 0
         self._forced = forced
         self._count: dict[tuple[str, int, str], int] = {}
@@ -72,6 +74,8 @@ class Decisions:
 
     def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> Any:
         """Keep the decision, if this op takes one; give the forced one instead, if there is one."""
+        if event.phase == "forward" and op._schema.name in ("aten::relu", "aten::relu_"):
+            return self._kink(event, op, out)
         if event.phase != "forward" or op.is_view or op._schema.is_mutable:
             return None
         values = [t for _, t in tensors((args, kwargs)) if t.is_floating_point() and 0 < t.numel() <= _KEPT_ELEMENTS]
@@ -91,6 +95,23 @@ class Decisions:
             chosen = wanted.chosen
         self.made[(*key, number)] = Decision(event.where, event.index, chosen.detach().clone(), kept)
         return replaced
+
+    def _kink(self, event: OpEvent, op: Any, out: torch.Tensor) -> torch.Tensor | None:
+        """Which side of its kink a ReLU is on: forward hardly moves there, and the gradient jumps.
+
+        A forced side is taken where the value is small beside the others; what lies far from zero is no near tie.
+        """
+        number = self._count.get((event.module, event.call, "kink"), 0)
+        self._count[event.module, event.call, "kink"] = number + 1
+        key = (event.module, event.call, "kink", number)
+        self.kinks[key] = out > 0
+        wanted = self._forced.kinks.get(key) if self._forced is not None else None
+        if wanted is None or wanted.shape != out.shape or not out.numel():
+            return None
+        turned = (wanted != self.kinks[key]) & (out <= _NEAR * out.square().mean().sqrt())
+        self.kinks[key] = self.kinks[key] ^ turned
+        moved = torch.where(turned & wanted, torch.finfo(out.dtype).tiny, torch.where(turned, 0.0, out))
+        return out.copy_(moved) if op._schema.is_mutable else moved
 
     def flips(
         self, low: Decisions, moved: Sequence[Decisions] = (), float32: Decisions | None = None

@@ -143,3 +143,14 @@ def test_normalisation_by_a_mean_of_squares_that_underflows_is_found() -> None:
     run = _run(rms_norm, tiny, dtype="float16")
     assert {f.check for f in run.of(Verdict.FAIL)} & {"silent-zero", "flush", "overflow", "precision-loss"}
     assert not _run(lambda x: F.rms_norm(x.float(), (64,)).half(), tiny).failed
+
+
+def test_a_relu_that_changes_sides_at_zero_is_followed_and_hides_no_other_error() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    x = torch.randn(2, 64)  # few samples: one side changed moves a gradient by tens of per cent
+    with torch.no_grad():
+        net[0].bias -= (net[0](x)[0]) * 0.999  # the first sample stands at every kink
+    assert not _bad(_run(net, x), "precision-loss")
+    rough = nn.Sequential(net[0], nn.ReLU(), Rough(6), net[2], nn.ReLU(), net[4])
+    assert _bad(_run(rough, torch.randn(64, 64)), "precision-loss")
