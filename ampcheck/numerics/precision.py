@@ -83,7 +83,7 @@ def _origin(stats: NumericsStats, worst: TensorError, limits: Limits) -> tuple[W
     """Where the loss is first seen, and how to say so."""
     if worst.kind == "gradient":
         return Where(phase="backward", module=gradient_module(worst.name)), ""
-    if stats.flips and not stats.flipped(limits.precision):
+    if stats.flips and not stats.followed and not stats.flipped(limits.precision):
         flip = stats.flips[0]
         return flip.where, (
             f"; it begins where {flip.changed:,} of {flip.numel:,} decisions of {_place(flip.where)} fall otherwise, "
