@@ -17,6 +17,7 @@ from ampcheck.numerics import (
     CHECKS,
     OBSERVABLE,
     NumericsStats,
+    arm_name,
     check_numerics,
     measure_compiled,
     measure_numerics,
@@ -95,7 +96,8 @@ def audit(
                 runs.append(_judged(compiled, bounds, checks))
             else:
                 text = "not compiled: the eager run raised, see low-precision-error"
-                runs.append(Run(findings=(Finding("compiled-exception", Verdict.SKIP, made.name, text),)))
+                arm = arm_name(low, native is not None, compiled=True)
+                runs.append(Run(findings=(Finding("compiled-exception", Verdict.SKIP, f"{made.name} [{arm}]", text),)))
             done += 1
         reference.forget()
     tell(f"{made.name}: done", stages, stages)
@@ -164,6 +166,8 @@ def _observed(trace: Trace, watch: OpWatch, subject: str, checks: Sequence[str],
         device="",
         judged=False,
         ops=watch.facts(),
+        low=watch.low,
+        casts=watch.casts,
         coverage=Coverage({"ops": len(trace.events), "tensors": watch.measured}, dict(watch.unseen)),
     )
     findings = check_numerics(stats, limits, checks or OBSERVABLE)

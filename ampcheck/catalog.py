@@ -57,15 +57,17 @@ _PAGES = (
     ),
     Explanation(
         "precision-loss",
-        "Outputs and gradients lie within what rounding explains of the same model in float64. Fails beyond that; "
-        "warns where a discrete decision (topk, comparison, cast to integer) fell otherwise first, and where an "
-        "output agrees with float64 to less than two bits although rounding explains it.",
-        "The relative error in the Euclidean norm, per output, module output and gradient. The limit is precision "
-        "* sqrt(chain) * (u + s) + sqrt(n) * u32: u is the unit roundoff of the format, chain the longest series "
-        "of roundings between two weights, s how far the float64 model moves when its weights and rounded inputs "
-        "are moved by u, n the longest sum and u32 the unit roundoff of float32, in which sums are kept. A tensor "
-        "that not even float32 knows to the digits of the format is left out, and so is a gradient whose error is "
-        "within rounding of the whole gradient.",
+        "Outputs and gradients lie within what rounding explains of the same model in float64. Fails beyond that, "
+        "and where an output is 25 % off, whatever explains it; warns where a module alone is beyond its limit, where "
+        "a CPU kernel sums in 16 bits, and where a decision (topk, comparison) fell otherwise near a tie and float64 "
+        "could not follow it.",
+        "The relative error in the Euclidean norm, per output, module output and gradient. The limit is precision * "
+        "(sqrt(chain) * (u + s) + f) + sqrt(n) * u32: u is the unit roundoff of the format, chain the longest series "
+        "of roundings between two weights, s how far the float64 model moves when its weights and rounded inputs are "
+        "moved by u, f the same for float32, n the longest sum and u32 the unit roundoff of float32, in which sums are "
+        "kept. Where the run decided otherwise near a tie, float64 runs again and takes the same decisions. Left out "
+        "are gradients that not even float32 knows to the digits of the format, and those whose error is within "
+        "rounding of the whole gradient.",
         "Cancellation (differences of cumulative sums, variance by E[x^2] - E[x]^2), position tables in 16 bits, "
         "accumulation in the low format.",
         "Compute what leads to the named place in float32; subtract before rounding; set precision in "
@@ -131,7 +133,8 @@ _PAGES = (
     ),
     Explanation(
         "coverage",
-        "Something was looked at. Nothing looked at is a failure, and so is a compiled run without a graph.",
+        "Something was looked at. Nothing looked at is a failure, and so is a compiled run without a graph, unless "
+        "Dynamo says why (a skip). Warns where no op computed in 16 bits.",
         "Counts of ops, tensors, modules, outputs, gradients and graphs, and what could not be measured with the "
         "reason.",
         "Inputs with which nothing is computed, a model that torch._dynamo.disable excludes.",

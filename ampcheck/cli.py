@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"ampcheck: {error}", file=sys.stderr)
         return USAGE
+    except BrokenPipeError:  # `ampcheck explain | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("ampcheck: interrupted; nothing was written", file=sys.stderr)
         return 130

@@ -220,11 +220,6 @@ def op_name(op: Any) -> str:
     return f"{name}.{overload}" if overload else name
 
 
-def module_depth(path: str) -> int:
-    """How deep a module path lies: 0 for the root."""
-    return path.count(".") + 1 if path else 0
-
-
 def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
     return tuple(t.dtype for _, t in tensors(value))
 

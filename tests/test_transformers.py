@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import transformers_models as models
 
 from ampcheck import Verdict, audit
 from ampcheck.subject import Subject
 
-models = pytest.importorskip("transformers_models", reason="tests/transformers_models.py")
 pytest.importorskip("transformers")
 
 

@@ -3,6 +3,7 @@
 from ampcheck.numerics.checks import CHECKS as CHECKS
 from ampcheck.numerics.checks import OBSERVABLE as OBSERVABLE
 from ampcheck.numerics.checks import check_numerics as check_numerics
+from ampcheck.numerics.measure import arm_name as arm_name
 from ampcheck.numerics.measure import measure_compiled as measure_compiled
 from ampcheck.numerics.measure import measure_numerics as measure_numerics
 from ampcheck.numerics.measure import native_format as native_format

@@ -59,13 +59,12 @@ class Decision:
 class Decisions:
     """An observer of `ampcheck.trace.Trace` that keeps what was decided, in order, by module call and op.
 
-    forced: decisions of another run that are to be taken here as well, where the shapes agree; `followed` counts them.
+    forced: decisions of another run that are to be taken here as well, where the shapes agree.
     """
 
     def __init__(self, forced: Decisions | None = None) -> None:
         self.made: dict[tuple[str, int, str, int], Decision] = {}
         self.kinks: dict[tuple[str, int, str, int], torch.Tensor] = {}
-        self.followed = 0
         self._forced = forced
         self._count: dict[tuple[str, int, str], int] = {}
 
@@ -90,7 +89,6 @@ class Decisions:
         wanted = self._forced.made.get((*key, number)) if self._forced is not None else None
         replaced = None
         if wanted is not None and wanted.chosen.shape == chosen.shape:
-            self.followed += 1
             replaced = _taking(wanted.chosen.to(chosen.dtype), op, args, kwargs, out)
             chosen = wanted.chosen
         self.made[(*key, number)] = Decision(event.where, event.index, chosen.detach().clone(), kept)

@@ -16,6 +16,8 @@ from ampcheck.settings import Limits
 def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """What runs in float32 runs in low precision too."""
     slug = "compiled-exception" if stats.compiled else "low-precision-error"
+    if stats.raised is None and stats.compiled and not stats.graphs:
+        return [Finding(slug, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")]
     if stats.raised is None:
         return [passed(stats, slug, "forward and backward ran to the end", None, None)]
     if stats.raised.missing:

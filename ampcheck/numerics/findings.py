@@ -48,7 +48,9 @@ def passed(
 
 
 def not_reached(stats: NumericsStats, check: str) -> Finding | None:
-    """A run that raised has nothing more to say."""
+    """A run that raised has nothing more to say, and one that compiled nothing says nothing about compiled code."""
+    if stats.raised is None and stats.compiled and not stats.graphs:
+        return Finding(check, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")
     if stats.raised is None:
         return None
     slug = "compiled-exception" if stats.compiled else "low-precision-error"
@@ -61,6 +63,13 @@ def no_gradients(stats: NumericsStats, check: str) -> Finding | None:
         reason = stats.no_backward or "the run gave no gradient"
         return Finding(check, Verdict.SKIP, who(stats), f"no gradients to judge: {reason}")
     return None
+
+
+def nothing_narrow(stats: NumericsStats, check: str) -> Finding | None:
+    """A skip where no op computed in 16 bits: nothing could be lost."""
+    if stats.low:
+        return None
+    return Finding(check, Verdict.SKIP, who(stats), "no op computed in 16 bits, so nothing was judged")
 
 
 def inside_unseen(stats: NumericsStats, check: str) -> list[Finding]:

@@ -245,6 +245,7 @@ class OpWatch:
                 dtype = source.dtype
                 inexact = int((source.abs().double() > format_of(dtype).largest_exact_integer).sum())
         elif op._schema.name == "aten::arange" and result.is_floating_point():
+            self.casts += 1
             dtype = result.dtype
             wide = _in_float64(op, given)
             exact = next((t for _, t in tensors(wide)), result)

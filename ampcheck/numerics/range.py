@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from ampcheck.formats import format_of
 from ampcheck.numerics.facts import OpFacts
-from ampcheck.numerics.findings import finding, inside_unseen, most, no_gradients, not_reached, passed, who
+from ampcheck.numerics.findings import (
+    finding,
+    inside_unseen,
+    most,
+    no_gradients,
+    not_reached,
+    nothing_narrow,
+    passed,
+    who,
+)
 from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
@@ -57,10 +66,11 @@ def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Findi
         return [skipped]
     bad = [e for e in stats.errors if e.kind == "gradient" and e.nonfinite]
     if not bad:
-        count = sum(e.kind == "gradient" for e in stats.errors)
-        return [
-            passed(stats, check, f"all {count} gradients are finite at loss scale {stats.scale:g}", 0, 0, "gradients")
-        ]
+        count = sum(e.kind == "gradient" and e.compared > 0 for e in stats.errors)
+        if not count:
+            return [Finding(check, Verdict.SKIP, who(stats), "no gradient of float64 is finite, so none was judged")]
+        text = f"{count} gradients are finite where float64's are, at loss scale {stats.scale:g}"
+        return [passed(stats, check, text, 0, 0, "gradients")]
     first = bad[-1]  # backward runs from the last parameter to the first
     message = (
         f"gradients must be finite where float64's are; {len(bad)} of "
@@ -79,6 +89,8 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [skipped]
     if stats.compiled:
         return inside_unseen(stats, check)
+    if skipped := nothing_narrow(stats, check):
+        return [skipped]
     found, closest = [], 0.0
     for fact in stats.ops:
         top = format_of(fact.dtype).max
@@ -115,6 +127,8 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [skipped]
     if stats.compiled:
         return inside_unseen(stats, check)
+    if skipped := nothing_narrow(stats, check):
+        return [skipped]
     harmed = not stats.judged or bool(stats.harm(limits.precision))
     found, worst = [], 0.0
     for fact in stats.ops:
@@ -150,6 +164,8 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [skipped]
     if stats.compiled:
         return inside_unseen(stats, check)
+    if skipped := nothing_narrow(stats, check):
+        return [skipped]
     harmed = not stats.judged or bool(stats.harm(limits.precision))
     found = []
     for fact in stats.ops:
@@ -189,6 +205,8 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [skipped]
     if stats.compiled:
         return inside_unseen(stats, check)
+    if skipped := nothing_narrow(stats, check):
+        return [skipped]
     # Positions are exact data: a model that is sensitive to them excuses no rounding of them.
     harmed = not stats.judged or bool(stats.harm(limits.precision)) or stats.inexact_outputs(limits.precision)
     found = []
@@ -203,7 +221,10 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         hint = "keep positions, ids and counters in an integer or float32 dtype and cast the result, not the integer"
         verdict = Verdict.FAIL if harmed else Verdict.WARN
         found.append(finding(stats, check, verdict, fact, message, hint, fact.inexact, 0, "elements"))
-    return most(found) or [passed(stats, check, "every integer survived its casts", 0, 0, "elements")]
+    if not found and not stats.casts:
+        return [Finding(check, Verdict.SKIP, who(stats), "no cast between integers and floats was seen")]
+    text = f"every integer survived {stats.casts} casts between integers and floats"
+    return most(found) or [passed(stats, check, text, 0, 0, "elements")]
 
 
 def _own_arithmetic(stats: NumericsStats, fact: OpFacts, born: int) -> Finding:
