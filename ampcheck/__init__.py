@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.audit import assert_numerics as assert_numerics
     from ampcheck.audit import audit as audit
     from ampcheck.audit import observe as observe
+    from ampcheck.autocast.emulate import emulate as emulate
+    from ampcheck.autocast.probe import measure_policy as measure_policy
     from ampcheck.dtypes import assert_dtypes as assert_dtypes
     from ampcheck.errors import UsageError as UsageError
     from ampcheck.formats import FORMATS as FORMATS
@@ -51,8 +53,10 @@ _HOME = {
     "audit": "ampcheck.audit",
     "collect": "ampcheck.record",
     "emit": "ampcheck.record",
+    "emulate": "ampcheck.autocast.emulate",
     "format_of": "ampcheck.formats",
     "health_of": "ampcheck.health",
+    "measure_policy": "ampcheck.autocast.probe",
     "observe": "ampcheck.audit",
 }
 """Each public name and the module that it is imported from."""
@@ -76,8 +80,10 @@ __all__ = [
     "audit",
     "collect",
     "emit",
+    "emulate",
     "format_of",
     "health_of",
+    "measure_policy",
     "observe",
 ]
 

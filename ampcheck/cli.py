@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ampcheck import policy_cli
 from ampcheck.errors import UsageError
 
 FAILED, USAGE = 1, 2
@@ -76,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="what a check means and how to mend what it finds")
     explain.add_argument("slug", nargs="?", metavar="SLUG", help="a check; without it all are listed")
     explain.set_defaults(command=_explain)
+
+    policy_cli.add_commands(commands)
 
     formats = commands.add_parser("formats", help="the facts of the floating-point formats")
     formats.set_defaults(command=_formats)

@@ -23,10 +23,11 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.prepare import Prepared, modules_of, prepare
 from ampcheck.numerics.reference import Reference, WideRun, input_names
 from ampcheck.numerics.stats import NumericsStats, Raised, TensorError
+from ampcheck.places import users_place
 from ampcheck.record import Coverage, Where
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
-from ampcheck.trace import OpEvent, Trace, users_place
+from ampcheck.trace import OpEvent, Trace
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
 """Where torch.amp.GradScaler starts, and what it backs off to; float16 is judged at the first without overflow."""

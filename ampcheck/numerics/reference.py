@@ -27,9 +27,10 @@ from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.prepare import Prepared, prepare
+from ampcheck.places import users_place
 from ampcheck.record import Where
 from ampcheck.subject import Call, Subject
-from ampcheck.trace import Observer, OpEvent, Trace, users_place
+from ampcheck.trace import Observer, OpEvent, Trace
 
 Change: TypeAlias = Callable[[Prepared], None]
 """Something done to a prepared copy before it runs."""

@@ -1,0 +1,241 @@
+"""CPU tensors that follow another device's autocast policy, so that a CPU-only machine sees what a GPU would round.
+
+The rules come from the policy of the installed PyTorch or of a shipped release. Where the CPU's own rule is another, a
+Python kernel takes its place on the CPU's autocast key; all other ops keep PyTorch's kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch as pytorch
+
+from ampcheck.autocast.kernels import CallObserver, CastCache, make_kernel
+from ampcheck.autocast.policy import OTHER, OpPolicy, Policy
+from ampcheck.autocast.probe import low_dtype, measure_policy
+from ampcheck.autocast.snapshots import load_release
+from ampcheck.autocast.state import autocast_key, device_type, nesting, registered
+from ampcheck.errors import UsageError
+
+_active: list[Emulation] = []
+_lock = threading.RLock()
+
+
+def emulate(device: str = "cuda", dtype: pytorch.dtype | str | None = None, *, torch: str | None = None) -> Emulation:
+    """A context in which CPU tensors follow the autocast policy of `device`.
+
+    device: a device type that autocast knows, such as `cuda`. dtype: enter autocast to it, as
+    `torch.autocast(device, dtype)` does; None leaves that to the `torch.autocast` regions inside, and `torch.autocast`
+    for the device or for the CPU then means the emulated one. torch: the release whose policy is followed, such as
+    `2.13`; the installed one by default. Custom ops follow what is registered for the device in this process.
+
+    Works in eager mode, in backward, under torch.compile (Dynamo is reset on the way in and out), under activation
+    checkpointing and in every thread. Nests; leaving restores PyTorch's kernels. Dtypes, casts, overflow to infinity
+    and flush to zero are those of the device; the order in which a kernel sums is the CPU's.
+
+    Raises `UsageError` for an unknown device, dtype or release, and on entering while another thread emulates.
+    """
+    return Emulation(emulated_policy(device, dtype, torch), low_dtype(dtype) if dtype is not None else None)
+
+
+def emulated_policy(device: str, dtype: pytorch.dtype | str | None = None, release: str | None = None) -> Policy:
+    """The policy of a device under a release, custom ops of this process included."""
+    low = low_dtype(dtype if dtype is not None else pytorch.float16)
+    measured = _measured(device_type(device), low)
+    if release is None:
+        return measured
+    shipped = load_release(release).policy(device, str(low).removeprefix("torch."))
+    custom = {name: op for name, op in measured.ops.items() if not name.startswith("aten::")}
+    return replace(shipped, ops={**shipped.ops, **custom})
+
+
+_probed: dict[tuple[str, pytorch.dtype], Policy] = {}
+
+
+def _measured(device: str, low: pytorch.dtype) -> Policy:
+    """The policy of the installed PyTorch, probed again when ops were registered since."""
+    known = _probed.get((device, low))
+    if known is None or registered(device) != tuple(sorted({*known.ops, *known.unprobed})):
+        known = _probed[device, low] = measure_policy(device, low)
+    return known
+
+
+class Emulation:
+    """Entered, the CPU follows `policy`.
+
+    policy: the device's. dtype: autocast to it inside; None leaves autocast as it is. observe: told of each call of an
+    op that has a rule on either device. `replaced` counts the kernels that stand in for PyTorch's; `unavailable` names
+    the ops of the policy that the installed PyTorch does not have.
+    """
+
+    def __init__(
+        self, policy: Policy, dtype: pytorch.dtype | None = None, *, observe: CallObserver | None = None
+    ) -> None:
+        unknown = [name for name, op in policy.ops.items() if op.rule == OTHER]
+        if unknown:
+            raise UsageError(f"{', '.join(unknown)} on {policy.device} follow no rule that can be emulated")
+        self.policy = policy
+        self.dtype = dtype
+        self.replaced = 0
+        self.unavailable: tuple[str, ...] = ()
+        self._observe = observe
+        self._thread = 0
+        self._native = policy
+        self._cache = CastCache()
+        self._overridden: set[str] = set()
+        self._open = ExitStack()
+
+    def __enter__(self) -> Emulation:
+        with _lock, ExitStack() as opening:
+            if _active and _active[-1]._thread != threading.get_ident():
+                raise UsageError("another thread emulates a device: autocast's kernels belong to the whole process")
+            if self in _active:
+                raise UsageError("this emulation is active already: make another to nest it")
+            self._thread = threading.get_ident()
+            self._install(opening)
+            opening.callback(_active.remove, self)
+            _active.append(self)
+            opening.enter_context(_redirected(self.policy.device, self._cache))
+            if (config := _functorch_config()) is not None:  # its key does not know of our kernels
+                opening.enter_context(config.patch(enable_autograd_cache=False))
+            _reset_dynamo()
+            opening.callback(_reset_dynamo)
+            if self.dtype is not None:
+                opening.enter_context(pytorch.autocast("cpu", self.dtype))
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with _lock:
+            self._open.__exit__(None, None, None)
+            self._cache.clear()
+
+    def _install(self, opening: ExitStack) -> None:
+        native = self._native = _native_policy()
+        outer = set().union(*(emulation._overridden for emulation in _active))
+        libraries: dict[str, pytorch.library.Library] = {}
+        missing = []
+        self._overridden.clear()
+        for name in sorted({*self.policy.ops, *native.ops}):
+            wanted, own = self.policy.ops.get(name), native.ops.get(name)
+            if self._observe is None and name not in outer and _same(wanted, own):
+                continue
+            namespace, _, rest = name.partition("::")
+            try:
+                kernel = make_kernel(name, wanted, self._cache, self._observe)
+            except (AttributeError, RuntimeError):
+                missing.append(name)
+                continue
+            if namespace not in libraries:
+                library = libraries[namespace] = pytorch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+                opening.callback(library._destroy)
+            _implement(libraries[namespace], rest, kernel)
+            self._overridden.add(name)
+        self.replaced, self.unavailable = len(self._overridden), tuple(missing)
+
+
+def active() -> Emulation | None:
+    """The innermost emulation of this process."""
+    return _active[-1] if _active else None
+
+
+def _same(one: OpPolicy | None, other: OpPolicy | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (one.rule, one.redispatch, one.restores) == (other.rule, other.redispatch, other.restores)
+
+
+def _implement(library: pytorch.library.Library, name: str, kernel: Callable[..., Any]) -> None:
+    """Register a kernel on the CPU's autocast key over the one that stands there."""
+    options: dict[str, Any] = {"with_keyset": kernel is not pytorch.library.fallthrough_kernel}
+    if "allow_override" in inspect.signature(library.impl).parameters:
+        options["allow_override"] = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is overridden is what we want
+        library.impl(name, kernel, autocast_key("cpu"), **options)  # type: ignore[no-untyped-call]
+
+
+def _native_policy() -> Policy:
+    """The CPU's own policy, never that of an emulation."""
+    if _active:
+        return _active[0]._native
+    return _measured("cpu", pytorch.float16)
+
+
+def _functorch_config() -> Any:
+    try:
+        from torch._functorch import config
+    except ImportError:
+        return None
+    return config if hasattr(config, "enable_autograd_cache") else None
+
+
+def _reset_dynamo() -> None:
+    """Compiled code is guarded by autocast's state, not by its kernels."""
+    if "torch._dynamo" in sys.modules:
+        pytorch._dynamo.reset()
+
+
+@contextmanager
+def _redirected(device: str, cache: CastCache) -> Iterator[None]:
+    """`torch.autocast` for the emulated device acts on the CPU, and both devices show the same state.
+
+    A region of `torch.autocast("cuda")` would switch itself off on a machine without CUDA, and code that asks
+    `torch.is_autocast_enabled("cuda")`, such as `torch.amp.custom_fwd`, would be told so.
+    """
+    region = pytorch.amp.autocast_mode.autocast
+    held = {name: getattr(region, name) for name in ("__init__", "__enter__", "__exit__")}
+    clear = pytorch.clear_autocast_cache
+
+    @functools.wraps(held["__init__"])
+    def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        if device_type in (device, "cpu"):
+            dtype = pytorch.get_autocast_dtype(device) if dtype is None else dtype
+            device_type = "cpu"
+        held["__init__"](self, device_type, dtype, enabled, cache_enabled)
+
+    @functools.wraps(held["__enter__"])
+    def enter(self: Any) -> Any:
+        mirrored = self.device == "cpu" and device != "cpu"
+        before = (pytorch.is_autocast_enabled(device), pytorch.get_autocast_dtype(device)) if mirrored else None
+        self.__dict__.setdefault("_ampcheck_before", []).append(before)
+        entered = held["__enter__"](self)
+        if mirrored:
+            pytorch.set_autocast_dtype(device, self.fast_dtype)
+            pytorch.set_autocast_enabled(device, self._enabled)
+        return entered
+
+    @functools.wraps(held["__exit__"])
+    def leave(self: Any, *exc: Any) -> Any:
+        left = held["__exit__"](self, *exc)
+        kept = self.__dict__.get("_ampcheck_before")
+        before = kept.pop() if kept else None
+        if before is not None:
+            pytorch.set_autocast_enabled(device, before[0])
+            pytorch.set_autocast_dtype(device, before[1])
+        if nesting() == 0:
+            cache.clear()
+        return left
+
+    @functools.wraps(clear)
+    def clear_both() -> None:
+        clear()
+        cache.clear()
+
+    for name, method in (("__init__", begin), ("__enter__", enter), ("__exit__", leave)):
+        setattr(region, name, method)
+    pytorch.clear_autocast_cache = clear_both
+    try:
+        yield
+    finally:
+        for name, method in held.items():
+            setattr(region, name, method)
+        pytorch.clear_autocast_cache = clear

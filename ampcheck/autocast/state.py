@@ -1,0 +1,84 @@
+"""Autocast's own state: which devices it knows, and how to set it without asking whether the device is there.
+
+`torch.autocast("cuda")` switches itself off, with a warning, where PyTorch has no CUDA. The switches below do not ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ampcheck.errors import UsageError
+
+KEYS = {
+    "cpu": "CPU",
+    "cuda": "CUDA",
+    "xpu": "XPU",
+    "mps": "MPS",
+    "mtia": "MTIA",
+    "privateuseone": "PrivateUse1",
+}
+"""Device type to the suffix of its dispatch keys: `AutocastCUDA`, `AutogradCUDA`."""
+
+
+def devices() -> tuple[str, ...]:
+    """The device types for which this PyTorch has an autocast key."""
+    return tuple(device for device in KEYS if _kernels(device) is not None)
+
+
+def registered(device: str) -> tuple[str, ...]:
+    """Every overload with an autocast kernel on a device type, of any namespace, custom ops included."""
+    return tuple(sorted(_kernels(device) or ()))
+
+
+def device_type(device: str | torch.device) -> str:
+    """The type of a device that autocast knows. Raises `UsageError` naming those that there are."""
+    text = str(device)
+    kind = text.partition(":")[0]
+    if kind == torch._C._get_privateuse1_backend_name():
+        kind = "privateuseone"
+    if kind not in KEYS or _kernels(kind) is None:
+        raise UsageError(
+            f"autocast has no device {text!r} in PyTorch {torch.__version__}; it has {', '.join(devices())}"
+        )
+    return kind
+
+
+def autocast_key(device: str) -> str:
+    """The name of autocast's dispatch key on a device type, such as `AutocastCUDA`."""
+    return f"Autocast{KEYS[device]}"
+
+
+def _kernels(device: str) -> list[str] | None:
+    try:
+        names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(autocast_key(device))
+    except RuntimeError:  # this PyTorch cannot parse the key: it has no autocast for the device
+        return None
+    return names
+
+
+@contextmanager
+def raw_autocast(device: str, dtype: torch.dtype, *, cache: bool = True) -> Iterator[None]:
+    """Autocast on for a device type, whether or not such a device is there and supports `dtype`."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled()
+    torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_cache_enabled(cache)
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
+        torch.set_autocast_cache_enabled(before[2])
+
+
+def nesting() -> int:
+    """How many autocast regions this thread is in; at 0 the cached casts are dropped."""
+    depth: int = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth
