@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import seeded
-from ampcheck.numerics.prepare import Prepared
+from ampcheck.prepare import Prepared
 from ampcheck.subject import Call
 
 KEPT_BYTES = 2 << 30

@@ -20,10 +20,10 @@ from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.distance import relative_error
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.numerics.prepare import Prepared, modules_of, prepare
 from ampcheck.numerics.reference import Reference, WideRun, input_names
 from ampcheck.numerics.stats import NumericsStats, Raised, TensorError
 from ampcheck.places import users_place
+from ampcheck.prepare import Prepared, modules_of, prepare
 from ampcheck.record import Coverage, Where
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject

@@ -26,8 +26,8 @@ from ampcheck.numerics.arms import Outcome, run_arm
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.numerics.prepare import Prepared, prepare
 from ampcheck.places import users_place
+from ampcheck.prepare import Prepared, prepare
 from ampcheck.record import Where
 from ampcheck.subject import Call, Subject
 from ampcheck.trace import Observer, OpEvent, Trace
