@@ -25,7 +25,8 @@ from ampcheck.numerics import (
     native_format,
 )
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.record import Coverage, Finding, Run, Verdict, emit, merge, verify
+from ampcheck.placement import Placement, place
+from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, emit, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.trace import Trace
@@ -50,7 +51,8 @@ def audit(
 ) -> Run:
     """Judge a subject in every dtype asked for, eager and compiled, forward and backward.
 
-    subject: a `Subject` or one of its shapes. device: where to run. dtype: what autocast casts to. autocast: None
+    subject: a `Subject` or one of its shapes. device: where to run; one that this machine lacks is emulated on the CPU,
+    which every verdict says. dtype: what autocast casts to. autocast: None
     decides by the model: one whose weights or inputs are 16-bit already is run as it is, in that dtype alone.
     compile: also run under `torch.compile`, which resets Dynamo. checks: slugs, all by default; `coverage` is always
     among them. limits: by default those of `[tool.ampcheck]` of the working directory.
@@ -67,13 +69,13 @@ def audit(
     if unknown := sorted(set(checks or ()) - set(CHECKS)):
         raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
     dtypes = [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype)
-    check_device(device)
+    placement = place(device)
     native = native_format(made) if autocast is None else None
     if autocast is False:
         native = native_format(made)
         if native is None:
             raise UsageError(f"{made.name} has no 16-bit weights or inputs, and autocast=False leaves nothing to judge")
-    asked = list(dict.fromkeys(_low_dtype(name, device) for name in dtypes))
+    asked = list(dict.fromkeys(_low_dtype(name, placement.device) for name in dtypes))
     if not asked:
         raise UsageError(f"no dtype was asked for; there are {', '.join(DTYPES)}")
     wanted = [native] if native is not None else asked
@@ -81,27 +83,49 @@ def audit(
     stages = 1 + len(wanted) * (2 if compile else 1)
     tell = progress or (lambda stage, done, total: None)
 
+    with placement.entered():
+        runs = _numerics(made, placement.device, wanted, native is not None, compile, bounds, checks, tell, stages)
+    tell(f"{made.name}: done", stages, stages)
+    return replace(merge(runs), environment=_environment(placement), title=f"audit of {made.name}")
+
+
+def _numerics(
+    made: Subject,
+    device: str,
+    wanted: Sequence[torch.dtype],
+    native: bool,
+    compile: bool,
+    bounds: Limits,
+    checks: Collection[str] | None,
+    tell: Progress,
+    stages: int,
+) -> list[Run]:
+    """Beside float64: every dtype, eager and compiled."""
     tell(f"{made.name}: float64", 0, stages)
     reference = measure_reference(made, device=device)
     runs, done = [], 1
     for low in wanted:
         tell(f"{made.name}: {format_of(low).name}, eager", done, stages)
-        eager = measure_numerics(made, reference, low, device=device, native=native is not None)
+        eager = measure_numerics(made, reference, low, device=device, native=native)
         runs.append(_judged(eager.stats, bounds, checks))
         done += 1
         if compile:
             tell(f"{made.name}: {format_of(low).name}, compiled", done, stages)
             if eager.stats.raised is None:
-                compiled = measure_compiled(made, reference, eager, low, device=device, native=native is not None)
+                compiled = measure_compiled(made, reference, eager, low, device=device, native=native)
                 runs.append(_judged(compiled, bounds, checks))
             else:
                 text = "not compiled: the eager run raised, see low-precision-error"
-                arm = arm_name(low, native is not None, compiled=True)
+                arm = arm_name(low, native, compiled=True)
                 runs.append(Run(findings=(Finding("compiled-exception", Verdict.SKIP, f"{made.name} [{arm}]", text),)))
             done += 1
         reference.forget()
-    tell(f"{made.name}: done", stages, stages)
-    return replace(merge(runs), environment=environment(device), title=f"audit of {made.name}")
+    return runs
+
+
+def _environment(placement: Placement) -> dict[str, Scalar]:
+    found = environment(placement.device)
+    return {**found, "autocast policy": f"{placement.emulated}, emulated"} if placement.emulated else found
 
 
 def assert_numerics(
@@ -182,22 +206,6 @@ def _judged(stats: NumericsStats, limits: Limits, checks: Collection[str] | None
         tables=evidence.tables(stats, limits),
         charts=evidence.charts(stats),
     )
-
-
-def check_device(device: str) -> None:
-    """Raise `UsageError` unless tensors can be made on `device`."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise UsageError(f"{device!r} is no device; there are cpu, cuda, cuda:N, xpu and mps") from error
-    if kind == "meta":
-        raise UsageError("device 'meta' holds no values to judge: use --device cpu")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device {device!r} was asked for, and torch.cuda.is_available() is False: use --device cpu")
-    try:
-        torch.empty(1, device=device)
-    except Exception as error:  # each backend has an exception of its own for a device that is not there
-        raise UsageError(f"device {device!r} is not there: {str(error).splitlines()[0]}") from error
 
 
 def _low_dtype(dtype: str | torch.dtype, device: str) -> torch.dtype:

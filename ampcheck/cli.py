@@ -60,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
         help="package.module:factory or path/to/file.py:factory, whose call gives (module, args); "
         "without it the built-in demo is audited",
     )
-    audit.add_argument("--device", default="cpu", help="where to run (default: cpu)")
+    audit.add_argument(
+        "--device", default="cpu", help="where to run (default: cpu); a device that this machine lacks is emulated"
+    )
     audit.add_argument(
         "--dtype",
         default="float16,bfloat16",
@@ -103,10 +105,11 @@ def _audit(options: argparse.Namespace) -> int:
     console = Console()
     with _progress() as progress:
         progress("loading torch and the subject", 0, 1)
-        from ampcheck.audit import audit, check_device
+        from ampcheck.audit import audit
+        from ampcheck.placement import place
         from ampcheck.subject import load_subject
 
-        check_device(options.device)
+        place(options.device)
         if options.target is None:
             from ampcheck import demo
 

@@ -44,13 +44,15 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, str, Callable[[],
             yield name, zoo.META[name]["family"], lambda name=name: Subject(tuple(zoo.ZOO[name]()), name=name)
 
 
-def row(name: str, family: str, build: Callable[[], Subject], *, compile: bool, dtypes: list[str]) -> dict[str, Any]:
+def row(
+    name: str, family: str, build: Callable[[], Subject], *, compile: bool, dtypes: list[str], device: str
+) -> dict[str, Any]:
     begun = time.perf_counter()
     found: dict[str, Any] = {"name": name, "family": family}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the packages of the zoo
-            run = audit(build(), compile=compile, dtype=dtypes)
+            run = audit(build(), device=device, compile=compile, dtype=dtypes)
         found["verdicts"] = {str(verdict): count for verdict, count in run.counts().items()}
         found["coverage"] = dict(run.coverage.seen)
         for verdict in (Verdict.FAIL, Verdict.WARN):
@@ -104,6 +106,7 @@ def main() -> None:
     parser.add_argument("--per-family", type=int, metavar="N", help="at most N models of each family")
     parser.add_argument("--compile", action="store_true", help="also under torch.compile")
     parser.add_argument("--dtype", default="float16,bfloat16", help="separated by commas (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="emulated where it is not there (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further model after that")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
@@ -115,7 +118,9 @@ def main() -> None:
         if time.monotonic() - begun > 60 * options.minutes:
             left += 1
             continue
-        rows.append(row(name, family, build, compile=options.compile, dtypes=options.dtype.split(",")))
+        rows.append(
+            row(name, family, build, compile=options.compile, dtypes=options.dtype.split(","), device=options.device)
+        )
         print(rows[-1]["name"], rows[-1].get("verdicts", rows[-1]), f"{rows[-1]['seconds']} s", flush=True)
     lines = list(markdown(rows))
     if left:

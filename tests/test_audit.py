@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import ampcheck
-from ampcheck import Verdict, assert_numerics, audit, collect, demo, observe
+from ampcheck import Subject, Verdict, assert_numerics, audit, collect, demo, observe
 from ampcheck.errors import UsageError
 from ampcheck.record import Run
+
+no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, which is used then")
 
 
 class Overflows(nn.Module):
@@ -248,11 +250,50 @@ def test_kinds_that_are_not_judged_yet_say_so(shape: object) -> None:
         audit(shape)
 
 
-def test_a_cuda_request_without_cuda_is_one_clear_sentence() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has CUDA")
-    with pytest.raises(UsageError, match=r"torch\.cuda\.is_available\(\) is False"):
-        audit((nn.Linear(4, 4), torch.randn(2, 4)), device="cuda")
+class Attention(nn.Module):
+    """Scores that float16 holds and whose exponentials it does not; autocast on CUDA keeps softmax in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.mT).softmax(-1).log_softmax(-1)
+
+
+@no_cuda
+def test_a_device_that_is_not_there_is_emulated_and_every_verdict_says_so() -> None:
+    run = audit((nn.Linear(4, 4), torch.randn(2, 4)), device="cuda", dtype="float16")
+    assert not run.failed
+    assert run.environment["autocast policy"] == "cuda, emulated"
+    assert all("cuda emulated" in finding.subject for finding in run.findings)
+    assert {finding.subject for finding in run.findings} == {
+        "subject [float16, eager, cuda emulated]",
+        "subject [float16, compiled, cuda emulated]",
+    }
+
+
+@no_cuda
+def test_an_emulated_audit_follows_the_device_and_not_the_cpu() -> None:
+    """CUDA's autocast keeps softmax in float32; the CPU's leaves it in what it is given."""
+    declared = {"": torch.float32}
+
+    def verdict(device: str) -> Verdict:
+        subject = Subject((Attention(), torch.randn(2, 4, 4)), dtypes=declared)
+        run = audit(subject, device=device, dtype="float16", compile=False, checks=["dtype"])
+        return next(f.verdict for f in run.findings if f.check == "dtype")
+
+    assert (verdict("cuda"), verdict("cpu")) == (Verdict.PASS, Verdict.FAIL)
+
+
+@no_cuda
+def test_what_cuda_overflows_is_found_without_cuda() -> None:
+    """The CPU's autocast leaves a matrix times a vector in float32; CUDA's runs it in float16."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mv(x, x.sum(0))
+
+    x = torch.full((8, 8), 100.0)
+    on_cpu = audit((Model(), x), device="cpu", dtype="float16", compile=False, checks=["overflow"])
+    on_cuda = audit((Model(), x), device="cuda", dtype="float16", compile=False, checks=["overflow"])
+    assert (on_cpu.failed, on_cuda.failed) == (False, True)
 
 
 @pytest.mark.cuda

@@ -165,9 +165,8 @@ def _with_dtype(op: torch._ops.OpOverload, policy: OpPolicy, here: Any, observe:
     arguments = op._schema.arguments
     name, appends = op_name(op), policy.rule == APPEND_DTYPE
     called = overload(policy.redispatch) if policy.redispatch else op
-    place = next((n for n, argument in enumerate(arguments) if str(argument.type) == "Optional[ScalarType]"), None)
+    place = next((n for n, argument in enumerate(arguments) if argument.name == "dtype"), None)
     at = None if place is None or arguments[place].kwarg_only else place
-    dtype_name = "dtype" if place is None else arguments[place].name
     defaults = [argument.default_value for argument in arguments if not argument.kwarg_only]
 
     def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,12 +176,12 @@ def _with_dtype(op: torch._ops.OpOverload, policy: OpPolicy, here: Any, observe:
         given = list(args)
         if appends:
             given += defaults[len(given) :]
-            kwargs = {**kwargs, dtype_name: torch.float32 if first else args[0].dtype}
+            kwargs = {**kwargs, "dtype": torch.float32 if first else args[0].dtype}
         elif first and at is not None:
             given += defaults[len(given) : at + 1]
             given[at] = torch.float32 if given[at] is None else given[at]
-        elif first and kwargs.get(dtype_name) is None:
-            kwargs = {**kwargs, dtype_name: torch.float32}
+        elif first and kwargs.get("dtype") is None:
+            kwargs = {**kwargs, "dtype": torch.float32}
         with torch._C._ExcludeDispatchKeyGuard(here):
             return called(*given, **kwargs)
 

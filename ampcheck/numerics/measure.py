@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.emulate import active
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
@@ -290,8 +291,13 @@ def _module_dtypes(outcome: Outcome) -> dict[str, tuple[str, ...]]:
 
 
 def arm_name(dtype: torch.dtype, native: bool, *, compiled: bool) -> str:
-    """`float16, eager` under autocast; `float16 native, compiled` for a model that is kept in 16 bits."""
-    return f"{format_of(dtype).name}{' native' if native else ''}, {'compiled' if compiled else 'eager'}"
+    """`float16, eager` under autocast; `float16 native, compiled` for a model that is kept in 16 bits.
+
+    Under an emulation it says so: `float16, eager, cuda emulated`.
+    """
+    emulation = active()
+    device = f", {emulation.policy.device} emulated" if emulation is not None else ""
+    return f"{format_of(dtype).name}{' native' if native else ''}, {'compiled' if compiled else 'eager'}{device}"
 
 
 class _RoundedInputs:
