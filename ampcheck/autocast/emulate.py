@@ -11,7 +11,7 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -72,12 +72,17 @@ class Emulation:
     """Entered, the CPU follows `policy`.
 
     policy: the device's. dtype: autocast to it inside; None leaves autocast as it is. observe: told of each call of an
-    op that has a rule on either device. `replaced` counts the kernels that stand in for PyTorch's; `unavailable` names
-    the ops of the policy that the installed PyTorch does not have.
+    op that has a rule on either device, or that `also` names. `replaced` counts the kernels that stand in for
+    PyTorch's; `unavailable` names the ops of the policy that the installed PyTorch does not have.
     """
 
     def __init__(
-        self, policy: Policy, dtype: pytorch.dtype | None = None, *, observe: CallObserver | None = None
+        self,
+        policy: Policy,
+        dtype: pytorch.dtype | None = None,
+        *,
+        observe: CallObserver | None = None,
+        also: Iterable[str] = (),
     ) -> None:
         unknown = [name for name, op in policy.ops.items() if op.rule == OTHER]
         if unknown:
@@ -87,6 +92,7 @@ class Emulation:
         self.replaced = 0
         self.unavailable: tuple[str, ...] = ()
         self._observe = observe
+        self._also = frozenset(also) if observe is not None else frozenset()
         self._thread = 0
         self._native = policy
         self._cache = CastCache()
@@ -124,7 +130,7 @@ class Emulation:
         libraries: dict[str, pytorch.library.Library] = {}
         missing = []
         self._overridden.clear()
-        for name in sorted({*self.policy.ops, *native.ops}):
+        for name in sorted({*self.policy.ops, *native.ops, *self._also}):
             wanted, own = self.policy.ops.get(name), native.ops.get(name)
             if self._observe is None and name not in outer and _same(wanted, own):
                 continue

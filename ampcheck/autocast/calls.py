@@ -1,0 +1,282 @@
+"""Which ops a model sends through autocast: where, under which rule, in which dtypes before and after.
+
+The calls are recorded by kernels on the CPU's autocast key, so they are seen as autocast sees them: neither ops that
+run inside another op's autocast kernel nor ops outside a region.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ampcheck.autocast.emulate import Emulation, emulated_policy
+from ampcheck.autocast.kernels import eligible
+from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, SET_DTYPE, Policy
+from ampcheck.autocast.probe import low_dtype
+from ampcheck.autocast.state import device_type, devices, registered
+from ampcheck.errors import UsageError, brief
+from ampcheck.nest import tensors
+from ampcheck.places import Scopes, users_line, users_place
+from ampcheck.prepare import prepare
+from ampcheck.record import Where
+from ampcheck.subject import Kind, Subject, as_subject
+from ampcheck.trace import Trace
+
+PYTORCHS_OWN = frozenset(
+    """_c10d_functional _c10d_functional_autograd _dtensor _inductor_test _native _quantized _test aten c10d
+    c10d_functional debug_mode_ops debugprims export flex_lib fsdp inductor inductor_prims mkl mkldnn mkldnn_prepacked
+    onednn onnx onnx_symbolic prim prims profiler quantization quantized rngprims sparse static_runtime streams
+    symm_mem""".split()
+)
+"""Namespaces of ops that PyTorch registers itself; those of any other namespace are custom."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One way in which an op is called.
+
+    op: the overload. rule: its rule on the device, empty for none. given: the dtype of each tensor argument, lists in
+    brackets. got: the same after autocast, with `dtype=float32` where the op's dtype argument is set, and `raises` for
+    a banned op. module: the dotted path of the innermost module. file, line: the user's. count: how often.
+    """
+
+    op: str
+    rule: str
+    given: str
+    got: str
+    module: str
+    file: str
+    line: int | None
+    count: int = 1
+
+    @property
+    def dtypes(self) -> str:
+        """`float32 float32 -> float16 float16`."""
+        return f"{self.given} -> {self.got}"
+
+    @property
+    def where(self) -> Where:
+        """The place of this call, as findings name it."""
+        return Where(phase="forward", module=self.module, op=self.op, file=self.file, line=self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception of the model: its message, the op that raised it (where one did) and its place."""
+
+    message: str
+    op: str
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCalls:
+    """Every call of an op that reached autocast in one run.
+
+    device, dtype: of autocast; the policy of another device than the CPU is emulated. calls: of ops that have an
+    autocast kernel on any device, and of custom ops; sorted. composite: those of them that are made of other ops,
+    which reach autocast by themselves. policy: the device's. raised: what broke the run off.
+    """
+
+    subject: str
+    device: str
+    dtype: str
+    torch: str
+    policy: Policy
+    calls: tuple[OpCall, ...]
+    composite: frozenset[str] = frozenset()
+    raised: Raised | None = None
+
+    @property
+    def ruled(self) -> tuple[OpCall, ...]:
+        """The calls of ops that have a rule on the device."""
+        return tuple(call for call in self.calls if call.rule)
+
+    @property
+    def unregistered(self) -> tuple[OpCall, ...]:
+        """The calls of custom ops that autocast leaves alone, with floating tensors."""
+        return tuple(
+            call
+            for call in self.calls
+            if not call.rule and is_custom(call.op) and call.op not in self.composite and "float" in call.given
+        )
+
+
+def is_custom(op: str) -> bool:
+    """Whether an overload is none of PyTorch's own."""
+    return op.partition("::")[0] not in PYTORCHS_OWN
+
+
+def measure_calls(subject: Any, *, device: str = "cuda", dtype: torch.dtype | str = torch.float16) -> PolicyCalls:
+    """Run forward, loss and backward on the CPU under the device's autocast policy, and record what reached autocast.
+
+    subject: a `Subject` of the kinds forward, compile and regional, or its shape. It is copied, never changed; each
+    block runs eager. device: whose policy; it need not be there. dtype: what autocast casts to. An exception of the
+    model is kept in `raised`. Raises `UsageError` for another kind of subject, an unknown device or dtype.
+    """
+    made = as_subject(subject)
+    if made.kind in (Kind.TRAINING, Kind.CALL):
+        raise UsageError(
+            f"{made.name} is of kind '{made.kind.value}': the calls of the kinds 'forward', 'compile' and "
+            "'compile, regional' are recorded; mark a test with @pytest.mark.ampcheck(lock=True) for anything else"
+        )
+    low = low_dtype(dtype)
+    prepared = prepare(made)
+    recorder = CallRecorder(device, low, model=prepared.root)
+    trace = Trace(prepared.root)
+    error: Exception | None = None
+    with _seeded(), warnings.catch_warnings(), recorder, trace:
+        warnings.simplefilter("ignore")
+        try:
+            for call in prepared.calls:
+                _run(prepared.blocks, call.args, call.kwargs, low, made)
+        except Exception as caught:  # noqa: BLE001  # the user's model: its exception is a result
+            error = caught
+    raised = _raised(error, recorder, trace) if error is not None else None
+    return recorder.calls(made.name, low, raised)
+
+
+def _run(blocks: Iterable[Callable[..., Any]], args: Any, kwargs: Any, low: torch.dtype, subject: Subject) -> None:
+    with torch.enable_grad(), torch.autocast("cpu", low):
+        first, *others = blocks
+        result = first(*args, **kwargs)
+        for block in others:
+            result = block(*result) if isinstance(result, tuple) else block(result)
+        total = subject.loss(result) if subject.loss is not None else None
+    if total is None:
+        found = [t for _, t in tensors(result) if t.is_floating_point() and t.requires_grad and t.numel()]
+        parts = [t.float().square().mean() for t in found if t.layout is torch.strided and not t.is_nested]
+        total = sum(parts[1:], parts[0]) if parts else None
+    if isinstance(total, torch.Tensor) and total.requires_grad:
+        total.backward()  # type: ignore[no-untyped-call]
+
+
+def _raised(error: Exception, recorder: CallRecorder, trace: Trace) -> Raised:
+    file, line = users_place(error)
+    banned = recorder.banned
+    if banned is not None and recorder.policy.ops[banned.op].raises in str(error):
+        return Raised(brief(error), banned.op, banned.where)
+    op, module = (trace.failed.op, trace.failed.module) if trace.failed is not None else ("", "")
+    return Raised(brief(error), op, Where(phase="forward", module=module, op=op, file=file, line=line))
+
+
+class CallRecorder:
+    """Entered, the CPU follows the device's policy and every call that reaches autocast is recorded.
+
+    device: whose policy. dtype: for which the policy is read; calls are kept for every dtype that autocast has inside.
+    model: whose module paths are told.
+    """
+
+    def __init__(
+        self, device: str, dtype: torch.dtype = torch.float16, *, model: torch.nn.Module | None = None
+    ) -> None:
+        self.device = device_type(device)
+        self.policy = emulated_policy(device, dtype)
+        self.banned: OpCall | None = None
+        self._scopes = Scopes(model)
+        self._seen: dict[torch.dtype, Counter[OpCall]] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> CallRecorder:
+        with ExitStack() as opening:
+            opening.enter_context(self._scopes.watched())
+            opening.enter_context(Emulation(self.policy, observe=self._observe, also=_watched()))
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.__exit__(None, None, None)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """What autocast was asked to cast to while calls were recorded."""
+        return tuple(self._seen)
+
+    def calls(self, subject: str, dtype: torch.dtype, raised: Raised | None = None) -> PolicyCalls:
+        """What was recorded while autocast cast to `dtype`."""
+        seen = self._seen.get(dtype, Counter())
+        counted = [_counted(call, count) for call, count in seen.items()]
+        composite = frozenset(op for op in {call.op for call in counted} if _is_composite(op))
+        name = str(dtype).removeprefix("torch.")
+        return PolicyCalls(
+            subject,
+            self.device,
+            name,
+            torch.__version__,
+            self.policy,
+            tuple(sorted(counted, key=_order)),
+            composite,
+            raised,
+        )
+
+    def _observe(
+        self, op: str, rule: str, args: tuple[Any, ...], kwargs: dict[str, Any], cast: torch.dtype | None
+    ) -> None:
+        values = (*args, *kwargs.values())
+        given = " ".join(text for value in values if (text := _dtypes(value, None)))
+        got = " ".join(text for value in values if (text := _dtypes(value, cast)))
+        if rule == BANNED:
+            got = "raises"
+        elif rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0], "cpu"):
+            chosen = any(isinstance(value, torch.dtype) for value in values)
+            got += "" if chosen else " dtype=float32"
+        module, _ = self._scopes.current
+        file, line = users_line(sys._getframe())
+        call = OpCall(op, rule, given, got, module, file, line)
+        self._seen.setdefault(torch.get_autocast_dtype("cpu"), Counter())[call] += 1
+        if rule == BANNED:
+            self.banned = call
+
+
+def _watched() -> set[str]:
+    """Every overload with an autocast kernel on any device, and every custom one."""
+    ruled = {op for device in devices() for op in registered(device)}
+    return ruled | {op for op in torch._C._dispatch_get_all_op_names() if is_custom(op)}
+
+
+def _is_composite(op: str) -> bool:
+    composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(op, "CompositeImplicitAutograd")
+    return composite
+
+
+def _dtypes(value: Any, cast: torch.dtype | None) -> str:
+    """The dtypes of an argument's tensors after a cast of the eligible ones; empty where it holds no tensor."""
+    if isinstance(value, torch.Tensor):
+        dtype = cast if cast is not None and eligible(value, "cpu") else value.dtype
+        return str(dtype).removeprefix("torch.")
+    if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+        return f"[{'|'.join(sorted({text for item in value if (text := _dtypes(item, cast))}))}]"
+    return ""
+
+
+def _counted(call: OpCall, count: int) -> OpCall:
+    return OpCall(call.op, call.rule, call.given, call.got, call.module, call.file, call.line, count)
+
+
+def _order(call: OpCall) -> tuple[Any, ...]:
+    return call.op, call.given, call.got, call.module, call.file, call.line or 0
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """The same random numbers in every run, and the caller's generators untouched."""
+    import numpy
+
+    held = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy.random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(held[0])
+            numpy.random.set_state(held[1])
