@@ -3,7 +3,7 @@
 PyTorch does not tell which rule an overload follows, so it is asked: the overload is called with two-by-two arguments
 made from its schema, and a recorder on the next dispatch key below autocast (`Autograd<DEVICE>`) sees the dtypes that
 autocast hands down. No kernel runs. The recorders live in the Python dispatcher, which only this thread enters and only
-while it asks; no kernel of the real dispatcher is touched. Other devices than the CPU are posed by fake tensors.
+while it asks; no kernel of the real dispatcher is touched. Other devices than the CPU are posed by data-less tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from ampcheck.autocast.policy import (
@@ -108,13 +107,43 @@ class _Seen:
     returned: torch.dtype | None = None
 
 
+class _Posed(torch.Tensor):
+    """A two-by-two tensor without data that says it is on a device: it has the dispatch keys, autocast's among them.
+
+    PyTorch's own fake tensors would do as well; making the first one imports Dynamo, which takes a second.
+    """
+
+    posed: torch.device
+
+    @staticmethod
+    def __new__(cls, dtype: torch.dtype, device: str) -> _Posed:
+        meta = torch.empty(2, 2, dtype=dtype, device="meta")
+        place = torch.device(device, 0)
+        made: _Posed = torch.Tensor._make_subclass(
+            cls, meta, False, dispatch_device=True, device_for_backend_keys=place
+        )
+        made.posed = place
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].posed
+        if func is torch.ops.aten._to_copy.default:
+            return cls((kwargs or {}).get("dtype") or args[0].dtype, args[0].posed.type)
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(f"its autocast kernel computes with {op_name(func)}")
+
+
 class _Stage:
-    """Fake tensors of a device, and recorders below autocast, while it is entered."""
+    """Posed tensors of a device, and recorders below autocast, while it is entered."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.seen: _Seen | None = None
-        self._fake = None if device == "cpu" else FakeTensorMode()
         self._key: torch._C.DispatchKey = torch._C.DispatchKey.__members__[f"Autograd{KEYS[device]}"]
         self._thread = threading.get_ident()
         self._open = ExitStack()
@@ -133,10 +162,9 @@ class _Stage:
 
     def tensor(self, dtype: torch.dtype) -> torch.Tensor:
         """A two-by-two tensor of the device."""
-        if self._fake is None:
+        if self.device == "cpu":
             return torch.zeros(2, 2, dtype=dtype)
-        meta = torch.empty(2, 2, dtype=dtype, device="meta")
-        return FakeTensor(self._fake, meta, torch.device(self.device, 0))
+        return _Posed(dtype, self.device)
 
     @contextmanager
     def recording(self, op: torch._ops.OpOverload) -> Iterator[None]:
