@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.audit import assert_numerics as assert_numerics
     from ampcheck.audit import audit as audit
     from ampcheck.audit import observe as observe
+    from ampcheck.autocast.drift import assert_policy as assert_policy
     from ampcheck.autocast.emulate import emulate as emulate
     from ampcheck.autocast.probe import measure_policy as measure_policy
     from ampcheck.dtypes import assert_dtypes as assert_dtypes
@@ -50,6 +51,7 @@ _HOME = {
     "Where": "ampcheck.record",
     "assert_dtypes": "ampcheck.dtypes",
     "assert_numerics": "ampcheck.audit",
+    "assert_policy": "ampcheck.autocast.drift",
     "audit": "ampcheck.audit",
     "collect": "ampcheck.record",
     "emit": "ampcheck.record",
@@ -77,6 +79,7 @@ __all__ = [
     "__version__",
     "assert_dtypes",
     "assert_numerics",
+    "assert_policy",
     "audit",
     "collect",
     "emit",

@@ -132,6 +132,17 @@ _PAGES = (
         "smaller model.",
     ),
     Explanation(
+        "policy-drift",
+        "Autocast of the installed PyTorch treats each op as the shipped snapshot of its release says. Fails for each "
+        "overload whose rule, facts or replacement are others, that appeared, or that is gone.",
+        "Each overload with an autocast kernel is called with small stand-ins, and what autocast hands down is "
+        "compared. No device is needed. Where the release has no snapshot the nearest one is the judge.",
+        "A library that registers kernels of PyTorch's own ops, a patched or nightly PyTorch, a release newer than "
+        "this ampcheck.",
+        "Look at ampcheck policy explain OP and ampcheck policy diff X.Y installed, and find who registers the "
+        "kernel; cast by hand where the model needs the former rule.",
+    ),
+    Explanation(
         "coverage",
         "Something was looked at. Nothing looked at is a failure, and so is a compiled run without a graph, unless "
         "Dynamo says why (a skip). Warns where no op computed in 16 bits.",

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ampcheck.autocast.snapshots import releases
+from ampcheck.autocast.views import (
+    Source,
+    counts_view,
+    diff_view,
+    explain_view,
+    known_best,
+    policy_view,
+    source_of,
+)
 from ampcheck.errors import UsageError
+from ampcheck.record import Table
 
 
 def add_commands(commands: Any) -> None:
@@ -21,6 +35,34 @@ def add_commands(commands: Any) -> None:
     )
     snapshot.add_argument("path", nargs="?", metavar="PATH", help="default: torch-X.Y.json in the working directory")
     snapshot.set_defaults(command=_snapshot)
+
+    show = below.add_parser("show", help="what autocast does to each op, by rule, and how many ops were probed")
+    show.add_argument("device", nargs="?", metavar="DEVICE", help="such as cuda; without it the ops are counted")
+    _add_options(show, _show, default="the installed one")
+
+    diff = below.add_parser(
+        "diff",
+        help="where two releases or two devices differ",
+        description="Where two PyTorch releases or two devices differ. The exit code is 0 whether they do or not: this "
+        "is a listing, and ampcheck.assert_policy is the judge.",
+    )
+    diff.add_argument("one", metavar="A", help="a release (2.6, or installed) or a device (cpu)")
+    diff.add_argument("other", metavar="B", help="another of the same sort")
+    diff.add_argument("--device", help="where two releases are compared (default: each device that both know)")
+    _add_options(diff, _diff, default="the installed one")
+
+    explain = below.add_parser("explain", help="the rule of an op on every device, and since which release")
+    explain.add_argument("op", metavar="OP", help="such as aten::norm.Scalar, layer_norm or torch.nn.functional.gelu")
+    _add_options(explain, _explain, default="that of the installed one")
+
+
+def _add_options(parser: Any, command: Callable[[argparse.Namespace], int], *, default: str) -> None:
+    parser.add_argument("--torch", metavar="RELEASE", help=f"the policy of a release, such as 2.6 (default: {default})")
+    parser.add_argument("--dtype", default="float16", help="what autocast casts to (default: %(default)s)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--markdown", action="store_true", help="print Markdown")
+    parser.set_defaults(command=command)
 
 
 def _snapshot(options: argparse.Namespace) -> int:
@@ -38,3 +80,89 @@ def _snapshot(options: argparse.Namespace) -> int:
                 print(f"{'':24} not probed: {op}: {reason}")
     print(f"wrote {path}: PyTorch {taken.torch}, {taken.build}, {taken.platform}")
     return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    source = source_of(options.torch or "installed", options.dtype)
+    view = policy_view(source, options.device) if options.device else counts_view(source)
+    return _print(view.tables, view.data, options)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    of_releases = {text == "installed" or re.match(r"\d", text) is not None for text in (options.one, options.other)}
+    if len(of_releases) > 1:
+        valid = f"a release ({', '.join(releases())}, installed) with a release or a device with a device"
+        raise UsageError(f"policy diff compares {valid}; found {options.one} and {options.other}")
+    if of_releases == {True}:
+        return _diff_releases(options)
+    if options.device is not None:
+        raise UsageError("--device says where two releases are compared; two devices are compared with --torch RELEASE")
+    source = source_of(options.torch or "installed", options.dtype)
+    view = diff_view(source, source, options.one, options.other)
+    return _print(view.tables, {"comparisons": [view.data]}, options)
+
+
+def _diff_releases(options: argparse.Namespace) -> int:
+    if options.torch is not None:
+        raise UsageError("--torch says under which release two devices are compared; two releases are given already")
+    one, other = source_of(options.one, options.dtype), source_of(options.other, options.dtype)
+    both = [device for device in one.devices if device in other.devices]
+    views = [diff_view(one, other, device, device) for device in ([options.device] if options.device else both)]
+    tables = [table for view in views for table in view.tables]
+    if not options.device:
+        tables += _of_only_one(one, other)
+    return _print(tables, {"comparisons": [view.data for view in views]}, options)
+
+
+def _of_only_one(one: Source, other: Source) -> Iterator[Table]:
+    for has, lacks in ((one, other), (other, one)):
+        for device in has.devices:
+            if device not in lacks.devices:
+                yield Table(f"{device}: {has} has an autocast policy, {lacks} has none", (), ())
+
+
+def _explain(options: argparse.Namespace) -> int:
+    source = source_of(options.torch, options.dtype) if options.torch else known_best(options.dtype)
+    view = explain_view(source, options.op)
+    return _print(view.tables, view.data, options)
+
+
+def _print(tables: Sequence[Table], data: Any, options: argparse.Namespace) -> int:
+    if options.json:
+        print(json.dumps(data, indent=1))
+    elif options.markdown:
+        print("\n\n".join(map(_markdown, tables)))
+    else:
+        _print_tables(tables)
+    return 0
+
+
+def _print_tables(tables: Sequence[Table]) -> None:
+    from rich import box, table, text
+    from rich.console import Console
+
+    console = Console()
+    for number, shown in enumerate(tables):
+        console.print(text.Text(("\n" if number else "") + shown.title, "bold"))
+        if shown.rows:
+            printed = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+            for column, cell in zip(shown.columns, shown.rows[0], strict=True):
+                printed.add_column(column, justify="right" if isinstance(cell, int) else "left", overflow="fold")
+            for row in shown.rows:
+                printed.add_row(*(text.Text(str(cell)) for cell in row))
+            console.print(printed)
+        if shown.note:
+            console.print(text.Text(shown.note))
+
+
+def _markdown(table: Table) -> str:
+    def line(cells: Sequence[Any]) -> str:
+        return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+
+    parts = [f"### {table.title}"]
+    if table.rows:
+        rule = ["---:" if isinstance(cell, int) else "---" for cell in table.rows[0]]
+        parts.append("\n".join([line(table.columns), line(rule), *map(line, table.rows)]))
+    if table.note:
+        parts.append("\n".join(f"- {note}" for note in table.note.splitlines()))
+    return "\n\n".join(parts)

@@ -33,7 +33,7 @@ def texts(node: ast.AST) -> set[str]:
 
 
 def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -> None:
-    assert set(EXPLANATIONS) == {*CHECKS, "compiled-exception"}
+    assert set(EXPLANATIONS) == {*CHECKS, "compiled-exception", "policy-drift"}
     assert set(OBSERVABLE) <= set(EXPLANATIONS)
 
 
