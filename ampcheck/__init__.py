@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.audit import observe as observe
     from ampcheck.autocast.drift import assert_policy as assert_policy
     from ampcheck.autocast.emulate import emulate as emulate
+    from ampcheck.autocast.lock import assert_policy_lock as assert_policy_lock
     from ampcheck.autocast.probe import measure_policy as measure_policy
     from ampcheck.dtypes import assert_dtypes as assert_dtypes
     from ampcheck.errors import UsageError as UsageError
@@ -52,6 +53,7 @@ _HOME = {
     "assert_dtypes": "ampcheck.dtypes",
     "assert_numerics": "ampcheck.audit",
     "assert_policy": "ampcheck.autocast.drift",
+    "assert_policy_lock": "ampcheck.autocast.lock",
     "audit": "ampcheck.audit",
     "collect": "ampcheck.record",
     "emit": "ampcheck.record",
@@ -80,6 +82,7 @@ __all__ = [
     "assert_dtypes",
     "assert_numerics",
     "assert_policy",
+    "assert_policy_lock",
     "audit",
     "collect",
     "emit",

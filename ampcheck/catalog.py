@@ -134,13 +134,42 @@ _PAGES = (
     Explanation(
         "policy-drift",
         "Autocast of the installed PyTorch treats each op as the shipped snapshot of its release says. Fails for each "
-        "overload whose rule, facts or replacement are others, that appeared, or that is gone.",
+        "overload whose rule, facts or replacement are others, that appeared, or that is gone. With a lock: the model "
+        "sends the same ops through autocast, in the same modules and dtypes; fails for each op that differs.",
         "Each overload with an autocast kernel is called with small stand-ins, and what autocast hands down is "
         "compared. No device is needed. Where the release has no snapshot the nearest one is the judge.",
         "A library that registers kernels of PyTorch's own ops, a patched or nightly PyTorch, a release newer than "
         "this ampcheck.",
         "Look at ampcheck policy explain OP and ampcheck policy diff X.Y installed, and find who registers the "
-        "kernel; cast by hand where the model needs the former rule.",
+        "kernel; cast by hand where the model needs the former rule. A lock is refreshed by pytest --ampcheck-update.",
+    ),
+    Explanation(
+        "policy-gap",
+        "What a test on the CPU shows is what the device does. Warns where the CPU computes an op of the model wider "
+        "than the device does, or the device bans it; the table lists every op that they treat otherwise.",
+        "Forward and backward run on the CPU twice, under the CPU's autocast policy and under the device's, and the "
+        "dtypes that each op gets after autocast are compared by op and module.",
+        "The CPU keeps in float32 what CUDA computes in float16 (PyTorch has a list of ops for each device), so that "
+        "an overflow there cannot be seen here; CUDA and XPU ban binary_cross_entropy, the CPU does not.",
+        "Test under the device's policy (ampcheck audit --device cuda, ampcheck.emulate), or cast in the model.",
+    ),
+    Explanation(
+        "policy-unregistered",
+        "A custom op that gets floating tensors under autocast tells autocast what to do with them. Warns where it has "
+        "no autocast kernel on the device; fails where it then raised on mixed dtypes.",
+        "Every op outside of PyTorch's own namespaces that autocast would have acted on is recorded with the dtypes "
+        "that it got. Ops that are made of others are left out: those reach autocast themselves.",
+        "An op of torch.library.custom_op or TORCH_LIBRARY without an autocast kernel: the op sees float16 from a "
+        "linear beside its own float32 parameter.",
+        "Register one, torch.library.register_autocast(op, device, dtype), or cast inside the op.",
+    ),
+    Explanation(
+        "policy-banned",
+        "No op is called that autocast bans on the device. Fails where its exception ended the run; warns where the "
+        "model caught it.",
+        "The model runs under the device's policy, which raises PyTorch's own message.",
+        "A sigmoid followed by binary_cross_entropy or BCELoss: CUDA and XPU ban it, the CPU computes it in float32.",
+        "Use binary_cross_entropy_with_logits (BCEWithLogitsLoss); else leave autocast around it, with float32 inputs.",
     ),
     Explanation(
         "coverage",

@@ -54,6 +54,7 @@ def add_commands(commands: Any) -> None:
     explain = below.add_parser("explain", help="the rule of an op on every device, and since which release")
     explain.add_argument("op", metavar="OP", help="such as aten::norm.Scalar, layer_norm or torch.nn.functional.gelu")
     _add_options(explain, _explain, default="that of the installed one")
+    _add_lock(below)
 
 
 def _add_options(parser: Any, command: Callable[[argparse.Namespace], int], *, default: str) -> None:
@@ -63,6 +64,52 @@ def _add_options(parser: Any, command: Callable[[argparse.Namespace], int], *, d
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print Markdown")
     parser.set_defaults(command=command)
+
+
+def _add_lock(below: Any) -> None:
+    lock = below.add_parser(
+        "lock",
+        help="record which ops a model sends through autocast, and check that they stay",
+        description="Record which ops a model sends through autocast, under which rule, in which dtypes and where, in "
+        "ampcheck.lock.json beside its code. Exit code 0: written, or as locked; 1: findings; 2: usage error.",
+    )
+    lock.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    lock.add_argument(
+        "--device", metavar="DEVICES", help="separated by commas (default: cpu,cuda; with --check all that are locked)"
+    )
+    lock.add_argument(
+        "--dtype", metavar="DTYPES", help="separated by commas (default: both; with --check all that are locked)"
+    )
+    lock.add_argument("--check", action="store_true", help="compare with the lock and write nothing")
+    lock.add_argument(
+        "--path", metavar="PATH", help="the lock, a file or its folder (default: beside the model's code)"
+    )
+    lock.add_argument("-v", "--verbose", action="store_true", help="print every finding, passes too")
+    lock.set_defaults(command=_lock)
+
+
+def _lock(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from ampcheck.autocast.lock import DEVICES, LockTarget, compare_lock, write_lock
+    from ampcheck.autocast.probe import DTYPES
+    from ampcheck.report import print_run
+
+    devices, dtypes = _separated(options.device), _separated(options.dtype)
+    target = LockTarget.of(options.target, options.path)
+    if options.check:
+        run = compare_lock(target, devices, dtypes)
+    else:
+        run = write_lock(target, devices or DEVICES, dtypes or DTYPES)
+    console = Console()
+    print_run(run, console, verbose=options.verbose)
+    if not options.check:
+        console.print(f"lock: {target.file}, entry {target.entry}", highlight=False, markup=False)
+    return 1 if run.failed else 0
+
+
+def _separated(given: str | None) -> list[str]:
+    return [part.strip() for part in (given or "").split(",") if part.strip()]
 
 
 def _snapshot(options: argparse.Namespace) -> int:

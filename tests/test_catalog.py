@@ -33,7 +33,14 @@ def texts(node: ast.AST) -> set[str]:
 
 
 def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -> None:
-    assert set(EXPLANATIONS) == {*CHECKS, "compiled-exception", "policy-drift"}
+    assert set(EXPLANATIONS) == {
+        *CHECKS,
+        "compiled-exception",
+        "policy-drift",
+        "policy-gap",
+        "policy-unregistered",
+        "policy-banned",
+    }
     assert set(OBSERVABLE) <= set(EXPLANATIONS)
 
 

@@ -1,0 +1,305 @@
+"""Judge the recorded calls of a model: against its lock, against the CPU's policy, and by themselves. No torch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ampcheck.autocast.calls import OpCall, PolicyCalls, is_custom
+from ampcheck.autocast.drift import history, since
+from ampcheck.autocast.lockfile import Locked, LockedOp
+from ampcheck.autocast.policy import BANNED, RULES, release_of
+from ampcheck.errors import UsageError
+from ampcheck.record import Finding, Table, Verdict, Where
+
+REFRESH = "where the change is meant, refresh the lock: pytest --ampcheck-update, or ampcheck policy lock TARGET"
+_NAMED = 6
+"""How many modules or ops a message names."""
+
+
+def subject_of(calls: PolicyCalls) -> str:
+    """The subject as findings name it: with the device, the dtype and whether the device was emulated."""
+    how = "" if calls.device == "cpu" else ", emulated"
+    return f"{calls.subject} [{calls.device} {calls.dtype}{how}]"
+
+
+# The lock --------------------------------------------------------------------------------------------------------
+
+
+def check_lock(calls: PolicyCalls, locked: Locked, now: Locked) -> list[Finding]:
+    """The ops with a rule, their rules, dtypes and modules are those of the lock: one failure for each op that is not.
+
+    calls: what was recorded. locked: the entry of the lock. now: the entry that `calls` would make.
+    """
+    slug = "policy-drift"
+    subject = subject_of(calls)
+    if broken := _broken_off(calls, slug):
+        return [broken]
+    if not now.ops and not locked.ops:
+        message = "a lock needs an op that reaches autocast; none did, neither now nor when it was locked"
+        return [Finding(slug, Verdict.FAIL, subject, message, observed=0.0, limit=1.0, unit="ops")]
+    changed = [op for op in sorted({*locked.ops, *now.ops}) if _differ(locked.ops.get(op), now.ops.get(op))]
+    roots = {op: then for op in changed if (then := _other_rule(op, calls, locked)) is not None}
+    findings = [_ruled_otherwise(op, roots[op], calls, locked, now) for op in roots]
+    affected = {module for op in roots for module in _modules(now.ops.get(op) or locked.ops.get(op))}
+    for op in changed:
+        if op not in roots:
+            why = _why(op, roots, affected, calls, locked, now)
+            findings.append(_called_otherwise(op, why, calls, locked, now))
+    if findings:
+        return findings
+    ways = sum(len(op.used) for op in now.ops.values())
+    message = f"{len(now.ops)} ops, {ways} calls by dtypes and module, are as locked under PyTorch {locked.torch}"
+    return [Finding(slug, Verdict.PASS, subject, message, observed=float(len(now.ops)), limit=1.0, unit="ops")]
+
+
+def _broken_off(calls: PolicyCalls, slug: str) -> Finding | None:
+    """A run that ended early, unless at a banned op, says nothing of the ops behind that place."""
+    raised = calls.raised
+    if raised is None or calls.policy.rule(raised.op) == BANNED:
+        return None
+    message = f"the model must run to its end, so that its ops can be compared; it raised {raised.message}"
+    return Finding(slug, Verdict.FAIL, subject_of(calls), message, raised.where)
+
+
+def _differ(was: LockedOp | None, now: LockedOp | None) -> bool:
+    if was is None or now is None:
+        return was is not now
+    return (was.rule, was.used) != (now.rule, now.used)
+
+
+def _other_rule(op: str, calls: PolicyCalls, locked: Locked) -> str | None:
+    """The rule when the lock was made, where it is another one now; None where it is the same, or not known."""
+    if op in locked.ops:
+        then: str | None = locked.ops[op].rule
+    else:
+        then = _shipped_rule(op, calls, release_of(locked.torch))
+    return then if then is not None and then != calls.policy.rule(op) else None
+
+
+def _shipped_rule(op: str, calls: PolicyCalls, release: str) -> str | None:
+    if is_custom(op):
+        return None
+    try:
+        return dict(history(op, calls.device, calls.dtype)).get(release)
+    except UsageError:
+        return None
+
+
+def _ruled_otherwise(op: str, then: str, calls: PolicyCalls, locked: Locked, now: Locked) -> Finding:
+    rule = calls.policy.rule(op)
+    message = f"{op} must follow its rule of PyTorch {locked.torch}, {_told(then)}; under PyTorch {calls.torch} it has "
+    message += f"{_told(rule)} ({_cause(op, rule, calls, locked)})"
+    was, is_ = _dtypes(locked.ops.get(op)), _dtypes(now.ops.get(op))
+    if was and is_ and was != is_:
+        message += f"; its tensors were {was}, they are {is_}"
+    elif is_ or was:
+        message += f"; its tensors are {is_}" if is_ else f"; its tensors were {was}"
+    message += f"; used by {_named(_modules(now.ops.get(op) or locked.ops.get(op)), 'module')}"
+    return Finding("policy-drift", Verdict.FAIL, subject_of(calls), message, _where(op, calls), hint=REFRESH)
+
+
+def _cause(op: str, rule: str, calls: PolicyCalls, locked: Locked) -> str:
+    before, after = release_of(locked.torch), release_of(calls.torch)
+    if is_custom(op):
+        return "a custom op: what is registered for it has changed"
+    if before == after:
+        return f"the release is the same: the build is another (locked with {locked.build}), or a library replaces it"
+    try:
+        return since(op, calls.device, rule, calls.dtype)
+    except UsageError:
+        return f"between {before} and {after}, of which ampcheck carries no policies"
+
+
+def _why(op: str, roots: dict[str, str], affected: set[str], calls: PolicyCalls, locked: Locked, now: Locked) -> str:
+    held = [entry for entry in (locked.ops.get(op), now.ops.get(op)) if entry is not None]
+    modules = {module for entry in held for module in _modules(entry)}
+    if roots and len(held) == 1 and modules <= affected:
+        return f"its own rule did not change; it stands in the modules of {_named(roots, 'op')}, whose rule did"
+    if roots:
+        return (
+            f"its own rule did not change: {_named(roots, 'op')}, whose rule did, may hand it other dtypes, or the "
+            "model's own call changed"
+        )
+    if locked.torch == calls.torch:
+        return "its rule is the same: the model's own call changed"
+    return (
+        f"its rule is the same under {locked.torch} and {calls.torch}: the model's own call changed, or PyTorch makes "
+        "one of its ops of others"
+    )
+
+
+def _called_otherwise(op: str, why: str, calls: PolicyCalls, locked: Locked, now: Locked) -> Finding:
+    was, is_ = locked.ops.get(op), now.ops.get(op)
+    if was is None:
+        told = f"{op} ({calls.policy.rule(op)}; {_dtypes(is_)}) must not be called, for the lock does not have it; "
+        told += f"it is, in {_named(_modules(is_), 'module')}"
+    elif is_ is None:
+        told = f"{op} ({was.rule}; {_dtypes(was)}) must be called as in the lock; it is called no longer in "
+        told += _named(_modules(was), "module")
+    else:
+        lost, new = was.used - is_.used, is_.used - was.used
+        told = f"{op} ({is_.rule}) must be called as in the lock"
+        told += f"; no longer: {_uses(lost)}" if lost else ""
+        told += f"; new: {_uses(new)}" if new else ""
+    message = f"{told} ({why})"
+    return Finding("policy-drift", Verdict.FAIL, subject_of(calls), message, _where(op, calls), hint=REFRESH)
+
+
+def _uses(used: frozenset[tuple[str, str]]) -> str:
+    by_dtypes = {dtypes: [module for d, module in sorted(used) if d == dtypes] for dtypes, _ in sorted(used)}
+    return "; ".join(f"{dtypes} in {_named(modules, 'module')}" for dtypes, modules in by_dtypes.items())
+
+
+def _modules(op: LockedOp | None) -> list[str]:
+    return sorted({module for _, module in op.used}) if op is not None else []
+
+
+def _dtypes(op: LockedOp | None) -> str:
+    return ", ".join(sorted(op.calls)) if op is not None else ""
+
+
+def _told(rule: str) -> str:
+    return f"{rule} ({RULES[rule]})" if rule in RULES else rule or "none (autocast left it alone)"
+
+
+def _where(op: str, calls: PolicyCalls) -> Where:
+    return next((call.where for call in calls.calls if call.op == op), Where(op=op))
+
+
+def _named(names: Iterable[str], what: str) -> str:
+    """`2 modules: a, b`, the longest lists cut short."""
+    given = list(dict.fromkeys(name or "(the root)" for name in names))
+    more = f" and {len(given) - _NAMED} more" if len(given) > _NAMED else ""
+    return f"{len(given)} {what}{'s' if len(given) != 1 else ''}: {', '.join(given[:_NAMED])}{more}"
+
+
+# By themselves ---------------------------------------------------------------------------------------------------
+
+
+def check_banned(calls: PolicyCalls) -> list[Finding]:
+    """No op is called that autocast bans on the device."""
+    slug = "policy-banned"
+    subject = subject_of(calls)
+    findings = []
+    banned = {call.op: call for call in reversed(calls.calls) if call.rule == BANNED}
+    for op, call in sorted(banned.items()):
+        text = " ".join(calls.policy.ops[op].raises.split())
+        first, _, rest = text.partition(". ")
+        raised = calls.raised is not None and calls.raised.op == op
+        verdict, what = (Verdict.FAIL, "raises") if raised else (Verdict.WARN, "raised, which the model caught")
+        modules = _named((c.module for c in calls.calls if c.op == op), "module")
+        message = f"no op may be called that autocast bans on {calls.device}; {op} {what}: {first or text} ({modules})"
+        hint = rest or "leave autocast around it: torch.autocast(..., enabled=False), with float32 inputs"
+        findings.append(Finding(slug, verdict, subject, message, call.where, hint=hint))
+    return findings or [_clean(slug, calls, f"none of {len({c.op for c in calls.ruled})} ops is banned")]
+
+
+def check_unregistered(calls: PolicyCalls) -> list[Finding]:
+    """No custom op gets floating tensors under autocast without a kernel that tells autocast what to do."""
+    slug = "policy-unregistered"
+    subject = subject_of(calls)
+    findings = []
+    for op in sorted({call.op for call in calls.unregistered}):
+        found = [call for call in calls.unregistered if call.op == op]
+        raised = calls.raised is not None and calls.raised.op == op
+        mixed = [call for call in found if _is_mixed(call)]
+        dtypes = ", ".join(dict.fromkeys(call.given for call in found))
+        message = f"a custom op should have an autocast kernel on {calls.device}; {op} has none: it is never cast and "
+        message += f"got {dtypes} in {_named((call.module for call in found), 'module')}"
+        if raised and calls.raised is not None:
+            message += f"; it raised {calls.raised.message}"
+        hint = f"register one: torch.library.register_autocast({op!r}, {calls.device!r}, dtype); or cast inside the op"
+        verdict = Verdict.FAIL if raised and mixed else Verdict.WARN
+        findings.append(Finding(slug, verdict, subject, message, (mixed or found)[0].where, hint=hint))
+    custom = {call.op for call in calls.calls if is_custom(call.op)}
+    return findings or [_clean(slug, calls, f"none of {len(custom)} custom ops is left alone by autocast")]
+
+
+def _is_mixed(call: OpCall) -> bool:
+    words = call.given.replace("[", " ").replace("]", " ").replace("|", " ").split()
+    return len({word for word in words if "float" in word}) > 1
+
+
+def _clean(slug: str, calls: PolicyCalls, text: str) -> Finding:
+    if calls.raised is not None or not calls.calls:
+        reason = f"the run raised {calls.raised.message}" if calls.raised else "no op reached autocast"
+        return Finding(slug, Verdict.SKIP, subject_of(calls), f"not judged: {reason}")
+    return Finding(slug, Verdict.PASS, subject_of(calls), text)
+
+
+# Between the CPU and a device ------------------------------------------------------------------------------------
+
+
+def check_gap(cpu: PolicyCalls, device: PolicyCalls) -> tuple[list[Finding], Table]:
+    """Which ops of a model autocast treats otherwise on the CPU than on the device, all of them in the table.
+
+    A warning where the CPU computes wider than the device, or the device bans the op: a test on the CPU cannot see
+    what overflows or raises there. Both runs are of the same model in the same dtype.
+    """
+    slug = "policy-gap"
+    subject = subject_of(device)
+    rows = [_row(op, cpu, device) for op in _gap(cpu, device)]
+    columns = ("op", "on cpu", f"on {device.device}", "dtypes on cpu", f"dtypes on {device.device}", "modules")
+    title = f"Ops that autocast treats otherwise on cpu than on {device.device}"
+    table = Table(title, columns, rows, check=slug, note=f"{subject}, PyTorch {device.torch}.")
+    for calls in (cpu, device):
+        if _broken_off(calls, slug) or not calls.calls:
+            return [_clean(slug, calls, "")], table
+    banned = sorted({call.op for call in device.calls if call.rule == BANNED} - _banned(cpu))
+    wider = sorted({call.op for call in device.calls if _computes(call, device) and _wider(call, cpu, device)})
+    seen = len({call.op for call in (*cpu.calls, *device.calls)})
+    if not banned and not wider:
+        message = f"of {seen} ops {len(rows)} are treated otherwise on cpu than on {device.device}"
+        message += f" ({', '.join(str(row[0]) for row in rows[:_NAMED])})" if rows else ""
+        message += "; none of them is computed wider on the cpu"
+        return [Finding(slug, Verdict.PASS, subject, message)], table
+    message = f"what runs on the cpu should tell what happens on {device.device}; of {seen} ops"
+    message += f" {_named(wider, 'op')} computed in {device.dtype} there and wider on the cpu" if wider else ""
+    message += " and" if wider and banned else ""
+    message += f" {_named(banned, 'op')} banned there" if banned else ""
+    first = next(call for call in device.calls if call.op == (wider or banned)[0])
+    hint = f"judge it under the device's policy: ampcheck audit --device {device.device}, ampcheck.emulate"
+    return [Finding(slug, Verdict.WARN, subject, message, first.where, hint=hint)], table
+
+
+def _gap(cpu: PolicyCalls, device: PolicyCalls) -> list[str]:
+    """The ops that either run called, with another rule or other dtypes; what is made of ruled ops counts by those."""
+    return [
+        op
+        for op in sorted({call.op for call in (*cpu.calls, *device.calls)})
+        if cpu.policy.rule(op) != device.policy.rule(op)
+        or (_got(op, cpu) != _got(op, device) and _got(op, cpu) and _got(op, device))
+    ]
+
+
+def _row(op: str, cpu: PolicyCalls, device: PolicyCalls) -> Sequence[str]:
+    modules = sorted({call.module for call in (*cpu.calls, *device.calls) if call.op == op})
+    dtypes = [", ".join(sorted(_got(op, calls))) or "inside another op" for calls in (cpu, device)]
+    rules = [calls.policy.rule(op) or "left alone" for calls in (cpu, device)]
+    return (op, *rules, *dtypes, _named(modules, "module"))
+
+
+def _got(op: str, calls: PolicyCalls) -> set[str]:
+    return {call.got for call in calls.calls if call.op == op}
+
+
+def _banned(calls: PolicyCalls) -> set[str]:
+    return {op for op, policy in calls.policy.ops.items() if policy.rule == BANNED}
+
+
+def _computes(call: OpCall, calls: PolicyCalls) -> bool:
+    """Whether this call computes in autocast's dtype, by itself and not through ops that it is made of."""
+    made_of_others = not call.rule and call.op in calls.composite
+    words = call.got.replace("[", " ").replace("]", " ").replace("|", " ").split()
+    return not made_of_others and calls.dtype in words and "dtype=float32" not in words
+
+
+def _wider(call: OpCall, cpu: PolicyCalls, device: PolicyCalls) -> bool:
+    """Whether the CPU computes in a wider dtype what this call of the device does."""
+    same = [other for other in cpu.calls if (other.op, other.module) == (call.op, call.module)]
+    if same:
+        return not any(_computes(other, cpu) or (not other.rule and other.op in cpu.composite) for other in same)
+    # Inside another op's kernel on the CPU: one that the device takes apart, and the CPU widens.
+    apart = {other.op for other in device.calls if not other.rule and other.op in device.composite}
+    around = [other for other in cpu.calls if other.op in apart and other.module == call.module and other.rule]
+    return bool(around) and not any(_computes(other, cpu) for other in around)

@@ -1,0 +1,215 @@
+"""The lock file: which ops each model sends through autocast, as data kept beside its code. No torch here."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ampcheck.errors import UsageError
+from ampcheck.record import write_atomically
+
+SCHEMA = 1
+"""Version of the JSON form. 1: the first."""
+
+NAME = "ampcheck.lock.json"
+PATIENCE = 60.0
+"""How many seconds a writer waits for another to finish."""
+
+Places = tuple[tuple[str, str], ...]
+"""Module path and `file:line`, of each place that calls an op in the same way."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockedOp:
+    """One op of a model. rule: on the device. calls: `given -> got` dtypes to the places where they are so."""
+
+    rule: str
+    calls: Mapping[str, Places]
+
+    @property
+    def used(self) -> frozenset[tuple[str, str]]:
+        """The dtypes and the module of each call; lines, which move with every edit, are left out."""
+        return frozenset((dtypes, module) for dtypes, places in self.calls.items() for module, _ in places)
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What one model sends through autocast on one device in one dtype. torch, build: of the PyTorch that it ran."""
+
+    torch: str
+    build: str
+    ops: Mapping[str, LockedOp]
+
+
+Entries = Mapping[str, Locked]
+"""By `device/dtype`, such as `cuda/float16`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockFile:
+    """All locked models of a folder, by name."""
+
+    targets: Mapping[str, Entries]
+
+    def entries(self, name: str, file: str = NAME) -> Entries:
+        """What was locked of a model. Raises `UsageError` naming those that there are."""
+        if name not in self.targets:
+            there = ", ".join(self.targets) or "none"
+            raise UsageError(f"{file} has no entry for {name}; it has {there}")
+        return self.targets[name]
+
+    def with_(self, name: str, entries: Entries, *, whole: bool = False) -> LockFile:
+        """This file with these entries of one model; its others are kept unless these are the `whole` of it."""
+        kept = {} if whole else self.targets.get(name, {})
+        return LockFile({**self.targets, name: {**kept, **entries}})
+
+    def to_text(self) -> str:
+        """JSON in a fixed order, one op a line, so that two runs give the same bytes and a diff can be read."""
+        lines = ["{", f' "schema": {SCHEMA},', ' "targets": {']
+        lines += _block([(name, _entries_lines(held)) for name, held in sorted(self.targets.items())], "  ")
+        return "\n".join([*lines, " }", "}"]) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str, file: str = NAME) -> LockFile:
+        """The file that `to_text` wrote. Raises `UsageError` for what is damaged or of a newer schema."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{file} is damaged ({error}): restore it, or delete it and lock anew") from error
+        if not isinstance(data, dict) or type(data.get("schema")) is not int:
+            raise UsageError(f"{file} is no lock of ampcheck: a JSON object with an integer 'schema' was expected")
+        if data["schema"] > SCHEMA:
+            raise UsageError(
+                f"{file} has schema {data['schema']}, newer than this ampcheck reads ({SCHEMA}): update ampcheck"
+            )
+        try:
+            return cls({_text(name): _entries_from(held) for name, held in data["targets"].items()})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{file} is damaged ({error!r}): restore it, or delete it and lock anew") from error
+
+    @classmethod
+    def load(cls, path: Path) -> LockFile:
+        """The file at `path`. Raises `UsageError` where it cannot be read."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"no lock could be read from {path.name}: {error}") from error
+        return cls.from_text(text, path.name)
+
+
+def update(path: Path, name: str, entries: Entries, *, whole: bool = False) -> None:
+    """Write the entries of one model into the file at `path`, those of other models kept.
+
+    whole: entries of this model for other devices and dtypes are dropped.
+
+    Several processes may do so at once: none loses what another wrote. Raises `UsageError` where it cannot be written.
+    """
+    with _alone(path):
+        held = LockFile.load(path) if path.exists() else LockFile({})
+        text = held.with_(name, entries, whole=whole).to_text()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_atomically(path, text)
+    written = _updating.get()
+    if written is not None:
+        written.append(f"{path} ({name})")
+
+
+@contextmanager
+def updating() -> Iterator[list[str]]:
+    """Inside, locks are rewritten instead of compared; yields the files and entries that were written."""
+    written: list[str] = []
+    token = _updating.set(written)
+    try:
+        yield written
+    finally:
+        _updating.reset(token)
+
+
+def is_updating() -> bool:
+    """Whether `pytest --ampcheck-update` runs."""
+    return _updating.get() is not None
+
+
+_updating: ContextVar[list[str] | None] = ContextVar("ampcheck_updating", default=None)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Be the only writer of `path`, by a file that one process alone can create."""
+    guard = path.with_name(f".{path.name}.writing")
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            os.close(os.open(guard, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            break
+        except FileExistsError:
+            if time.monotonic() > until:
+                raise UsageError(
+                    f"{path.name} cannot be written: {guard.name} has been there for {PATIENCE:g} s; "
+                    "delete it unless another process writes"
+                ) from None
+            time.sleep(0.02)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            guard.unlink()
+
+
+def _block(items: list[tuple[str, list[str] | str]], indent: str) -> list[str]:
+    """`"key": value` lines of a JSON object; a value of several lines is an object of its own."""
+    lines: list[str] = []
+    for number, (key, value) in enumerate(items):
+        comma = "," if number < len(items) - 1 else ""
+        if isinstance(value, str):
+            lines.append(f"{indent}{json.dumps(key)}: {value}{comma}")
+        else:
+            lines += [f"{indent}{json.dumps(key)}: {{", *(f"{indent}{line}" for line in value), f"{indent}}}{comma}"]
+    return lines
+
+
+def _entries_lines(entries: Entries) -> list[str]:
+    return _block([(key, _locked_lines(held)) for key, held in sorted(entries.items())], " ")
+
+
+def _locked_lines(locked: Locked) -> list[str]:
+    ops = [(name, json.dumps(_op_to_json(op))) for name, op in sorted(locked.ops.items())]
+    head: list[tuple[str, list[str] | str]] = [("torch", json.dumps(locked.torch)), ("build", json.dumps(locked.build))]
+    return _block([*head, ("ops", _block([*ops], " "))], " ")
+
+
+def _op_to_json(op: LockedOp) -> dict[str, Any]:
+    return {"rule": op.rule, "calls": {dtypes: sorted(map(list, at)) for dtypes, at in sorted(op.calls.items())}}
+
+
+def _entries_from(data: Mapping[str, Any]) -> Entries:
+    entries = {}
+    for key, held in data.items():
+        if len(key.split("/")) != 2:
+            raise ValueError(f"{key!r} is no device/dtype")
+        ops = {_text(name): _op_from(op) for name, op in held["ops"].items()}
+        entries[key] = Locked(_text(held["torch"]), _text(held["build"]), ops)
+    return entries
+
+
+def _op_from(data: Mapping[str, Any]) -> LockedOp:
+    calls = {
+        _text(dtypes): tuple((_text(module), _text(place)) for module, place in places)
+        for dtypes, places in data["calls"].items()
+    }
+    return LockedOp(_text(data["rule"]), calls)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} stands where text belongs")
+    return value
