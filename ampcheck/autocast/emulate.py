@@ -18,10 +18,10 @@ from typing import Any
 
 import torch as pytorch
 
-from ampcheck.autocast.kernels import CallObserver, CastCache, make_kernel
-from ampcheck.autocast.policy import OTHER, OpPolicy, Policy
+from ampcheck.autocast.kernels import RECURRENT, CallObserver, CastCache, make_kernel
+from ampcheck.autocast.policy import LOWER, OTHER, OpPolicy, Policy, release_of
 from ampcheck.autocast.probe import low_dtype, measure_policy
-from ampcheck.autocast.snapshots import load_release
+from ampcheck.autocast.snapshots import load_release, releases
 from ampcheck.autocast.state import autocast_key, device_type, nesting, registered
 from ampcheck.errors import UsageError
 
@@ -47,14 +47,35 @@ def emulate(device: str = "cuda", dtype: pytorch.dtype | str | None = None, *, t
 
 
 def emulated_policy(device: str, dtype: pytorch.dtype | str | None = None, release: str | None = None) -> Policy:
-    """The policy of a device under a release, custom ops of this process included."""
+    """The policy of a device under a release, custom ops of this process included.
+
+    What only the device's own builds of PyTorch register, such as cuDNN's recurrent layers, is taken from the shipped
+    snapshot where the installed build lacks it.
+    """
     low = low_dtype(dtype if dtype is not None else pytorch.float16)
     measured = _measured(device_type(device), low)
-    if release is None:
-        return measured
-    shipped = load_release(release).policy(device, str(low).removeprefix("torch."))
-    custom = {name: op for name, op in measured.ops.items() if not name.startswith("aten::")}
-    return replace(shipped, ops={**shipped.ops, **custom})
+    shipped = _shipped(measured, release)
+    if release is not None and shipped is not None:
+        custom = {name: op for name, op in measured.ops.items() if not name.startswith("aten::")}
+        measured = replace(shipped, ops={**shipped.ops, **custom})
+    if any(policy is not None and _CUDNN in (*policy.ops, *policy.unprobed) for policy in (measured, shipped)):
+        layers = {name: OpPolicy(LOWER, source="ATen/cudnn/AutocastRNN.cpp") for name in RECURRENT}
+        measured = replace(measured, ops={**measured.ops, **layers})
+    return measured
+
+
+_CUDNN = "aten::_cudnn_rnn"
+
+
+def _shipped(measured: Policy, release: str | None) -> Policy | None:
+    """The snapshot of the release; without a release that of the installed one, where ampcheck carries it."""
+    low = measured.dtypes[0]
+    if release is not None:
+        return load_release(release).policy(measured.device, low)
+    if release_of(measured.torch) not in releases():
+        return None
+    snapshot = load_release(measured.torch)
+    return snapshot.policy(measured.device, low) if measured.device in snapshot.policies else None
 
 
 _probed: dict[tuple[str, pytorch.dtype], Policy] = {}

@@ -14,9 +14,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, OpPolicy
 from ampcheck.autocast.state import autocast_key
+from ampcheck.nest import map_tensors
 from ampcheck.places import op_name, overload
 
 Kernel = Callable[..., Any]
+
+RECURRENT = tuple(
+    f"aten::{cell}.{form}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")
+)
+"""Composites that end in cuDNN's fused layer on CUDA, whose autocast kernel casts everything to autocast's dtype
+(`aten/src/ATen/cudnn/AutocastRNN.cpp`). On the CPU they end in other ops and have no float16 kernel."""
 
 
 class CallObserver(Protocol):
@@ -125,6 +132,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
         return _with_dtype(op, policy, here, observe)
 
     lower = rule == LOWER
+    recurrent = name in RECURRENT
 
     def cast(keys: Any, *args: Any, **kwargs: Any) -> Any:
         low = torch.get_autocast_dtype("cpu")
@@ -134,6 +142,8 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
         with torch._C._ExcludeDispatchKeyGuard(here):
             made = [_cast(value, dtype, low, cache) for value in args]
             named = {key: _cast(value, dtype, low, cache) for key, value in kwargs.items()} if kwargs else kwargs
+            if recurrent:  # as cuDNN: 16-bit storage, float32 inside
+                return map_tensors(lambda t: t.to(low), op(*map_tensors(torch.Tensor.float, made), **named))
             out = op(*made, **named)
             return _restored(out, args) if restores else out
 

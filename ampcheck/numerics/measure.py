@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.emulate import active
+from ampcheck.autocast.missing import MissingKernels, lacks_kernel
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
@@ -67,12 +68,14 @@ def measure_numerics(
         prepared = prepare(subject, device=device)
         decisions, ops, rounded = Decisions(), OpWatch(histogram=True), _RoundedInputs(prepared)
         trace = Trace(prepared.root, observers=(decisions, ops, rounded))
+        missing = MissingKernels()
+        emulated = [missing] if active() is not None else []
         outcome = run_arm(
             prepared,
             device=device,
             dtype=None if native else dtype,
             loss=subject.loss,
-            around=[EqualRandom(), trace],
+            around=[*emulated, EqualRandom(), trace],
             scale=scale,
             finite_loss=reference.finite_loss,
         )
@@ -122,7 +125,7 @@ def measure_numerics(
                     "gradients": len(outcome.gradients),
                 }
             ),
-            {**ops.unseen, **_unseen(outcome, wide, moved)},
+            {**ops.unseen, **_unseen(outcome, wide, moved), **_substituted(missing)},
         ),
     )
     return Eager(_following(stats, outcome, reference, decisions, dtype, inputs), decisions, inputs)
@@ -241,6 +244,10 @@ def _unseen(outcome: Outcome, wide: WideRun, moved: Sequence[WideRun]) -> dict[s
     )
 
 
+def _substituted(missing: MissingKernels) -> dict[str, int]:
+    return {f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n for op, n in missing.ran.items()}
+
+
 def _overflowed(outcome: Outcome, reference: Reference) -> bool:
     """Whether a gradient is not finite that is finite in the reference."""
     twins = reference.wide.outcome.gradients
@@ -252,7 +259,9 @@ def _overflowed(outcome: Outcome, reference: Reference) -> bool:
 
 
 def _missing_tool(error: Exception) -> bool:
-    """Whether compilation lacks a compiler on this machine, which says nothing about the model."""
+    """Whether compilation lacks a compiler, or the emulation a kernel: that says nothing about the model."""
+    if active() is not None and lacks_kernel(error):
+        return True
     return "InvalidCxxCompiler" in repr(error) or "No working C++ compiler" in str(error)
 
 

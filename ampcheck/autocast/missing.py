@@ -1,0 +1,63 @@
+"""Ops for which the CPU has no 16-bit kernel, while another device is emulated that has one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.nest import map_tensors
+
+_LACKING = re.compile(r"not (implemented|supported) for '?(Half|BFloat16)|[Uu]nsupported dtype '?(Half|BFloat16)")
+
+
+def lacks_kernel(error: BaseException) -> bool:
+    """Whether an op was refused because the CPU has no kernel for float16 or bfloat16."""
+    return isinstance(error, RuntimeError) and _LACKING.search(str(error)) is not None
+
+
+class MissingKernels(TorchDispatchMode):
+    """Where the CPU has no 16-bit kernel, run the op in float32 and round its results, as the other device's would.
+
+    `ran` counts by op how often that was done. Ops that write into their arguments raise as they do without.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ran: dict[str, int] = {}
+
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if func._schema.is_mutable or not lacks_kernel(error):
+                raise
+        narrow = _narrow((args, kwargs))
+        wide_args, wide_kwargs = map_tensors(_widened, (args, kwargs))
+        wide_kwargs = {key: torch.float32 if value is narrow else value for key, value in wide_kwargs.items()}
+        out = func(*wide_args, **wide_kwargs)
+        name = func._schema.name
+        self.ran[name] = self.ran.get(name, 0) + 1
+        return map_tensors(lambda t: t.to(narrow) if t.dtype is torch.float32 else t, out)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize == 2 else tensor
+
+
+def _narrow(given: Any) -> torch.dtype:
+    """The 16-bit dtype among the arguments."""
+    found: list[torch.dtype] = []
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point() and tensor.dtype.itemsize == 2:
+            found.append(tensor.dtype)
+        return tensor
+
+    map_tensors(look, given)
+    return found[0] if found else torch.float16
