@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import resolve_key
 from torch.utils._pytree import tree_leaves
 
 from ampcheck.autocast.policy import (
@@ -171,22 +173,35 @@ class _Stage:
         """Recorders on every overload of the op's packet, any of which autocast may call instead."""
         packet = op._overloadpacket
         overloads = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
-        held = [(sibling, dict(sibling.py_kernels)) for sibling in overloads]
-        for sibling in overloads:
-            sibling.py_kernels[self._key] = self._recorder(sibling)
-            sibling._dispatch_cache.clear()
+        held = [(sibling, sibling.py_kernels.get(self._key)) for sibling in overloads]
         try:
+            for sibling in overloads:
+                sibling.py_kernels[self._key] = self._recorder(sibling)
+                sibling._dispatch_cache.clear()
             yield
         finally:
-            for sibling, kernels in held:
-                sibling.py_kernels.clear()
-                sibling.py_kernels.update(kernels)
+            for sibling, kernel in held:
+                if kernel is None:
+                    sibling.py_kernels.pop(self._key, None)
+                else:
+                    sibling.py_kernels[self._key] = kernel
                 sibling._dispatch_cache.clear()
 
+    def _kernel(self, op: torch._ops.OpOverload) -> Callable[..., Any]:
+        """What the Python dispatcher calls where no recorder stands, which need not be a kernel of this very key."""
+        try:
+            key = resolve_key(op, self._key)
+        except RuntimeError:  # nothing to be found, or an overload of TorchScript, which the dispatcher does not know
+            key = self._key
+        kernel = op.py_kernels.get(key)
+        return kernel if kernel is not None else partial(op._op_dk, key)
+
     def _recorder(self, op: torch._ops.OpOverload) -> Callable[..., Any]:
+        own = self._kernel(op)
+
         def record(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread:  # another thread that is inside the Python dispatcher, as Dynamo
-                return op._op_dk(self._key, *args, **kwargs)
+                return own(*args, **kwargs)
             leaves = tree_leaves((args, kwargs))
             dtypes = tuple(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))
             self.seen = _Seen(op_name(op), dtypes, tuple(leaf for leaf in leaves if isinstance(leaf, torch.dtype)))
