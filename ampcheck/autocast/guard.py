@@ -1,0 +1,186 @@
+"""Guards: does code use autocast as it must be used? `with ampcheck.guard(): ...` around a step or a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ampcheck.autocast.emulate import emulated_policy
+from ampcheck.autocast.guard_checks import CHECKS, check_guard
+from ampcheck.autocast.guard_hooks import watched_regions, watched_scope, watched_threads
+from ampcheck.autocast.guard_ops import Notes, OpsMode
+from ampcheck.autocast.guard_records import GuardStats, Raised
+from ampcheck.autocast.guard_state import changed, read_state, restore_state
+from ampcheck.autocast.state import devices
+from ampcheck.errors import UsageError, brief
+from ampcheck.environment import environment
+from ampcheck.places import users_place
+from ampcheck.record import Coverage, Finding, Run, Verdict, Where, emit, verify
+
+GUARD_CHECKS = tuple(CHECKS)
+"""The slugs of the guards: what leaks, what is crossed, what is stale, what is bypassed, what is lost."""
+
+_OPS = frozenset(GUARD_CHECKS) - {"autocast-state", "autocast-scope"}
+
+
+class Watch:
+    """Entered, everything that `checks` need is noted; `stats()` tells it once the block is left.
+
+    checks: slugs of `GUARD_CHECKS`. With `autocast-state` alone nothing is tapped: switches are read on the way in and
+    out. On the way out the switches are put back to what they were. Raises `UsageError` for an unknown slug.
+    """
+
+    def __init__(self, checks: Collection[str] | None = None) -> None:
+        self.checks = chosen(checks)
+        self._notes = Notes()
+        self._before: dict[str, Any] = {}
+        self._changed: dict[str, tuple[Any, Any]] = {}
+        self._error: BaseException | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Watch:
+        self._before = read_state()
+        notes = self._notes
+        with ExitStack() as opening:
+            if set(self.checks) - {"autocast-state"}:
+                notes.here.watched = True
+                opening.enter_context(watched_regions(notes))
+            if "autocast-scope" in self.checks:
+                opening.enter_context(watched_scope(notes))
+            if _OPS & set(self.checks):
+                opening.enter_context(watched_threads(notes))
+                opening.enter_context(OpsMode(notes))
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._notes.open = False
+        self._open.close()
+        self._error = error
+        after = read_state()
+        self._changed = changed(self._before, after)
+        if after != self._before:
+            restore_state(self._before)
+
+    def stats(self, subject: str) -> GuardStats:
+        """What was seen, with the rules of the devices in play."""
+        notes = self._notes
+        calls = notes.calls.copy()
+        for call, error in notes.raising:
+            calls[_caught(call, error, self._error)] += 1
+        raised = None
+        if self._error is not None:
+            file, line = users_place(self._error)
+            raised = Raised(type(self._error).__name__, str(self._error), file, line)
+        notes.counts["cached casts"] = notes.casts.seen
+        counts = {"switches": len(self._before), **{name: n for name, n in notes.counts.items() if n}}
+        return GuardStats(
+            subject=subject,
+            settings=len(self._before),
+            changed=self._changed,
+            counts=counts,
+            unseen=dict(notes.unseen),
+            calls=calls,
+            crossings=notes.crossings.copy(),
+            stale=notes.casts.stale.copy(),
+            recomputed=notes.recomputed.copy(),
+            policies=self._policies(calls),
+            raised=raised,
+        )
+
+    def _policies(self, calls: Collection[Any]) -> dict[str, Any]:
+        found = dict(self._notes.policies)
+        wanted = {call.policy for call in calls} - set(found)
+        if isinstance(self._error, RuntimeError) and "policy-banned" in self.checks:
+            if "autocast" in str(self._error):
+                wanted |= set(devices())
+        for name in sorted(wanted):
+            found[name] = emulated_policy(name)
+        return found
+
+
+class Guard:
+    """What a guarded block gets: `run` holds the findings once the block is left."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+
+
+@contextmanager
+def guard(*checks: str, subject: str = "this block", raises: bool = True) -> Iterator[Guard]:
+    """Judge how the block uses autocast.
+
+    checks: slugs of `GUARD_CHECKS`, all by default. subject: what the block is called in findings. On leaving the run
+    is emitted and stands in `run` of what `as` names; with `raises` a failure raises `AssertionError`. An exception of
+    the block itself goes on. Switches that the block left changed are put back. Raises `UsageError` for another slug.
+    """
+    __tracebackhide__ = True
+    watch, seen = Watch(checks or None), Guard()
+    try:
+        with watch:
+            yield seen
+    except BaseException:
+        seen.run = _run(watch, subject)
+        emit(seen.run)
+        raise
+    seen.run = _run(watch, subject)
+    if raises:
+        verify(seen.run)
+    else:
+        emit(seen.run)
+
+
+def judge_call(function: Callable[[], Any], subject_name: str, checks: Collection[str] | None = None) -> Run:
+    """Call `function` under the guards. Nothing is raised and nothing emitted.
+
+    An exception of the function is evidence: where no check explains it, the run fails under `coverage`, since what
+    comes after it was not looked at. Raises `UsageError` for an unknown check.
+    """
+    watch = Watch(checks)
+    try:
+        with watch:
+            function()
+    except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
+        return _run(watch, subject_name, error)
+    return _run(watch, subject_name)
+
+
+def chosen(checks: Collection[str] | None) -> tuple[str, ...]:
+    """The checks that were asked for, all by default. Raises `UsageError` naming the valid ones for another."""
+    asked = GUARD_CHECKS if checks is None else (checks,) if isinstance(checks, str) else tuple(checks)
+    for slug in asked:
+        if slug not in GUARD_CHECKS:
+            raise UsageError(f"there is no guard {slug!r}; there are {', '.join(GUARD_CHECKS)}")
+    return asked
+
+
+def _run(watch: Watch, subject: str, unexplained: Exception | None = None) -> Run:
+    stats = watch.stats(subject)
+    findings = check_guard(stats, watch.checks)
+    if unexplained is not None and not any(finding.verdict is Verdict.FAIL for finding in findings):
+        findings.append(_stopped(stats, unexplained))
+    counts = stats.counts if len(stats.counts) > 1 else {"switches": stats.settings}
+    unseen = dict(stats.unseen)
+    if stats.raised is not None:
+        unseen[f"what comes after the {stats.raised.kind}"] = 1
+    return Run(environment=environment(), findings=tuple(findings), coverage=Coverage(counts, unseen))
+
+
+def _stopped(stats: GuardStats, error: Exception) -> Finding:
+    place = Where(file=stats.raised.file, line=stats.raised.line) if stats.raised else Where()
+    text = f"what is judged must run to its end, but it raised {brief(error)}: what comes after was not looked at"
+    return Finding("coverage", Verdict.FAIL, stats.subject, text, place)
+
+
+def _caught(call: Any, error: BaseException, ended: BaseException | None) -> Any:
+    """The call, marked as caught unless its exception is what ended the block, itself or as a cause."""
+    from dataclasses import replace
+
+    chain: list[BaseException] = []
+    while ended is not None and ended not in chain:
+        chain.append(ended)
+        ended = ended.__cause__ or ended.__context__
+    return replace(call, caught=not any(error is link for link in chain))
+
+

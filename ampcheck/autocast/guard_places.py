@@ -1,0 +1,94 @@
+"""Whose Python code called an op: the user's, the autograd engine, or what a compiler wrote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+import torch
+
+from ampcheck.places import is_users, short_path
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_GRAPH = os.path.join(_TORCH, "autograd", "graph.py")
+_INDUCTOR = os.path.join(_TORCH, "_inductor") + os.sep
+_COMPILERS = (_INDUCTOR, os.path.join(_TORCH, "_functorch", "_aot_autograd") + os.sep)
+_OPTIMIZER = os.path.join(_TORCH, "optim") + os.sep
+_MODULES = os.path.join(_TORCH, "nn", "modules") + os.sep
+_DIRECT = tuple(os.path.join(_TORCH, name) for name in ("_tensor.py", "functional.py"))
+"""Thin wrappers around a single op: a call through them is the user's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where an op comes from.
+
+    file, line: the innermost line of the user's code; empty where the autograd engine called the op by itself.
+    direct: that line called the op, not a function of PyTorch's library. compiled: code of torch.compile ran it.
+    site: what calls the op again when the same code runs again: that line, or the module of PyTorch that it calls.
+    """
+
+    file: str
+    line: int | None
+    direct: bool
+    compiled: bool
+    site: Hashable
+
+
+_USER, _ENGINE, _COMPILER, _DIRECTLY, _MODULE, _LIBRARY, _NOBODY = range(7)
+_kinds: dict[CodeType, tuple[int, str]] = {}
+
+
+def spot_of(frame: FrameType | None, backward: bool) -> Spot:
+    """The spot of an op that `frame` leads to. backward: the autograd engine runs, and its frame ends the search."""
+    direct, compiled, site = True, False, None
+    while frame is not None:
+        kind, path = _kind(frame.f_code)
+        if kind == _ENGINE and backward:
+            break
+        if kind == _USER:
+            above = frame.f_back
+            if above is None or not above.f_code.co_filename.startswith(_INDUCTOR):
+                return Spot(path, frame.f_lineno, direct, compiled, site or (path, frame.f_lineno))
+            compiled = True  # a file that Inductor wrote
+        elif kind == _COMPILER:
+            compiled = True
+        elif kind in (_MODULE, _LIBRARY):
+            direct = False
+            if kind == _MODULE and site is None:
+                site = id(frame.f_locals.get("self")), path, frame.f_lineno
+        frame = frame.f_back
+    return Spot("", None, False, compiled, site)
+
+
+def in_optimizer(frame: FrameType | None) -> bool:
+    """Whether an optimizer's step leads to `frame`."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OPTIMIZER):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _kind(code: CodeType) -> tuple[int, str]:
+    known = _kinds.get(code)
+    if known is None:
+        known = _kinds[code] = _classify(code)
+    return known
+
+
+def _classify(code: CodeType) -> tuple[int, str]:
+    path = code.co_filename
+    if is_users(path):
+        return _USER, short_path(path)
+    if path == _GRAPH and code.co_name == "_engine_run_backward":
+        return _ENGINE, ""
+    if path.startswith(_COMPILERS):
+        return _COMPILER, ""
+    if path in _DIRECT:
+        return _DIRECTLY, ""
+    if path.startswith(_MODULES) and code.co_name == "forward":
+        return _MODULE, path
+    return (_LIBRARY if path.startswith(_TORCH) else _NOBODY), ""

@@ -1,0 +1,121 @@
+"""What the guards saw: frozen records that `check_guard` judges without running PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ampcheck.autocast.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Autocast on one device at one moment; `dtype` is None where it is off."""
+
+    device: str
+    dtype: torch.dtype | None
+
+    def __str__(self) -> str:
+        return f"{short(self.dtype)} on {self.device}" if self.dtype is not None else f"off on {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op that ran where autocast could not act, or not as it acts elsewhere.
+
+    how: `bypass` (in-place or out=), `thread`, `function` (Python backward) or `mixed` (raised on mixed dtypes).
+    rule_of: the overload whose rule tells what autocast would have done. state: autocast's state for which the rule is
+    asked. given: the dtypes of the tensors that autocast may cast. asked: a dtype was given to the op. result: the
+    dtype of what it wrote. now: autocast's state where it ran. raised: PyTorch's message, `caught` when the block went
+    on. runs_in: for `mixed`, the dtype in which the same op runs when all inputs have it.
+    """
+
+    how: str
+    op: str
+    rule_of: str
+    policy: str
+    state: State
+    given: tuple[torch.dtype, ...]
+    asked: bool
+    file: str
+    line: int | None
+    now: State | None = None
+    result: torch.dtype | None = None
+    raised: str = ""
+    caught: bool = False
+    runs_in: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A backward pass or an optimizer step inside an autocast region. region: counts the outermost regions."""
+
+    what: str
+    states: tuple[State, ...]
+    region: int
+    file: str
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StaleCast:
+    """A cached cast used although its weight changed (`changed_by` says where), or another dtype is asked for."""
+
+    shape: tuple[int, ...]
+    cast: torch.dtype
+    wanted: torch.dtype | None
+    changed_by: str
+    file: str
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """An op of a forward that ran again in backward under another state, and the dtypes of its inputs in both."""
+
+    op: str
+    forward: State
+    backward: State
+    forward_dtypes: tuple[torch.dtype, ...]
+    backward_dtypes: tuple[torch.dtype, ...]
+    file: str
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The exception that ended the block."""
+
+    kind: str
+    message: str
+    file: str
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GuardStats:
+    """Everything that was seen. The mappings from records count how often each was seen.
+
+    settings: how many switches were compared; changed: those that differ, before and after. counts: what was looked
+    at. policies: the rules that `Call.policy` names.
+    """
+
+    subject: str
+    settings: int
+    changed: Mapping[str, tuple[Any, Any]]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    unseen: Mapping[str, int] = field(default_factory=dict)
+    calls: Mapping[Call, int] = field(default_factory=dict)
+    crossings: Mapping[Crossing, int] = field(default_factory=dict)
+    stale: Mapping[StaleCast, int] = field(default_factory=dict)
+    recomputed: Mapping[Recompute, int] = field(default_factory=dict)
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+    raised: Raised | None = None
+
+
+def short(dtype: torch.dtype | None) -> str:
+    """`float16` of `torch.float16`."""
+    return str(dtype).removeprefix("torch.")
