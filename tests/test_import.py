@@ -16,7 +16,8 @@ import ampcheck
 
 PACKAGE = Path(ampcheck.__file__).parent
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "jinja2", "rich", "hypothesis", "triton")
-LIGHT = ("ampcheck", "ampcheck.errors", "ampcheck.record", "ampcheck.pytest_plugin")
+LIGHT = ("ampcheck", "ampcheck.errors", "ampcheck.record", "ampcheck.autocast.lockfile", "ampcheck.pytest_plugin")
+FILES = "__init__ errors record pytest_plugin pytest_marker pytest_report autocast/__init__ autocast/lockfile".split()
 
 
 def heavy_imports(statement: str, folder: Path | None = None) -> set[str]:
@@ -32,9 +33,9 @@ def heavy_imports(statement: str, folder: Path | None = None) -> set[str]:
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """A folder with a copy of the light modules and an empty torch: started there, Python imports these."""
-    (tmp_path / "ampcheck").mkdir()
-    for name in ("__init__.py", "errors.py", "record.py", "pytest_plugin.py"):
-        shutil.copy(PACKAGE / name, tmp_path / "ampcheck")
+    (tmp_path / "ampcheck" / "autocast").mkdir(parents=True)
+    for name in FILES:
+        shutil.copy(PACKAGE / f"{name}.py", tmp_path / "ampcheck" / f"{name}.py")
     (tmp_path / "torch.py").touch()
     return tmp_path
 
@@ -52,7 +53,7 @@ def test_a_copy_of_the_package_is_as_light(copied: Path) -> None:
     assert heavy_imports(statement, copied) == set()
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "errors.py", "pytest_plugin.py"])
+@pytest.mark.parametrize("name", ["__init__.py", "errors.py", "pytest_plugin.py", "pytest_marker.py"])
 def test_a_planted_import_of_torch_is_seen(copied: Path, name: str) -> None:
     module = copied / "ampcheck" / name
     module.write_text(module.read_text(encoding="utf-8") + "\nimport torch\n", encoding="utf-8")

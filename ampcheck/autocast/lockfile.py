@@ -118,13 +118,13 @@ def update(path: Path, name: str, entries: Entries, *, whole: bool = False) -> N
             write_atomically(path, text)
     written = _updating.get()
     if written is not None:
-        written.append(f"{path} ({name})")
+        written.append((str(path), name))
 
 
 @contextmanager
-def updating() -> Iterator[list[str]]:
-    """Inside, locks are rewritten instead of compared; yields the files and entries that were written."""
-    written: list[str] = []
+def updating() -> Iterator[list[tuple[str, str]]]:
+    """Inside, locks are rewritten instead of compared; yields each file and entry that was written."""
+    written: list[tuple[str, str]] = []
     token = _updating.set(written)
     try:
         yield written
@@ -137,7 +137,7 @@ def is_updating() -> bool:
     return _updating.get() is not None
 
 
-_updating: ContextVar[list[str] | None] = ContextVar("ampcheck_updating", default=None)
+_updating: ContextVar[list[tuple[str, str]] | None] = ContextVar("ampcheck_updating", default=None)
 
 
 @contextmanager

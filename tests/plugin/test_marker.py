@@ -179,9 +179,11 @@ def test_of_the_module(): happens("overflow")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("3", "the marker ampcheck takes names of checks, such as 'overflow', not 3"),
-        ("['overflow'], 'flush'", "the marker ampcheck takes names of checks, such as 'overflow', not ['overflow']"),
-        ("limit=1", "the marker ampcheck takes names of checks, such as 'overflow', not limit=1"),
+        ("3", "not 3"),
+        ("['overflow'], 'flush'", "not ['overflow']"),
+        ("limit=1", "not limit=1"),
+        ("lock=1", "not lock=1"),
+        ("'overflow', device=0", "not device=0"),
         ("'underflow'", "unknown check underflow: choose of overflow, flush, integer-cast"),
     ],
 )
@@ -221,7 +223,7 @@ def pytest_runtest_call(item):
 
 
 def test_the_marker_is_listed(pytester: pytest.Pytester) -> None:
-    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.ampcheck([*]checks): observe the test's body*"])
+    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.ampcheck([*]checks, lock=False, device=None): observe the test's body*"])
 
 
 REAL = """
