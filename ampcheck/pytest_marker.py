@@ -20,6 +20,8 @@ MARKER = (
 )
 
 STATE = "autocast-state"
+_GUARDS = ("autocast-", "policy-")
+"""How the names of the checks begin that a guard makes; those of an observation are other ones."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Asked:
                 f"device='cuda', not {', '.join(wrong)}"
             )
         names = tuple(dict.fromkeys(marker.args))
-        guards = tuple(name for name in names if name.startswith("autocast-"))
+        guards = tuple(name for name in names if name.startswith(_GUARDS))
         checks = tuple(name for name in names if name not in guards)
         observes = bool(checks) or not (guards or lock or device)
         return cls(
