@@ -9,11 +9,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot, release_of
 from ampcheck.autocast.snapshots import load_release, nearest, releases
 from ampcheck.errors import UsageError
 from ampcheck.record import Coverage, Finding, Run, Verdict, Where, verify
+
+if TYPE_CHECKING:
+    import torch
 
 UNKNOWN = "unknown"
 """What stands for the rule of an overload that has an autocast kernel but could not be probed."""
@@ -52,15 +56,21 @@ def incomparable(one: Policy, other: Policy) -> dict[str, str]:
 
 
 def other_build(changes: tuple[Change, ...], one: str, other: str) -> tuple[Change, ...]:
-    """The changes that two builds of PyTorch explain (`cpu` and `cuda 13.0`): kernels that one of them lacks."""
+    """The changes that two builds of PyTorch explain (`cpu` and `cuda 13.0`): kernels that one of them lacks.
+
+    A kernel of which no more is known than that only the accelerator's build has it is explained as well.
+    """
     if _family(one) == _family(other):
         return ()
-    return tuple(
-        change
-        for change in changes
-        if (change.before is None or change.after is None)
-        and _OF_A_BUILD.match((change.before or change.after or OpPolicy("")).source)
-    )
+
+    def explained(change: Change) -> bool:
+        if change.before is not None and change.after is not None:
+            return False
+        only, build = (change.before, one) if change.before is not None else (change.after, other)
+        assert only is not None
+        return _family(build) != "cpu" and (only.rule == UNKNOWN or _OF_A_BUILD.match(only.source) is not None)
+
+    return tuple(change for change in changes if explained(change))
 
 
 def history(op: str, device: str, dtype: str = "float16") -> tuple[tuple[str, str], ...]:
@@ -119,9 +129,9 @@ def check_policy(measured: Policy, snapshot: Snapshot, *, build: str) -> list[Fi
     against = _named(snapshot, measured.torch)
     found = measured.of("aten")
     if measured.device not in snapshot.policies:
-        message = f"{found.registered} overloads have kernels and could not be compared: {against} has no policy of "
+        message = f"{against} has no policy of {measured.device} to compare with; here {found.registered} overloads "
         verdict = Verdict.WARN if found.registered else Verdict.SKIP
-        return [Finding("policy-drift", verdict, subject, message + measured.device)]
+        return [Finding("policy-drift", verdict, subject, f"{message}of PyTorch's own have autocast kernels")]
     if not found.registered:
         kernels = snapshot.policy(measured.device, dtype).registered
         message = f"autocast should treat {kernels} overloads as in {against}; it has no kernel at all"
@@ -129,24 +139,28 @@ def check_policy(measured: Policy, snapshot: Snapshot, *, build: str) -> list[Fi
 
     compared = _compare(measured, snapshot, build)
     findings = [_drift(change, subject, against) for change in compared.drift]
-    if compared.unclear:
-        named = "; ".join(f"{op} ({reason})" for op, reason in compared.unclear.items())
-        message = f"each overload should be treated as in {against}; of {len(compared.unclear)} that is not known, "
-        findings.append(
-            Finding("policy-drift", Verdict.WARN, subject, f"{message}for they could not be probed: {named}")
-        )
-    if not compared.drift and compared.count:
+    expected = snapshot.policy(measured.device, dtype)
+    if lost := {op: why for op, why in compared.unclear.items() if op in expected.ops}:
+        named = "; ".join(f"{op} ({why})" for op, why in lost.items())
+        message = f"{len(lost)} overloads should be treated as in {against} and could not be probed: {named}"
+        findings.append(Finding("policy-drift", Verdict.WARN, subject, message))
+    if not compared.drift and not compared.count:
+        message = f"overloads should be compared with {against}; there was none of which both rules are known"
+        findings.append(Finding("policy-drift", Verdict.FAIL, subject, message))
+    elif not compared.drift:
         message = f"{compared.count} overloads are treated as in {against}"
         if compared.of_build:
             names = ", ".join(change.op for change in compared.of_build)
             message += f"; left out, for only one of the builds ({snapshot.build} and {build}) has it: {names}"
+        if unknown := [op for op in compared.unclear if op in expected.unprobed]:
+            message += f"; of {', '.join(unknown)} the snapshot knows no rule"
         if custom := measured.registered - found.registered:
             message += f"; {custom} custom {'op' if custom == 1 else 'ops'} of other namespaces not compared"
         findings.append(Finding("policy-drift", Verdict.PASS, subject, message))
     return findings
 
 
-def assert_policy(device: str = "cuda", dtype: str = "float16") -> Run:
+def assert_policy(device: str = "cuda", dtype: torch.dtype | str = "float16") -> Run:
     """Assert that autocast of the installed PyTorch treats each op as the shipped snapshot of its release says.
 
     device: a device type (`cpu`, `cuda`, `xpu`, `mps`, `mtia`, `privateuseone`); it need not be there. dtype: what
@@ -183,6 +197,7 @@ def coverage_of(measured: Policy, snapshot: Snapshot | None = None, *, build: st
         compared = _compare(measured, snapshot, build)
         seen["overloads compared"] = compared.count
         unseen["overloads that only one of two builds registers"] = len(compared.of_build)
+        unseen["overloads of which the snapshot knows no rule"] = len({*compared.unclear} & {*found.ops})
     return Coverage(seen, {reason: count for reason, count in unseen.items() if count})
 
 

@@ -161,6 +161,8 @@ class Snapshot:
         try:
             version = _text(data["torch"])
             policies = {device: _held_from_json(device, version, held) for device, held in data["devices"].items()}
+            if not policies:
+                raise ValueError("it names no device")
             return cls(version, _text(data["build"]), _text(data["platform"]), _text(data["date"]), policies)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{name} is damaged ({error!r}): write it anew with ampcheck policy snapshot") from error
@@ -193,19 +195,21 @@ def _held_from_json(device: str, version: str, data: Mapping[str, Any]) -> dict[
         ops = {name: _op_from_json(op) for name, op in part["ops"].items()}
         return Policy(device, version, (dtype,), ops, {k: _text(v) for k, v in part["unprobed"].items()})
 
-    held = {_text(dtype): read(dtype) for dtype in data["dtypes"]}
-    if not held:
+    if not isinstance(data["dtypes"], list) or not data["dtypes"]:
         raise ValueError(f"{device} names no dtype")
-    return held
+    return {_text(dtype): read(dtype) for dtype in data["dtypes"]}
 
 
 def _op_from_json(data: Mapping[str, Any]) -> OpPolicy:
     facts = {_text(given): _text(handed) for given, handed in data.get("facts", {}).items()}
     rule = _text(data["rule"])
-    if rule not in RULES and not rule.startswith(FIXED):
+    if rule not in RULES and not (rule.startswith(FIXED) and rule != FIXED):
         raise ValueError(f"there is no rule {rule!r}")
+    restores = data.get("restores", False)
+    if not isinstance(restores, bool):
+        raise TypeError(f"restores cannot be {restores!r:.40}")
     texts = {name: _text(data.get(name, "")) for name in ("redispatch", "raises", "source")}
-    return OpPolicy(rule, facts, restores=bool(data.get("restores", False)), **texts)
+    return OpPolicy(rule, facts, restores=restores, **texts)
 
 
 def _text(value: Any) -> str:
