@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ampcheck.autocast.drift import shipped_devices
 from ampcheck.autocast.snapshots import releases
 from ampcheck.autocast.views import (
     Source,
@@ -95,10 +96,12 @@ def _lock(options: argparse.Namespace) -> int:
     from ampcheck.autocast.probe import DTYPES
     from ampcheck.report import print_run
 
+    if options.torch and not options.check:
+        raise UsageError("a lock is made under the installed PyTorch: --torch goes with --check")
     devices, dtypes = _separated(options.device), _separated(options.dtype)
     target = LockTarget.of(options.target, options.path)
     if options.check:
-        run = compare_lock(target, devices, dtypes)
+        run = compare_lock(target, devices, dtypes, release=options.torch)
     else:
         run = write_lock(target, devices or DEVICES, dtypes or DTYPES)
     console = Console()
@@ -138,7 +141,7 @@ def _show(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     of_releases = {text == "installed" or re.match(r"\d", text) is not None for text in (options.one, options.other)}
     if len(of_releases) > 1:
-        valid = f"a release ({', '.join(releases())}, installed) with a release or a device with a device"
+        valid = f"two releases ({', '.join(releases())}, installed) or two devices ({', '.join(shipped_devices())})"
         raise UsageError(f"policy diff compares {valid}; found {options.one} and {options.other}")
     if of_releases == {True}:
         return _diff_releases(options)

@@ -115,12 +115,15 @@ def is_custom(op: str) -> bool:
     return op.partition("::")[0] not in PYTORCHS_OWN
 
 
-def measure_calls(subject: Any, *, device: str = "cuda", dtype: torch.dtype | str = torch.float16) -> PolicyCalls:
+def measure_calls(
+    subject: Any, *, device: str = "cuda", dtype: torch.dtype | str = torch.float16, release: str | None = None
+) -> PolicyCalls:
     """Run forward, loss and backward on the CPU under the device's autocast policy, and record what reached autocast.
 
     subject: a `Subject` of the kinds forward, compile and regional, or its shape. It is copied, never changed; each
-    block runs eager. device: whose policy; it need not be there. dtype: what autocast casts to. An exception of the
-    model is kept in `raised`. Raises `UsageError` for another kind of subject, an unknown device or dtype.
+    block runs eager. device: whose policy; it need not be there. dtype: what autocast casts to. release: of PyTorch,
+    whose policy is followed; the installed one by default. An exception of the model is kept in `raised`. Raises
+    `UsageError` for another kind of subject, an unknown device, dtype or release.
     """
     made = as_subject(subject)
     if made.kind in (Kind.TRAINING, Kind.CALL):
@@ -130,7 +133,7 @@ def measure_calls(subject: Any, *, device: str = "cuda", dtype: torch.dtype | st
         )
     low = low_dtype(dtype)
     prepared = prepare(made)
-    recorder = CallRecorder(device, low, model=prepared.root)
+    recorder = CallRecorder(device, low, model=prepared.root, release=release)
     trace = Trace(prepared.root)
     error: Exception | None = None
     with _seeded(), warnings.catch_warnings(), recorder, trace:
@@ -172,14 +175,19 @@ class CallRecorder:
     """Entered, the CPU follows the device's policy and every call that reaches autocast is recorded.
 
     device: whose policy. dtype: for which the policy is read; calls are kept for every dtype that autocast has inside.
-    model: whose module paths are told.
+    model: whose module paths are told. release: of PyTorch, whose policy is followed; the installed one by default.
     """
 
     def __init__(
-        self, device: str, dtype: torch.dtype = torch.float16, *, model: torch.nn.Module | None = None
+        self,
+        device: str,
+        dtype: torch.dtype = torch.float16,
+        *,
+        model: torch.nn.Module | None = None,
+        release: str | None = None,
     ) -> None:
         self.device = device_type(device)
-        self.policy = emulated_policy(device, dtype)
+        self.policy = emulated_policy(self.device, dtype, release)
         self.banned: OpCall | None = None
         self._scopes = Scopes(model)
         self._seen: dict[torch.dtype, Counter[OpCall]] = {}
@@ -210,7 +218,7 @@ class CallRecorder:
             subject,
             self.device,
             name,
-            torch.__version__,
+            self.policy.torch,
             self.policy,
             tuple(sorted(counted, key=_order)),
             composite,

@@ -102,13 +102,19 @@ def write_lock(target: LockTarget, device: Devices | None = None, dtype: Dtypes 
     return _run(measured, [_locked_anew(calls, target.file) for calls in measured])
 
 
-def compare_lock(target: LockTarget, device: Devices | None = None, dtype: Dtypes | None = None) -> Run:
-    """Record and compare the entries that were asked for, by default all; `verify` raises what it finds."""
+def compare_lock(
+    target: LockTarget, device: Devices | None = None, dtype: Dtypes | None = None, *, release: str | None = None
+) -> Run:
+    """Record and compare the entries that were asked for, by default all; `verify` raises what it finds.
+
+    release: of PyTorch, whose shipped policy is followed, to see what an update would change; the installed by default.
+    """
     if not target.file.exists():
         return Run(environment(), (_missing(target.subject.name, target.entry, target.file),))
     held = LockFile.load(target.file).entries(target.entry, target.file.name)
     keys = _asked(held, _devices(device), _dtypes(dtype), target)
-    measured = [measure_calls(target.subject, device=d, dtype=t) for d, t in (key.split("/") for key in keys)]
+    pairs = (key.split("/") for key in keys)
+    measured = [measure_calls(target.subject, device=d, dtype=t, release=release) for d, t in pairs]
     folder = target.file.parent
     return _run(measured, [f for c in measured for f in check_lock(c, held[_key(c)], to_locked(c, folder))])
 

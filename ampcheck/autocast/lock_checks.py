@@ -48,7 +48,7 @@ def check_lock(calls: PolicyCalls, locked: Locked, now: Locked) -> list[Finding]
     if findings:
         return findings
     ways = sum(len(op.used) for op in now.ops.values())
-    message = f"{len(now.ops)} ops, {ways} calls by dtypes and module, are as locked under PyTorch {locked.torch}"
+    message = f"as locked under PyTorch {locked.torch}: {len(now.ops)} ops in {ways} combinations of dtypes and module"
     return [Finding(slug, Verdict.PASS, subject, message, observed=float(len(now.ops)), limit=1.0, unit="ops")]
 
 
@@ -87,8 +87,8 @@ def _shipped_rule(op: str, calls: PolicyCalls, release: str) -> str | None:
 
 def _ruled_otherwise(op: str, then: str, calls: PolicyCalls, locked: Locked, now: Locked) -> Finding:
     rule = calls.policy.rule(op)
-    message = f"{op} must follow its rule of PyTorch {locked.torch}, {_told(then)}; under PyTorch {calls.torch} it has "
-    message += f"{_told(rule)} ({_cause(op, rule, calls, locked)})"
+    message = f"{op} must be treated as when it was locked, under PyTorch {locked.torch}: {_told(then)}; under PyTorch "
+    message += f"{calls.torch} it is: {_told(rule)}, {_cause(op, rule, calls, locked)}"
     was, is_ = _dtypes(locked.ops.get(op)), _dtypes(now.ops.get(op))
     if was and is_ and was != is_:
         message += f"; its tensors were {was}, they are {is_}"
@@ -113,13 +113,11 @@ def _cause(op: str, rule: str, calls: PolicyCalls, locked: Locked) -> str:
 def _why(op: str, roots: dict[str, str], affected: set[str], calls: PolicyCalls, locked: Locked, now: Locked) -> str:
     held = [entry for entry in (locked.ops.get(op), now.ops.get(op)) if entry is not None]
     modules = {module for entry in held for module in _modules(entry)}
+    others = ", ".join(roots)
     if roots and len(held) == 1 and modules <= affected:
-        return f"its own rule did not change; it stands in the modules of {_named(roots, 'op')}, whose rule did"
+        return f"its own rule did not change; it stands in the modules of {others}, whose rule did"
     if roots:
-        return (
-            f"its own rule did not change: {_named(roots, 'op')}, whose rule did, may hand it other dtypes, or the "
-            "model's own call changed"
-        )
+        return f"its own rule did not change; {others}, whose rule did, may hand it other dtypes, or the model changed"
     if locked.torch == calls.torch:
         return "its rule is the same: the model's own call changed"
     return (
@@ -131,14 +129,14 @@ def _why(op: str, roots: dict[str, str], affected: set[str], calls: PolicyCalls,
 def _called_otherwise(op: str, why: str, calls: PolicyCalls, locked: Locked, now: Locked) -> Finding:
     was, is_ = locked.ops.get(op), now.ops.get(op)
     if was is None:
-        told = f"{op} ({calls.policy.rule(op)}; {_dtypes(is_)}) must not be called, for the lock does not have it; "
-        told += f"it is, in {_named(_modules(is_), 'module')}"
+        told = f"only locked ops may be called; {op} ({calls.policy.rule(op)}; {_dtypes(is_)}) is called too, in "
+        told += _named(_modules(is_), "module")
     elif is_ is None:
-        told = f"{op} ({was.rule}; {_dtypes(was)}) must be called as in the lock; it is called no longer in "
+        told = f"every locked op must be called; {op} ({was.rule}; {_dtypes(was)}) no longer is, in "
         told += _named(_modules(was), "module")
     else:
         lost, new = was.used - is_.used, is_.used - was.used
-        told = f"{op} ({is_.rule}) must be called as in the lock"
+        told = f"{op} ({is_.rule}) must be called as locked"
         told += f"; no longer: {_uses(lost)}" if lost else ""
         told += f"; new: {_uses(new)}" if new else ""
     message = f"{told} ({why})"
@@ -159,7 +157,7 @@ def _dtypes(op: LockedOp | None) -> str:
 
 
 def _told(rule: str) -> str:
-    return f"{rule} ({RULES[rule]})" if rule in RULES else rule or "none (autocast left it alone)"
+    return f"{rule} ({RULES[rule]})" if rule in RULES else rule or "left alone"
 
 
 def _where(op: str, calls: PolicyCalls) -> Where:
