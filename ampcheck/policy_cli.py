@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ampcheck.autocast.drift import shipped_devices
 from ampcheck.autocast.snapshots import releases
@@ -192,12 +192,14 @@ def _print_tables(tables: Sequence[Table]) -> None:
     from rich.console import Console
 
     console = Console()
-    for number, shown in enumerate(tables):
-        console.print(text.Text(("\n" if number else "") + shown.title, "bold"))
+    for shown in tables:
+        console.print(text.Text(("\n" if shown is not tables[0] else "") + shown.title, "bold"))
         if shown.rows:
             printed = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-            for column, cell in zip(shown.columns, shown.rows[0], strict=True):
-                printed.add_column(column, justify="right" if isinstance(cell, int) else "left", overflow="fold")
+            for number, (column, cell) in enumerate(zip(shown.columns, shown.rows[0], strict=True)):
+                side: Literal["left", "right"] = "right" if isinstance(cell, int) else "left"
+                # What stands first names the row: the other columns give way.
+                printed.add_column(column, justify=side, overflow="fold", no_wrap=not number)
             for row in shown.rows:
                 printed.add_row(*(text.Text(str(cell)) for cell in row))
             console.print(printed)
