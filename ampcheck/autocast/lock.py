@@ -180,7 +180,10 @@ def _portable(file: str, folder: Path) -> str:
 def _require_whole(calls: PolicyCalls) -> None:
     raised = calls.raised
     if raised is not None and calls.policy.rule(raised.op) != BANNED:
-        raise UsageError(f"{subject_of(calls)} raised {raised.message} ({raised.where}): nothing was locked")
+        raise UsageError(
+            f"{subject_of(calls)} raised {raised.message} ({raised.where}): nothing was locked; leave it "
+            "out with --device and --dtype, or mend it"
+        )
     if not calls.ruled:
         raise UsageError(f"no op of {subject_of(calls)} reaches autocast: there is nothing to lock")
 

@@ -165,10 +165,15 @@ def _where(op: str, calls: PolicyCalls) -> Where:
 
 
 def _named(names: Iterable[str], what: str) -> str:
-    """`2 modules: a, b`, the longest lists cut short."""
-    given = list(dict.fromkeys(name or "(the root)" for name in names))
-    more = f" and {len(given) - _NAMED} more" if len(given) > _NAMED else ""
-    return f"{len(given)} {what}{'s' if len(given) != 1 else ''}: {', '.join(given[:_NAMED])}{more}"
+    """`2 modules: a, b`."""
+    given = list(dict.fromkeys(names))
+    return f"{len(given)} {what}{'s' if len(given) != 1 else ''}: {_listed(given)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a, b`; of the longest lists the end is left out."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(name or "(the root)" for name in names[:_NAMED]) + more
 
 
 # By themselves ---------------------------------------------------------------------------------------------------
@@ -214,8 +219,13 @@ def check_unregistered(calls: PolicyCalls) -> list[Finding]:
 
 
 def _is_mixed(call: OpCall) -> bool:
-    words = call.given.replace("[", " ").replace("]", " ").replace("|", " ").split()
-    return len({word for word in words if "float" in word}) > 1
+    return len(_floats(call.given)) > 1
+
+
+def _floats(dtypes: str) -> set[str]:
+    """The floating dtypes among those of a call."""
+    words = dtypes.replace("[", " ").replace("]", " ").replace("|", " ").split()
+    return {word for word in words if "float" in word}
 
 
 def _clean(slug: str, calls: PolicyCalls, text: str) -> Finding:
@@ -248,13 +258,12 @@ def check_gap(cpu: PolicyCalls, device: PolicyCalls) -> tuple[list[Finding], Tab
     seen = len({call.op for call in (*cpu.calls, *device.calls)})
     if not banned and not wider:
         message = f"of {seen} ops {len(rows)} are treated otherwise on cpu than on {device.device}"
-        message += f" ({', '.join(str(row[0]) for row in rows[:_NAMED])})" if rows else ""
+        message += f" ({_listed([str(row[0]) for row in rows])})" if rows else ""
         message += "; none of them is computed wider on the cpu"
         return [Finding(slug, Verdict.PASS, subject, message)], table
-    message = f"what runs on the cpu should tell what happens on {device.device}; of {seen} ops"
-    message += f" {_named(wider, 'op')} computed in {device.dtype} there and wider on the cpu" if wider else ""
-    message += " and" if wider and banned else ""
-    message += f" {_named(banned, 'op')} banned there" if banned else ""
+    told = [f"{_listed(wider)} computed in {device.dtype} there and wider on the cpu"] if wider else []
+    told += [f"{_listed(banned)} banned there"] if banned else []
+    message = f"what runs on the cpu should tell what happens on {device.device}; of {seen} ops {', and '.join(told)}"
     first = next(call for call in device.calls if call.op == (wider or banned)[0])
     hint = f"judge it under the device's policy: ampcheck audit --device {device.device}, ampcheck.emulate"
     return [Finding(slug, Verdict.WARN, subject, message, first.where, hint=hint)], table
@@ -288,8 +297,8 @@ def _banned(calls: PolicyCalls) -> set[str]:
 def _computes(call: OpCall, calls: PolicyCalls) -> bool:
     """Whether this call computes in autocast's dtype, by itself and not through ops that it is made of."""
     made_of_others = not call.rule and call.op in calls.composite
-    words = call.got.replace("[", " ").replace("]", " ").replace("|", " ").split()
-    return not made_of_others and calls.dtype in words and "dtype=float32" not in words
+    # An op without a rule that takes mixed dtypes promotes them by itself.
+    return not made_of_others and "dtype=float32" not in call.got and _floats(call.got) == {calls.dtype}
 
 
 def _wider(call: OpCall, cpu: PolicyCalls, device: PolicyCalls) -> bool:
