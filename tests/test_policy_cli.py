@@ -209,6 +209,15 @@ def test_explain_of_an_op_that_autocast_leaves_alone_says_so_on_every_device(pol
     assert {"cpu", "cuda", "xpu", "mps"} <= {entry["device"] for entry in data["ops"]}
 
 
+def test_explain_of_an_op_that_could_not_be_probed_gives_the_reason(policy: Any) -> None:
+    reasons = load_release("2.13").policy("cuda").unprobed
+    for op, reason in reasons.items():
+        said = policy("explain", op, "--torch", "2.13")
+        assert f"Not probed on cuda: {reason}" in " ".join(said.words)
+        assert "unknown" in said.words
+    assert list(reasons) == ["aten::_cudnn_rnn"]
+
+
 def test_explain_of_an_op_that_was_dropped_tells_until_when(policy: Any) -> None:
     said = policy("explain", "aten::qr", "--torch", "2.15")
     assert "since 2.14; before: fp32" in said.out

@@ -90,14 +90,21 @@ def spans(op: str, device: str, dtype: str = "float16") -> tuple[tuple[str, str,
     return tuple((run[0][0], run[-1][0], run[0][1]) for run in runs)
 
 
-def since(op: str, device: str, rule: str, dtype: str = "float16") -> str:
+def since(op: str, device: str, rule: str, dtype: str = "float16", *, under: str = "") -> str:
     """From which release on an op has had this rule (empty: none), in words.
 
-    `since 2.12; before: none`, or `since 2.4 or before` from the oldest shipped release on. The latest stretch counts;
-    where it has ended that is said.
+    `since 2.12; before: none`, or `since 2.4 or before` from the oldest shipped release on. Of several stretches with
+    the rule the one with the release `under` counts, else the latest; where it has ended that is said.
     """
     stretches = spans(op, device, dtype)
-    number = max((number for number, (_, _, found) in enumerate(stretches) if found == rule), default=None)
+    order = releases()
+
+    def around(number: int) -> bool:
+        first, last, _ = stretches[number]
+        return under in order and order.index(first) <= order.index(under) <= order.index(last)
+
+    having = [number for number, (_, _, found) in enumerate(stretches) if found == rule]
+    number = max(having, key=lambda number: (around(number), number), default=None)
     if number is None:
         return f"in no release from {stretches[0][0]} to {stretches[-1][1]}"
     first, last, _ = stretches[number]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ampcheck.autocast.drift import (
@@ -76,7 +76,10 @@ def source_of(release: str, dtype: str) -> Source:
 
 def known_best(dtype: str) -> Source:
     """The shipped release that is installed, else the installed PyTorch itself."""
-    release = release_of(version("torch"))
+    try:
+        release = release_of(version("torch"))
+    except PackageNotFoundError:  # a PyTorch that was built in place
+        release = ""
     return source_of(release if release in releases() else "installed", dtype)
 
 
@@ -156,9 +159,11 @@ def explain_view(source: Source, text: str) -> View:
         for device, policy in policies.items():
             rule, op = rule_of(policy, name), policy.ops.get(name)
             stretches = spans(name, device, source.dtype) if device in shipped_devices() else ()
-            age = since(name, device, rule, source.dtype) if stretches else ""
+            age = since(name, device, rule, source.dtype, under=release_of(source.torch)) if stretches else ""
             rows.append((device, _cell(op) if op else rule or NONE, age))
             told.append(f"{rule or NONE}: {op.raises.splitlines()[0] if op and op.raises else meaning(rule)}")
+            if name in policy.unprobed:
+                told.append(f"Not probed on {device}: {policy.unprobed[name]}")
             if len(stretches) > 1:
                 told.append(f"{device} over the releases: {', '.join(map(_stretch, stretches))}")
             past = [{"from": first, "to": last, "rule": held} for first, last, held in stretches]

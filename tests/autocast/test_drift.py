@@ -333,6 +333,20 @@ def test_since_when_an_op_has_a_rule_is_said_in_words(op: str, device: str, rule
 
 
 @pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize(
+    ("under", "said"),
+    [
+        ("2.9", "since 2.8 or before; until 2.9"),
+        ("2.10", f"since 2.11; before: {FP32}"),  # it has another rule there
+        ("2.11", f"since 2.11; before: {FP32}"),
+        ("3.1", f"since 2.11; before: {FP32}"),
+    ],
+)
+def test_of_several_stretches_with_a_rule_the_one_with_the_release_counts(under: str, said: str) -> None:
+    assert since("aten::a", "cuda", LOWER, under=under) == said
+
+
+@pytest.mark.usefixtures("shipped")
 def test_a_device_that_no_release_knows_lists_those_that_they_know() -> None:
     with pytest.raises(UsageError, match="no shipped policy is about 'tpu'; there are cuda, mps"):
         history("aten::mm", "tpu")
