@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ampcheck import evidence
+from ampcheck.autocast import judge
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
@@ -32,7 +33,8 @@ from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.trace import Trace
 
 DTYPES = ("float16", "bfloat16")
-NOT_YET = {Kind.TRAINING: "training loops", Kind.CALL: "callables without arguments"}
+USES = (Kind.TRAINING, Kind.CALL)
+"""Kinds of which the use of autocast is judged: they run as they are, under the guards."""
 
 Progress = Callable[[str, int, int], None]
 """Told before each stage: what begins, how many stages are done, how many there are."""
@@ -51,25 +53,26 @@ def audit(
 ) -> Run:
     """Judge a subject in every dtype asked for, eager and compiled, forward and backward.
 
-    subject: a `Subject` or one of its shapes. device: where to run; one that this machine lacks is emulated on the CPU,
-    which every verdict says. dtype: what autocast casts to. autocast: None
-    decides by the model: one whose weights or inputs are 16-bit already is run as it is, in that dtype alone.
+    subject: a `Subject` or one of its shapes. Of a callable without arguments and of a training loop the use of
+    autocast is judged, and only `device` and `checks` have a meaning. device: where to run; one that this machine
+    lacks is emulated on the CPU, which every verdict says. dtype: what autocast casts to. autocast: None decides by the
+    model: one whose weights or inputs are 16-bit already is run as it is, in that dtype alone.
     compile: also run under `torch.compile`, which resets Dynamo. checks: slugs, all by default; `coverage` is always
     among them. limits: by default those of `[tool.ampcheck]` of the working directory.
 
     Raises `UsageError` for a subject that cannot be judged, an unknown check, and a device or dtype that is not there.
     """
     made = as_subject(subject)
-    if made.kind in NOT_YET:
-        raise UsageError(
-            f"{made.name} is of kind '{made.kind.value}': {NOT_YET[made.kind]} are not judged yet, only the kinds "
-            "'forward' and 'compile'"
-        )
     checks = (checks,) if isinstance(checks, str) else checks
-    if unknown := sorted(set(checks or ()) - set(CHECKS)):
-        raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
+    known = dict.fromkeys((*CHECKS, *judge.CHECKS))
+    if unknown := sorted(set(checks or ()) - set(known)):
+        raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(known)}")
     dtypes = [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype)
     placement = place(device)
+    if made.kind in USES:
+        with placement.entered():
+            run = judge.judge_use(made, checks)
+        return replace(run, environment=_environment(placement), title=f"audit of {made.name}")
     native = native_format(made) if autocast is None else None
     if autocast is False:
         native = native_format(made)
@@ -85,6 +88,9 @@ def audit(
 
     with placement.entered():
         runs = _numerics(made, placement.device, wanted, native is not None, compile, bounds, checks, tell, stages)
+    if native is None:
+        kind = placement.emulated or torch.device(placement.device).type
+        runs.append(judge.judge_policy(made, kind, wanted, checks))
     tell(f"{made.name}: done", stages, stages)
     return replace(merge(runs), environment=_environment(placement), title=f"audit of {made.name}")
 

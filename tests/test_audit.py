@@ -244,10 +244,62 @@ def test_bad_input_is_one_clear_sentence(options: dict[str, object], sentence: s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("shape", [{"step": lambda i: 0.0}, lambda: None])
-def test_kinds_that_are_not_judged_yet_say_so(shape: object) -> None:
-    with pytest.raises(UsageError, match="not judged yet"):
-        audit(shape)
+def trained(steps_inside: bool) -> dict[str, object]:
+    """A training loop whose optimizer steps inside or outside of the autocast region."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().mean()
+            if steps_inside:
+                loss.backward()
+                optimizer.step()
+        if not steps_inside:
+            loss.backward()
+            optimizer.step()
+        return float(loss)
+
+    return {"model": model, "optimizer": optimizer, "scaler": None, "step": step}
+
+
+def test_the_use_of_autocast_in_a_training_loop_is_judged() -> None:
+    run = audit(trained(steps_inside=True))
+    assert _checks(run, Verdict.FAIL) == {"autocast-scope"}
+    assert run.title == "audit of subject"
+    assert not audit(trained(steps_inside=False)).failed
+
+
+def test_the_use_of_autocast_in_a_callable_is_judged() -> None:
+    def leaks() -> None:
+        torch.set_autocast_enabled("cpu", True)
+
+    run = audit(leaks, checks=["autocast-state"])
+    assert _checks(run, Verdict.FAIL) == {"autocast-state"}
+    assert not torch.is_autocast_enabled("cpu")
+    with pytest.raises(UsageError, match="the use of autocast is judged"):
+        audit(leaks, checks=["overflow"])
+
+
+def test_a_loss_that_autocast_bans_on_cuda_is_found_without_cuda() -> None:
+    """The CPU's autocast runs binary_cross_entropy in float32; CUDA's raises."""
+
+    class Banned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return nn.functional.binary_cross_entropy(self.linear(x).sigmoid(), target)
+
+    subject = (Banned(), (torch.randn(2, 4), torch.ones(2, 1)))
+    run = audit(subject, device="cuda", dtype="float16", compile=False)
+    (found,) = [f for f in run.of(Verdict.FAIL) if f.check == "policy-banned"]
+    assert "binary_cross_entropy_with_logits" in found.hint
+    assert found.where.op == "aten::binary_cross_entropy"
+    assert not audit(subject, device="cpu", dtype="float16", compile=False).failed
 
 
 class Attention(nn.Module):
