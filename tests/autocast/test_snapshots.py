@@ -80,6 +80,8 @@ GONE_IN_2_13 = {
 }
 CHANGES = {
     ("2.6", "cpu"): {"+_addmm_activation": LOWER},
+    ("2.6", "mps"): {"+scaled_dot_product_attention": LOWER},
+    ("2.9", "mps"): {"+conv3d": LOWER, "+conv_transpose3d.input": FP32},
     ("2.12", "cuda"): {"+rms_norm": FP32},
     ("2.12", "xpu"): {"+rms_norm": FP32},
     ("2.12", "mtia"): {"+rms_norm": FP32},
