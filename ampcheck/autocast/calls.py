@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type, devices, registered
 from ampcheck.errors import UsageError, brief
 from ampcheck.nest import tensors
-from ampcheck.places import Scopes, users_line, users_place
+from ampcheck.places import Scopes, is_users, short_path, users_place
 from ampcheck.prepare import prepare
 from ampcheck.record import Where
 from ampcheck.subject import Kind, Subject, as_subject
@@ -238,11 +239,20 @@ class CallRecorder:
             chosen = any(isinstance(value, torch.dtype) for value in values)
             got += "" if chosen else " dtype=float32"
         module, _ = self._scopes.current
-        file, line = users_line(sys._getframe())
+        file, line = _users_line(sys._getframe())
         call = OpCall(op, rule, given, got, module, file, line)
         self._seen.setdefault(torch.get_autocast_dtype("cpu"), Counter())[call] += 1
         if rule == BANNED:
             self.banned = call
+
+
+def _users_line(frame: FrameType | None) -> tuple[str, int | None]:
+    """The innermost line of the model's code, never one of the code that asked for the recording."""
+    while frame is not None and frame.f_code is not _run.__code__:
+        if is_users(frame.f_code.co_filename):
+            return short_path(frame.f_code.co_filename), frame.f_lineno
+        frame = frame.f_back
+    return "", None
 
 
 def _watched() -> set[str]:
