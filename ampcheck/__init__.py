@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.audit import observe as observe
     from ampcheck.autocast.drift import assert_policy as assert_policy
     from ampcheck.autocast.emulate import emulate as emulate
+    from ampcheck.autocast.guard import guard as guard
     from ampcheck.autocast.lock import assert_policy_lock as assert_policy_lock
     from ampcheck.autocast.probe import measure_policy as measure_policy
     from ampcheck.dtypes import assert_dtypes as assert_dtypes
@@ -59,6 +60,7 @@ _HOME = {
     "emit": "ampcheck.record",
     "emulate": "ampcheck.autocast.emulate",
     "format_of": "ampcheck.formats",
+    "guard": "ampcheck.autocast.guard",
     "health_of": "ampcheck.health",
     "measure_policy": "ampcheck.autocast.probe",
     "observe": "ampcheck.audit",
@@ -88,6 +90,7 @@ __all__ = [
     "emit",
     "emulate",
     "format_of",
+    "guard",
     "health_of",
     "measure_policy",
     "observe",

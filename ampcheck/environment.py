@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -47,6 +48,7 @@ def _flag(read: Callable[[], Any]) -> Scalar:
     return value if isinstance(value, (bool, str)) else str(value)
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -63,6 +65,7 @@ def _device_name(device: str) -> str:
     return f"{device} ({_processor()}, {os.cpu_count()} logical cores)" if kind == "cpu" else device
 
 
+@cache
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ampcheck
+from ampcheck.autocast.guard import GUARD_CHECKS
 from ampcheck.catalog import EXPLANATIONS, Explanation, explain
 from ampcheck.errors import UsageError
 from ampcheck.numerics import CHECKS, OBSERVABLE
@@ -40,6 +41,7 @@ def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -
         "policy-gap",
         "policy-unregistered",
         "policy-banned",
+        *GUARD_CHECKS,
     }
     assert set(OBSERVABLE) <= set(EXPLANATIONS)
 

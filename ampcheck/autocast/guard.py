@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from torch.utils.checkpoint import CheckpointError
 
 from ampcheck.autocast.emulate import emulated_policy
 from ampcheck.autocast.guard_checks import CHECKS, check_guard
 from ampcheck.autocast.guard_hooks import watched_regions, watched_scope, watched_threads
 from ampcheck.autocast.guard_ops import Notes, OpsMode
-from ampcheck.autocast.guard_records import GuardStats, Raised
+from ampcheck.autocast.guard_records import GuardStats, Raised, Recompute
 from ampcheck.autocast.guard_state import changed, read_state, restore_state
 from ampcheck.autocast.state import devices
-from ampcheck.errors import UsageError, brief
 from ampcheck.environment import environment
+from ampcheck.errors import UsageError, brief
 from ampcheck.places import users_place
 from ampcheck.record import Coverage, Finding, Run, Verdict, Where, emit, verify
 
@@ -84,10 +87,14 @@ class Watch:
             calls=calls,
             crossings=notes.crossings.copy(),
             stale=notes.casts.stale.copy(),
-            recomputed=notes.recomputed.copy(),
+            recomputed=notes.recomputed.copy() or self._stopped_recomputation(),
             policies=self._policies(calls),
             raised=raised,
         )
+
+    def _stopped_recomputation(self) -> Counter[Recompute]:
+        """PyTorch's checkpoint compares what it saves and may raise before the first op shows its dtypes."""
+        return Counter(self._notes.shifted.values() if isinstance(self._error, CheckpointError) else ())
 
     def _policies(self, calls: Collection[Any]) -> dict[str, Any]:
         found = dict(self._notes.policies)
@@ -182,5 +189,3 @@ def _caught(call: Any, error: BaseException, ended: BaseException | None) -> Any
         chain.append(ended)
         ended = ended.__cause__ or ended.__context__
     return replace(call, caught=not any(error is link for link in chain))
-
-

@@ -61,11 +61,11 @@ def wanted_dtype(call: Call, rule: str) -> torch.dtype | None:
 
 def check_state(stats: GuardStats) -> Iterator[Finding]:
     """`autocast-state`: every switch is at the end what it was at the start."""
-    for_what = "autocast-state"
+    slug = "autocast-state"
     if stats.changed:
         items = [f"{name} was {_plain(old)} and is {_plain(new)}" for name, (old, new) in stats.changed.items()]
         yield Finding(
-            for_what,
+            slug,
             Verdict.FAIL,
             stats.subject,
             f"what runs must leave autocast and the precision switches as it found them, but {'; '.join(items)}. "
@@ -76,7 +76,7 @@ def check_state(stats: GuardStats) -> Iterator[Finding]:
             hint=_state_hint(stats),
         )
     else:
-        yield _pass(for_what, stats, f"{stats.settings} switches are as they were")
+        yield _pass(slug, stats, f"{stats.settings} switches are as they were")
 
 
 def check_scope(stats: GuardStats) -> Iterator[Finding]:
@@ -178,9 +178,7 @@ def check_thread(stats: GuardStats) -> Iterator[Finding]:
             f"{short(wanted)}. The state of autocast belongs to one thread"
         )
         hint = f"enter torch.autocast({call.state.device!r}, dtype={call.state.dtype}) inside the thread's function"
-        yield Finding(
-            slug, Verdict.FAIL, stats.subject, message, _where(call), float(len(hits)), 0.0, "places", hint
-        )
+        yield Finding(slug, Verdict.FAIL, stats.subject, message, _where(call), float(len(hits)), 0.0, "places", hint)
     else:
         yield _looked(slug, stats, "thread ops", "no thread that was started under autocast ran an op")
 
@@ -192,14 +190,17 @@ def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
         found: list[Recompute] = list(stats.recomputed)
         first = found[0]
         others = f" (and {len(found) - 1} other ops)" if len(found) > 1 else ""
+        forward, backward = f"autocast {first.forward}", f"autocast {first.backward}"
+        if first.op:
+            forward = f"{_dtypes(first.forward_dtypes)} with {forward}"
+            backward = f"{_dtypes(first.backward_dtypes)} with {backward}"
         message = (
-            f"a forward that backward computes again must run as before, but {first.op}{others} ran on "
-            f"{_dtypes(first.forward_dtypes)} with autocast {first.forward} in forward and on "
-            f"{_dtypes(first.backward_dtypes)} with autocast {first.backward} in the recomputation"
+            f"a forward that backward computes again must run as before, but {first.op or 'it'}{others} ran on "
+            f"{forward} in forward and on {backward} in the recomputation"
         )
         hint = (
             "use torch.utils.checkpoint, which restores autocast, or keep the state in forward and enter "
-            "torch.autocast with it around the recomputation; a flag that chooses the dtype must not change before backward"
+            "torch.autocast with it around the recomputation; a flag that chooses the dtype must not change in between"
         )
         where = Where("backward", op=first.op, file=first.file, line=first.line)
         yield Finding(slug, Verdict.FAIL, stats.subject, message, where, float(len(found)), 0.0, "ops", hint)

@@ -46,9 +46,11 @@ def watched_scope(notes: Notes) -> Iterator[None]:
     def cross(what: str) -> None:
         if not (notes.open and notes.here.watched):
             return
+        spot = spot_of(sys._getframe(2), backward=False)
+        if spot.compiled:
+            return  # a compiler that traces forward and backward together
         notes.counts[what] += 1
         if states := states_on():
-            spot = spot_of(sys._getframe(2), backward=False)
             notes.crossings[Crossing(what, states, notes.region, spot.file, spot.line)] += 1
 
     def make(run: Any) -> Any:

@@ -6,7 +6,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.autocast import emulate
 from ampcheck.autocast.guard_casts import CastNotes
-from ampcheck.autocast.guard_places import Spot, in_optimizer, spot_of
+from ampcheck.autocast.guard_places import Spot, function_context, in_optimizer, spot_of
 from ampcheck.autocast.guard_records import Call, Crossing, Recompute, State
 from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
@@ -23,6 +24,9 @@ from ampcheck.places import op_name
 
 COMPILED = "ops of code that torch.compile wrote"
 HIGHER = "higher-order ops"
+SETUP = "ops of Functions with setup_context"
+_STATES = "_ampcheck_states"
+"""The attribute in which the context of a Function keeps autocast's states of its forward for its backward."""
 
 
 class Here(threading.local):
@@ -32,6 +36,15 @@ class Here(threading.local):
         self.watched = False
         self.parent: dict[str, State] = {}
         self.chosen: list[tuple[str, bool]] = []
+
+
+@dataclass(slots=True)
+class Forward:
+    """An op at one site of the forward: where it stands, and under which states it ran on which dtypes."""
+
+    file: str
+    line: int | None
+    ran: dict[State, set[tuple[torch.dtype, ...]]] = field(default_factory=dict)
 
 
 class Notes:
@@ -50,8 +63,9 @@ class Notes:
         self.casts = CastNotes()
         self.policies: dict[str, Policy] = {}
         self.on: set[str] = set()
-        self.forward: dict[tuple[str, Hashable], dict[State, set[tuple[torch.dtype, ...]]]] = {}
-        self.functions: dict[int, set[State]] = {}
+        self.forward: dict[tuple[str, Hashable], Forward] = {}
+        self.sites: dict[Hashable, Forward] = {}
+        self.shifted: dict[Hashable, Recompute] = {}
 
     def policy(self, device: str) -> str:
         """The name under which the rules for a device are kept; an emulation has its own."""
@@ -123,7 +137,7 @@ def _state(device: str, dtype: torch.dtype | None) -> State:
     return known
 
 
-@lru_cache(maxsize=1)
+@cache
 def autocast_devices() -> tuple[str, ...]:
     """The device types that autocast knows, as tensors name them."""
     renamed = torch._C._get_privateuse1_backend_name()
@@ -137,13 +151,13 @@ def _before(notes: Notes, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
         return None
     running = torch._C._current_graph_task_id() != -1
     spot = spot_of(sys._getframe(2), running)
-    if running and not spot.file:
+    if running and not spot.file and spot.site is None:
         return None  # the engine's own op: its dtypes were settled in forward
     if spot.compiled:
         notes.unseen[COMPILED] += 1
         return None
     # Below autocast its key is excluded. What the caller has is what the dispatcher was first entered with.
-    with torch._C._RestorePythonTLSSnapshot():
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
         state = current_state(device)
     notes.counts["ops"] += 1
     if state.dtype is not None:
@@ -154,10 +168,17 @@ def _before(notes: Notes, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
         _in_backward(notes, op, kwargs, flat, state, spot)
     else:
         name = op_name(op)
-        dtypes = _floating(flat)
-        notes.forward.setdefault((name, spot.site), {}).setdefault(state, set()).add(dtypes)
+        for ran in (
+            notes.forward.setdefault((name, spot.site), Forward(spot.file, spot.line)).ran,
+            notes.sites.setdefault(spot.site, Forward(spot.file, spot.line)).ran,
+        ):
+            ran.setdefault(state, set()).add(_floating(flat))
         if not torch.is_grad_enabled():
-            notes.functions.setdefault(_newest_node(), set()).add(state)
+            context = function_context(sys._getframe(2))
+            if context is False:
+                notes.unseen[SETUP] += 1
+            elif context is not None:
+                vars(context).setdefault(_STATES, set()).add(state)
     if notes.here.parent:
         _in_thread(notes, op, kwargs, flat, state, spot)
     return _Seen(op, args, kwargs, flat, state, spot, functional(op) if op._schema.is_mutable else "")
@@ -166,18 +187,19 @@ def _before(notes: Notes, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
 def _in_backward(notes: Notes, op: Any, kwargs: Any, flat: list[torch.Tensor], state: State, spot: Spot) -> None:
     """Python code that the engine runs: a forward that is computed again, or the backward of a Function."""
     name, dtypes = op_name(op), _floating(flat)
+    if (here := notes.sites.get(spot.site)) is not None and state not in here.ran:
+        notes.shifted.setdefault(spot.site, Recompute("", next(iter(here.ran)), state, (), (), here.file, here.line))
     before = notes.forward.get((name, spot.site))
     if before is not None and torch.is_grad_enabled():
         notes.counts["recomputed ops"] += 1
-        if state not in before and not any(dtypes in seen for seen in before.values()):
-            was = next(iter(before))
-            theirs = next(iter(before[was]))
-            notes.recomputed[Recompute(name, was, state, theirs, dtypes, spot.file, spot.line)] += 1
+        if state not in before.ran and not any(dtypes in seen for seen in before.ran.values()):
+            was, theirs = next((state, next(iter(seen))) for state, seen in before.ran.items())
+            notes.recomputed[Recompute(name, was, state, theirs, dtypes, before.file, before.line)] += 1
         return
-    node = torch._C._current_autograd_node()
+    node: Any = torch._C._current_autograd_node()
     if not isinstance(node, BackwardCFunction):
         return
-    forward = notes.functions.get(node._sequence_nr(), set())
+    forward = vars(node).get(_STATES, ())
     if len(forward) != 1:
         return  # no op was seen there, or it chose another state for a part: then backward may choose too
     (was,) = forward
@@ -259,7 +281,7 @@ def _call(
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def functional(op: Any) -> str:
     """The overload without side effect that an in-place or out= overload stands for; empty where there is none."""
     schema = op._schema
@@ -295,7 +317,3 @@ def _eligible(flat: list[torch.Tensor], device: str) -> tuple[torch.dtype, ...]:
     """The dtypes of those that autocast may cast; 8-bit floats are left out, which no rule is made for."""
     wide = (torch.float16, torch.bfloat16, torch.float32)
     return tuple(t.dtype for t in flat if t.device.type == device and t.dtype in wide)
-
-
-def _newest_node() -> int:
-    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]

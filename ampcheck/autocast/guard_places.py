@@ -6,19 +6,22 @@ import os
 from collections.abc import Hashable
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from ampcheck.places import is_users, short_path
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _GRAPH = os.path.join(_TORCH, "autograd", "graph.py")
+_FUNCTION = os.path.join(_TORCH, "autograd", "function.py")
 _INDUCTOR = os.path.join(_TORCH, "_inductor") + os.sep
 _COMPILERS = (_INDUCTOR, os.path.join(_TORCH, "_functorch", "_aot_autograd") + os.sep)
 _OPTIMIZER = os.path.join(_TORCH, "optim") + os.sep
 _MODULES = os.path.join(_TORCH, "nn", "modules") + os.sep
-_DIRECT = tuple(os.path.join(_TORCH, name) for name in ("_tensor.py", "functional.py"))
-"""Thin wrappers around a single op: a call through them is the user's own."""
+_DIRECT = tuple(os.path.join(_TORCH, name) for name in ("_tensor.py", "functional.py", "_compile.py", "_dynamo"))
+"""Thin wrappers around a single op: a call through them is the user's own. The last two wrap every dispatch mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,23 @@ def in_optimizer(frame: FrameType | None) -> bool:
     return False
 
 
+def function_context(frame: FrameType | None) -> Any:
+    """The `ctx` of the innermost autograd.Function whose forward leads to `frame`.
+
+    None where there is none, False where the forward is not handed it (`setup_context`).
+    """
+    below = None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "apply" and code.co_filename == _FUNCTION and below is not None:
+            given = below.f_code.co_varnames[: below.f_code.co_argcount + 1]
+            first = below.f_locals.get(given[0]) if given else None
+            first = first[0] if isinstance(first, tuple) and first else first
+            return first if isinstance(first, BackwardCFunction) else False
+        below, frame = frame, frame.f_back
+    return None
+
+
 def _kind(code: CodeType) -> tuple[int, str]:
     known = _kinds.get(code)
     if known is None:
@@ -87,7 +107,7 @@ def _classify(code: CodeType) -> tuple[int, str]:
         return _ENGINE, ""
     if path.startswith(_COMPILERS):
         return _COMPILER, ""
-    if path in _DIRECT:
+    if path.startswith(_DIRECT):
         return _DIRECTLY, ""
     if path.startswith(_MODULES) and code.co_name == "forward":
         return _MODULE, path

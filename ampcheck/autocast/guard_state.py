@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,12 +63,12 @@ def _switches() -> dict[str, tuple[Reader, Writer]]:
     found: dict[str, tuple[Reader, Writer]] = {"autocast nesting depth": (nesting, _set_nesting)}
     for device in _devices():
         found[f"autocast on {device}"] = (
-            lambda device=device: torch.is_autocast_enabled(device),
-            lambda value, device=device: torch.set_autocast_enabled(device, value),
+            partial(torch.is_autocast_enabled, device),
+            partial(torch.set_autocast_enabled, device),
         )
         found[f"autocast dtype on {device}"] = (
-            lambda device=device: torch.get_autocast_dtype(device),
-            lambda value, device=device: torch.set_autocast_dtype(device, value),
+            partial(torch.get_autocast_dtype, device),
+            partial(torch.set_autocast_dtype, device),
         )
     found["autocast cache"] = (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
     found["default dtype"] = (torch.get_default_dtype, torch.set_default_dtype)
