@@ -22,6 +22,8 @@ from ampcheck.places import op_name, overload
 
 RELEASE = release_of(torch.__version__)
 DEVICES = ("cpu", "cuda", "xpu", "mps")
+OF_CUDA_BUILDS = {"aten::_cudnn_rnn"} if torch.version.cuda else set()
+"""Its kernel computes with cuDNN before it calls the op, and cannot be asked without a driver."""
 of_2_13 = pytest.mark.skipif(RELEASE != "2.13", reason=f"the counts are those of PyTorch 2.13, not of {RELEASE}")
 
 
@@ -49,8 +51,8 @@ def test_the_policies_of_2_13_have_these_counts(device: str, counts: dict[str, i
 def test_every_registered_overload_of_pytorch_is_classified_with_its_facts(device: str) -> None:
     found = measure_policy(device).of("aten")
     assert found.registered > 90
-    assert set(found.ops) == {name for name in registered(device) if name.startswith("aten::")}
-    assert not found.unprobed
+    assert {*found.ops, *found.unprobed} == {name for name in registered(device) if name.startswith("aten::")}
+    assert set(found.unprobed) <= OF_CUDA_BUILDS
     for name, op in found.ops.items():
         assert op.rule != OTHER, name
         assert {"float32", "low", "other", "float64"} <= op.facts.keys()
@@ -68,10 +70,12 @@ def test_both_dtypes_of_autocast_follow_one_policy(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_rule_touches_float64_and_the_facts_agree_with_the_label(device: str) -> None:
     for name, op in measure_policy(device).of("aten").ops.items():
+        if name in OF_CUDA_BUILDS:
+            continue
         if op.rule != BANNED:
             assert op.facts["float64"].startswith("float64"), name
         if op.rule in (LOWER, FP32):
-            cast = {"low": "low", FP32: "float32"}[FP32 if op.rule == FP32 else "low"]
+            cast = "float32" if op.rule == FP32 else "low"
             assert {handed for given, handed in op.facts.items() if given != "float64"} == {cast}, name
         if op.rule in (SET_DTYPE, APPEND_DTYPE):
             assert op.facts["low"] == "low dtype=float32", name
