@@ -22,12 +22,13 @@ from ampcheck.autocast.probe import DTYPES, measure_policy
 from ampcheck.autocast.state import registered
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "autocast"))
-import op_samples  # the oracle stands with the tests
+import op_oracle  # the oracle stands with the tests
+import op_samples
 
 QUESTIONS = {
-    "rule": (op_samples.compare_rule, "autocast itself against casts by the rule and no autocast"),
-    "emulation": (op_samples.compare_emulation, "emulated on the CPU against casts by the rule and no autocast"),
-    "device": (op_samples.compare_devices, "emulated on the CPU against fake tensors of the device"),
+    "rule": (op_oracle.compare_rule, "autocast itself against casts by the rule and no autocast"),
+    "emulation": (op_oracle.compare_emulation, "emulated on the CPU against casts by the rule and no autocast"),
+    "device": (op_oracle.compare_devices, "emulated on the CPU against fake tensors of the device"),
 }
 
 
@@ -53,7 +54,7 @@ def compared(question: str, device: str, low: torch.dtype, calls: op_samples.Cal
     }
 
 
-def told(row: op_samples.Row, why: str) -> dict[str, str]:
+def told(row: op_oracle.Row, why: str) -> dict[str, str]:
     return {"op": row.op, "rule": row.rule, "given": row.given, "how": row.difference, "why": why[:120]}
 
 

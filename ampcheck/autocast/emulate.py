@@ -84,6 +84,8 @@ _probed: dict[tuple[str, pytorch.dtype], Policy] = {}
 def _measured(device: str, low: pytorch.dtype) -> Policy:
     """The policy of the installed PyTorch, probed again when ops were registered since."""
     known = _probed.get((device, low))
+    if device == "cpu" and _active:  # its kernels are not its own now
+        return replace(_active[0]._native, dtypes=(str(low).removeprefix("torch."),))
     if known is None or registered(device) != tuple(sorted({*known.ops, *known.unprobed})):
         known = _probed[device, low] = measure_policy(device, low)
     return known
@@ -151,7 +153,7 @@ class Emulation:
         libraries: dict[str, pytorch.library.Library] = {}
         missing = []
         self._overridden.clear()
-        for name in sorted({*self.policy.ops, *native.ops, *self._also}):
+        for name in sorted({*self.policy.ops, *native.ops, *self._also, *outer}):
             wanted, own = self.policy.ops.get(name), native.ops.get(name)
             if self._observe is None and name not in outer and _same(wanted, own):
                 continue

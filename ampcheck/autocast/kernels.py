@@ -6,6 +6,7 @@ overload is called instead, and what raises.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, OpPolicy
-from ampcheck.autocast.state import autocast_key
+from ampcheck.autocast.state import autocast_key, raw_autocast
 from ampcheck.nest import map_tensors
 from ampcheck.places import op_name, overload
 
@@ -40,21 +41,35 @@ class CastCache:
 
     def __init__(self) -> None:
         self._kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._always_with_grad = _casts_with_grad()
 
     def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """`tensor.to(dtype)`, made once for a leaf that requires a gradient."""
         plain = type(tensor) in (torch.nn.Parameter, torch.Tensor)  # not what a compiler traces with
         leaf = tensor.requires_grad and tensor.is_leaf and not tensor._is_view() and tensor.dtype is torch.float32
-        if not (leaf and plain and torch.is_autocast_cache_enabled()):
+        passing = self._always_with_grad and torch.is_inference_mode_enabled()
+        if passing or not (leaf and plain and torch.is_autocast_cache_enabled()):
             return tensor.to(dtype)
         kept: torch.Tensor | None = self._kept.get(tensor)  # type: ignore[no-untyped-call]
         if kept is None:
-            kept = self._kept[tensor] = tensor.to(dtype)
+            with torch.set_grad_enabled(self._always_with_grad or torch.is_grad_enabled()):
+                kept = self._kept[tensor] = tensor.to(dtype)
         return kept
 
     def clear(self) -> None:
         """Forget every copy."""
         self._kept.clear()
+
+
+@functools.cache
+def _casts_with_grad() -> bool:
+    """Whether a copy made under no_grad serves training later in the region: PyTorch mended that (its issue 158232)."""
+    weight, plain = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, 1)
+    with torch.inference_mode(False), raw_autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            torch.mm(weight, plain)
+        with torch.enable_grad():
+            return torch.mm(weight, plain).requires_grad
 
 
 def eligible(value: Any, device: str) -> bool:

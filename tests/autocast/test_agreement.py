@@ -14,7 +14,7 @@ from itertools import product
 import op_samples
 import pytest
 import torch
-from op_samples import Row, compare_devices, compare_emulation, compare_rule
+from op_oracle import Row, compare_devices, compare_emulation, compare_rule
 
 from ampcheck.autocast.policy import FP32, LOWER, PROMOTE, Policy
 from ampcheck.autocast.probe import measure_policy
