@@ -314,10 +314,11 @@ def test_a_device_that_is_not_there_is_emulated_and_every_verdict_says_so() -> N
     run = audit((nn.Linear(4, 4), torch.randn(2, 4)), device="cuda", dtype="float16")
     assert not run.failed
     assert run.environment["autocast policy"] == "cuda, emulated"
-    assert all("cuda emulated" in finding.subject for finding in run.findings)
+    assert all("cuda" in finding.subject and "emulated" in finding.subject for finding in run.findings)
     assert {finding.subject for finding in run.findings} == {
         "subject [float16, eager, cuda emulated]",
         "subject [float16, compiled, cuda emulated]",
+        "subject [cuda float16, emulated]",
     }
 
 

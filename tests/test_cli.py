@@ -197,8 +197,6 @@ AUDITS = {
     "factory that exits": ("targets.py:leaves", "raised SystemExit"),
     "factory that needs arguments": ("targets.py:needs", "missing 1 required"),
     "raises in float32 too": ("targets.py:float32", "raises in float32 too"),
-    "training": ("targets.py:training", "not judged yet"),
-    "call": ("targets.py:call", "not judged yet"),
     "limit of the subject": ("targets.py:limit", "positive number"),
     "unknown limit of the subject": ("targets.py:unknown_limit", "unknown limit 'speed'"),
     "unknown dtype declared": ("targets.py:declared", "float12"),
@@ -222,6 +220,14 @@ def test_a_missing_device_is_emulated(folder: Path, capfd: pytest.CaptureFixture
         done = command(capfd, "audit", "targets.py:sound", *QUICK, "--device", device)
         assert done.code == 0
         assert f"{device.partition(':')[0]} emulated" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize("kind", ["training", "call"])
+def test_the_use_of_autocast_is_judged(folder: Path, capfd: pytest.CaptureFixture[str], kind: str) -> None:
+    done = command(capfd, "audit", f"targets.py:{kind}", "-v")
+    assert done.code == 0
+    assert "autocast-state" in done.out
+    assert "coverage" in done.out
 
 
 def test_a_device_without_values_is_a_usage_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
