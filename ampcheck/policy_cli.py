@@ -85,6 +85,9 @@ def _add_lock(below: Any) -> None:
     lock.add_argument(
         "--path", metavar="PATH", help="the lock, a file or its folder (default: beside the model's code)"
     )
+    lock.add_argument(
+        "--torch", metavar="RELEASE", help="with --check: what would differ under the policy of a release, such as 2.15"
+    )
     lock.add_argument("-v", "--verbose", action="store_true", help="print every finding, passes too")
     lock.set_defaults(command=_lock)
 
