@@ -5,81 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from locked_model import MODEL, edit, failure, line_of, lock, model, text_of
 from torch import nn
 
-from ampcheck import Coverage, Run, UsageError, Verdict, assert_policy_lock, collect, demo
+from ampcheck import UsageError, Verdict, assert_policy_lock, demo
 from ampcheck.autocast import lockfile
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.lock import LockTarget, compare_lock, to_locked, write_lock
 from ampcheck.autocast.lock_checks import check_lock
 from ampcheck.autocast.lockfile import NAME, Locked, LockedOp, LockFile, update, updating
-from ampcheck.cli import main
 
 TRANSFORMERS = Path(__file__).parents[1] / "transformers_models.py"
-
-MODEL = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Linear(4, 8)
-        self.norm = nn.RMSNorm(8)
-        self.down = nn.Linear(8, 4)
-
-    def forward(self, x):
-        x = self.norm(self.up(x))
-        return self.down(x)
-
-def net():
-    return Net(), (torch.ones(2, 4),)
-
-def attention():
-    return (lambda x: (x @ x).softmax(-1)), (torch.ones(4, 4),)
-
-def banned():
-    return (lambda x: nn.functional.binary_cross_entropy(x.sigmoid(), x)), (torch.ones(4),)
-
-def broken():
-    return (lambda x: (x @ x).index_add(0, torch.zeros(1, dtype=torch.int64), x[:1])), (torch.ones(4, 4),)
-
-def idle():
-    return (lambda x: x + 1), (torch.ones(4),)
-"""
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "models.py"
-    path.write_text(MODEL, encoding="utf-8")
-    return path
-
-
-def lock(path: Path, factory: str = "net", **options: Any) -> Run:
-    return write_lock(LockTarget.of(f"{path}:{factory}"), **options)
-
-
-def text_of(path: Path) -> str:
-    return (path.parent / NAME).read_text(encoding="utf-8")
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    data = json.loads(text_of(path))
-    change(data)
-    (path.parent / NAME).write_text(json.dumps(data), encoding="utf-8")
-
-
-def failure(path: Path, factory: str = "net", **options: Any) -> str:
-    with pytest.raises(AssertionError) as caught:
-        assert_policy_lock(f"{path}:{factory}", **options)
-    return str(caught.value)
+__all__ = ["model"]  # the fixture
 
 
 # What is written -------------------------------------------------------------------------------------------------
@@ -103,10 +45,6 @@ def test_each_op_is_locked_with_its_rule_dtypes_module_and_line(model: Path) -> 
     )
     assert ops["aten::linear"].rule == "lower_precision"
     assert {module for _, module in ops["aten::linear"].used} == {"up", "down"}
-
-
-def line_of(code: str) -> int:
-    return next(number for number, line in enumerate(MODEL.splitlines(), 1) if code in line)
 
 
 def test_two_runs_give_the_same_bytes(model: Path) -> None:
@@ -311,129 +249,3 @@ def test_a_custom_op_that_is_registered_otherwise_is_told(model: Path) -> None:
     calls = {**held.ops, "mine::op": LockedOp("fixed:float16", {"float32 -> float16": (("up", ""),)})}
     (finding,) = check_lock(now, Locked(held.torch, held.build, calls), held)
     assert "a custom op: what is registered for it has changed" in finding.message
-
-
-# Bad locks -------------------------------------------------------------------------------------------------------
-
-
-def test_without_a_lock_nothing_passes(model: Path) -> None:
-    message = failure(model)
-    assert f"must be locked in {NAME}" in message
-    assert "ampcheck policy lock" in message
-
-
-def a_lock(name: str = "models.py:net", key: str = "cpu/float16", **entry: Any) -> str:
-    held = {"torch": "2.13.0", "build": "cpu", "ops": {}, **entry}
-    return json.dumps({"schema": 1, "targets": {name: {key: held}}})
-
-
-BAD = {
-    "not json": ("{", "is damaged"),
-    "no object": ("[]", "is no lock of ampcheck"),
-    "no schema": ("{}", "is no lock of ampcheck"),
-    "newer": ('{"schema": 99, "targets": {}}', "newer than this ampcheck reads"),
-    "no targets": ('{"schema": 1}', "is damaged"),
-    "another model": (a_lock("other.py:f"), "no entry for models.py:net; it has other.py:f"),
-    "no entries": ('{"schema": 1, "targets": {"models.py:net": {}}}', "for nothing"),
-    "no dtype": (a_lock(key="cuda"), "is damaged"),
-    "a number": (a_lock(torch=2), "is damaged"),
-    "no ops": (a_lock(ops=1), "is damaged"),
-    "half a place": (a_lock(ops={"a": {"rule": "fp32", "calls": {"a -> b": [["m"]]}}}), "is damaged"),
-    "another dtype": (a_lock(key="cpu/float8"), "float16 or bfloat16"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_a_bad_lock_is_one_clear_sentence_and_never_a_pass(model: Path, kind: str) -> None:
-    text, message = BAD[kind]
-    (model.parent / NAME).write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=message) as caught:
-        assert_policy_lock(f"{model}:net")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_device_that_was_not_locked_is_refused_with_those_that_were(model: Path) -> None:
-    lock(model, device="cuda", dtype="float16")
-    for options in ({"device": "cpu"}, {"dtype": "bfloat16"}, {"device": ("cuda", "mps")}):
-        with pytest.raises(UsageError, match="for cuda/float16, not for"):
-            assert_policy_lock(f"{model}:net", **options)
-
-
-def test_an_update_of_a_damaged_lock_is_refused(model: Path) -> None:
-    (model.parent / NAME).write_text("{", encoding="utf-8")
-    with pytest.raises(UsageError, match="damaged"), updating():
-        assert_policy_lock(f"{model}:net")
-    assert text_of(model) == "{"
-
-
-# Models that raise, or do nothing -----------------------------------------------------------------------------------
-
-
-def test_a_model_that_raises_is_not_locked(model: Path) -> None:
-    with pytest.raises(UsageError, match=r"aten::index_add.*nothing was locked"):
-        lock(model, "broken")
-    assert not (model.parent / NAME).exists()
-
-
-def test_a_model_that_raises_now_fails(model: Path) -> None:
-    lock(model, "attention", device="cuda", dtype="float16")
-    model.write_text(MODEL.replace("(x @ x).softmax(-1)", "(x @ x).nonsense()"), encoding="utf-8")
-    assert "must run to its end" in failure(model, "attention")
-
-
-def test_a_ban_is_locked_and_fails_by_itself_with_the_replacement(model: Path) -> None:
-    run = lock(model, "banned", dtype="float16")
-    (banned,) = (finding for finding in run.findings if finding.check == "policy-banned" and finding.verdict == "fail")
-    assert banned.where.op == "aten::binary_cross_entropy"
-    assert "binary_cross_entropy_with_logits" in banned.hint
-    assert banned.where.file.endswith("models.py")
-    message = failure(model, "banned")
-    assert "[policy-banned]" in message
-    assert "[policy-drift]" not in message
-
-
-def test_a_model_of_which_no_op_reaches_autocast_is_not_locked(model: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to lock"):
-        lock(model, "idle")
-
-
-def test_nothing_seen_is_no_pass(model: Path) -> None:
-    calls = measure_calls(LockTarget.of(f"{model}:idle").subject)
-    nothing = to_locked(calls, model.parent)
-    assert [finding.verdict for finding in check_lock(calls, nothing, nothing)] == [Verdict.FAIL]
-
-
-# The command -----------------------------------------------------------------------------------------------------
-
-
-def test_the_command_locks_and_checks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "lock", f"{model}:net", "--device", "cuda", "--dtype", "float16"]) == 0
-    assert "entry models.py:net" in " ".join(capsys.readouterr().out.split())
-    before = text_of(model)
-    assert main(["policy", "lock", f"{model}:net", "--check"]) == 0
-    model.write_text(MODEL.replace("self.down(x)", "self.down(x).softmax(-1)"), encoding="utf-8")
-    assert main(["policy", "lock", f"{model}:net", "--check"]) == 1
-    assert "aten::softmax.int" in capsys.readouterr().out
-    assert text_of(model) == before
-
-
-def test_the_command_checks_against_another_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "lock", f"{model}:net", "--device", "cuda", "--dtype", "float16"]) == 0
-    assert main(["policy", "lock", f"{model}:net", "--check", "--torch", "2.12"]) == 0
-    assert main(["policy", "lock", f"{model}:net", "--check", "--torch", "2.11"]) == 1
-    assert "aten::rms_norm" in capsys.readouterr().out
-    assert main(["policy", "lock", f"{model}:net", "--torch", "2.11"]) == 2
-
-
-def test_the_command_says_what_is_wrong(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "lock", f"{model}:net", "--check"]) == 1
-    assert main(["policy", "lock", f"{model}:nothing"]) == 2
-    assert main(["policy", "lock", f"{model}:net", "--device", "tpu"]) == 2
-    assert "cpu, cuda" in capsys.readouterr().err
-
-
-def test_the_run_of_an_assert_is_emitted(model: Path) -> None:
-    lock(model, device="cuda", dtype="float16")
-    with collect() as runs:
-        assert_policy_lock(f"{model}:net")
-    assert [run.coverage for run in runs] == [Coverage({"ops": 2, "calls": 3})]
