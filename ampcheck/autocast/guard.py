@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.checkpoint import CheckpointError
 
 from ampcheck.autocast.emulate import emulated_policy
-from ampcheck.autocast.guard_checks import CHECKS, check_guard
+from ampcheck.autocast.guard_checks import CHECKS, banned_by, check_guard
 from ampcheck.autocast.guard_hooks import watched_regions, watched_scope, watched_threads
 from ampcheck.autocast.guard_ops import Notes, OpsMode
 from ampcheck.autocast.guard_records import GuardStats, Raised, Recompute
@@ -98,12 +98,12 @@ class Watch:
 
     def _policies(self, calls: Collection[Any]) -> dict[str, Any]:
         found = dict(self._notes.policies)
-        wanted = {call.policy for call in calls} - set(found)
-        if isinstance(self._error, RuntimeError) and "policy-banned" in self.checks:
-            if "autocast" in str(self._error):
-                wanted |= set(devices())
-        for name in sorted(wanted):
-            found[name] = emulated_policy(name)
+        found.update((name, emulated_policy(name)) for name in {call.policy for call in calls} - set(found))
+        if "policy-banned" in self.checks and isinstance(self._error, RuntimeError) and "autocast" in str(self._error):
+            for name in (*sorted(self._notes.on), *devices()):  # first those for which autocast was seen to be on
+                found.setdefault(name, emulated_policy(name))
+                if banned_by(found[name], str(self._error)):
+                    break
         return found
 
 

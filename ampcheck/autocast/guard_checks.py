@@ -259,21 +259,27 @@ def check_banned(stats: GuardStats) -> Iterator[Finding]:
     """`policy-banned`: no op is called that autocast refuses to run."""
     slug = "policy-banned"
     raised = stats.raised
+    message = raised.message.strip() if raised is not None else ""
     hits: dict[str, list[str]] = defaultdict(list)
-    message = ""
     for name, policy in stats.policies.items():
-        for op, facts in policy.ops.items():
-            text = facts.raises.strip() or f"{op} is unsafe to autocast"
-            if facts.rule == BANNED and raised is not None and raised.message.strip().startswith(text):
-                hits[op].append(name)
-                message = text
+        for op in banned_by(policy, message):
+            hits[op].append(name)
     for op, names in hits.items():
         told = [line.strip() for line in message.splitlines() if line.strip()]
         where = Where("forward", op=op, file=raised.file if raised else "", line=raised.line if raised else None)
-        text = f"an op that autocast bans must not run under it, but {op} was called, banned on {' and '.join(names)}: "
-        yield Finding(slug, Verdict.FAIL, stats.subject, text + told[0], where, hint=" ".join(told[1:]))
+        text = (
+            f"an op that autocast bans must not run under it, but {op}, which {' and '.join(names)} bans, was called: "
+            f"{told[0]}"
+        )
+        yield Finding(slug, Verdict.FAIL, stats.subject, text, where, hint=" ".join(told[1:]))
     if not hits:
         yield _looked(slug, stats, "autocast ops", "no op ran under autocast")
+
+
+def banned_by(policy: Policy, message: str) -> list[str]:
+    """The ops that a policy bans with this message, which is all that is seen of them: autocast raises first."""
+    bans = ((op, facts.raises.strip() or f"{op} is unsafe to autocast") for op, facts in policy.ops.items())
+    return [op for op, text in bans if policy.rule(op) == BANNED and message.startswith(text)]
 
 
 CHECKS: Mapping[str, Callable[[GuardStats], Iterator[Finding]]] = MappingProxyType(

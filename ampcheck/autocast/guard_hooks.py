@@ -47,7 +47,7 @@ def watched_scope(notes: Notes) -> Iterator[None]:
         if not (notes.open and notes.here.watched):
             return
         spot = spot_of(sys._getframe(2), backward=False)
-        if spot.compiled:
+        if spot is None or spot.compiled:
             return  # a compiler that traces forward and backward together
         notes.counts[what] += 1
         if states := states_on():

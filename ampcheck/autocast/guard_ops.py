@@ -151,6 +151,8 @@ def _before(notes: Notes, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
         return None
     running = torch._C._current_graph_task_id() != -1
     spot = spot_of(sys._getframe(2), running)
+    if spot is None:
+        return None
     if running and not spot.file and spot.site is None:
         return None  # the engine's own op: its dtypes were settled in forward
     if spot.compiled:

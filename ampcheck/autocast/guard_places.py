@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from ampcheck.autocast import probe
 from ampcheck.places import is_users, short_path
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -40,17 +41,22 @@ class Spot:
     site: Hashable
 
 
-_USER, _ENGINE, _COMPILER, _DIRECTLY, _MODULE, _LIBRARY, _NOBODY = range(7)
+_USER, _ENGINE, _COMPILER, _DIRECTLY, _MODULE, _LIBRARY, _PROBE, _NOBODY = range(8)
 _kinds: dict[CodeType, tuple[int, str]] = {}
 
 
-def spot_of(frame: FrameType | None, backward: bool) -> Spot:
-    """The spot of an op that `frame` leads to. backward: the autograd engine runs, and its frame ends the search."""
+def spot_of(frame: FrameType | None, backward: bool) -> Spot | None:
+    """The spot of an op that `frame` leads to; None where our own probe called it.
+
+    backward: the autograd engine runs, and its frame ends the search.
+    """
     direct, compiled, site = True, False, None
     while frame is not None:
         kind, path = _kind(frame.f_code)
         if kind == _ENGINE and backward:
             break
+        if kind == _PROBE:
+            return None
         if kind == _USER:
             above = frame.f_back
             if above is None or not above.f_code.co_filename.startswith(_INDUCTOR):
@@ -105,6 +111,8 @@ def _classify(code: CodeType) -> tuple[int, str]:
         return _USER, short_path(path)
     if path == _GRAPH and code.co_name == "_engine_run_backward":
         return _ENGINE, ""
+    if path == probe.__file__:
+        return _PROBE, ""
     if path.startswith(_COMPILERS):
         return _COMPILER, ""
     if path.startswith(_DIRECT):

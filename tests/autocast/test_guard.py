@@ -88,9 +88,12 @@ def test_a_block_that_runs_nothing_passes_no_check_but_the_one_that_looked() -> 
 
 
 def test_a_failure_raises_with_its_check_and_is_emitted_first() -> None:
-    with collect() as runs, pytest.raises(AssertionError, match=r"\[autocast-state\]"):
+    def leak() -> None:
         with guard("autocast-state", subject="the step"):
             torch.set_autocast_enabled("cpu", True)
+
+    with collect() as runs, pytest.raises(AssertionError, match=r"\[autocast-state\]"):
+        leak()
     assert [f.subject for f in runs[0].findings] == ["the step"]
     assert not torch.is_autocast_enabled("cpu")
 
