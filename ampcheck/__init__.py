@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.autocast.emulate import emulate as emulate
     from ampcheck.autocast.guard import guard as guard
     from ampcheck.autocast.lock import assert_policy_lock as assert_policy_lock
+    from ampcheck.autocast.observe import assert_op_dtypes as assert_op_dtypes
+    from ampcheck.autocast.observe import observe_ops as observe_ops
     from ampcheck.autocast.probe import measure_policy as measure_policy
     from ampcheck.dtypes import assert_dtypes as assert_dtypes
     from ampcheck.errors import UsageError as UsageError
@@ -53,6 +55,7 @@ _HOME = {
     "Where": "ampcheck.record",
     "assert_dtypes": "ampcheck.dtypes",
     "assert_numerics": "ampcheck.audit",
+    "assert_op_dtypes": "ampcheck.autocast.observe",
     "assert_policy": "ampcheck.autocast.drift",
     "assert_policy_lock": "ampcheck.autocast.lock",
     "audit": "ampcheck.audit",
@@ -64,6 +67,7 @@ _HOME = {
     "health_of": "ampcheck.health",
     "measure_policy": "ampcheck.autocast.probe",
     "observe": "ampcheck.audit",
+    "observe_ops": "ampcheck.autocast.observe",
 }
 """Each public name and the module that it is imported from."""
 
@@ -83,6 +87,7 @@ __all__ = [
     "__version__",
     "assert_dtypes",
     "assert_numerics",
+    "assert_op_dtypes",
     "assert_policy",
     "assert_policy_lock",
     "audit",
@@ -94,6 +99,7 @@ __all__ = [
     "health_of",
     "measure_policy",
     "observe",
+    "observe_ops",
 ]
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every misspelt name

@@ -124,6 +124,16 @@ _PAGES = (
         "Cast the result, or the parameter at the point of use.",
     ),
     Explanation(
+        "compiled-dtype",
+        "Every op gives the same dtypes compiled as in eager mode. Fails where they differ; warns where one of the two "
+        "raises and the other does not.",
+        "Each op that the model sends through autocast runs by itself, with the arguments that the model gave it, in "
+        "eager mode and compiled by Inductor, both under autocast. Each choice of dtypes counts once.",
+        "An op whose own kernel calls ops that autocast casts, which the compiled graph never sees; operands of two "
+        "dtypes that only one of the two accepts.",
+        "Cast the result where the dtype matters, call the op with autocast disabled, bring operands to one dtype.",
+    ),
+    Explanation(
         "compiled-exception",
         "What runs in eager mode also runs compiled.",
         "The subject runs under torch.compile with Inductor after its eager run succeeded.",

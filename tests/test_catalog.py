@@ -37,6 +37,7 @@ def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -
     assert set(EXPLANATIONS) == {
         *CHECKS,
         "compiled-exception",
+        "compiled-dtype",
         "policy-drift",
         "policy-gap",
         "policy-unregistered",
