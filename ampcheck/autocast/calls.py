@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -169,8 +170,10 @@ def _raised(error: Exception, recorder: CallRecorder, trace: Trace) -> Raised:
     banned = recorder.banned
     if banned is not None and recorder.policy.ops[banned.op].raises in str(error):
         return Raised(brief(error), banned.op, banned.where)
-    op, module = (trace.failed.op, trace.failed.module) if trace.failed is not None else ("", "")
-    return Raised(brief(error), op, Where(phase="forward", module=module, op=op, file=file, line=line))
+    through = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if trace.failed is not None and Trace.__torch_dispatch__.__code__ in through:  # not one that the model caught
+        return Raised(brief(error), trace.failed.op, trace.failed.where)
+    return Raised(brief(error), "", Where(phase="forward", file=file, line=line))
 
 
 class CallRecorder:

@@ -215,6 +215,18 @@ def test_a_ban_that_the_model_caught_is_not_what_raised_later() -> None:
     assert (recorded.raised.op, "KeyError" in recorded.raised.message) == ("", True)
 
 
+def test_an_op_that_the_model_caught_is_not_what_raised_later() -> None:
+    def caught(x: Tensor) -> Tensor:
+        try:
+            return (x @ x).index_add(0, torch.zeros(1, dtype=torch.int64), x[:1])
+        except RuntimeError:
+            raise KeyError("something else") from None
+
+    recorded = measure_calls((caught, (torch.ones(4, 4),)))
+    assert recorded.raised is not None
+    assert (recorded.raised.op, recorded.raised.where.line is not None) == ("", True)
+
+
 # Custom ops ------------------------------------------------------------------------------------------------------
 
 

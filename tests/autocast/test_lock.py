@@ -71,6 +71,18 @@ def test_the_lock_is_the_same_in_every_folder_and_tells_no_path_of_the_machine(
     assert str(tmp_path) not in first
 
 
+def test_a_module_and_its_file_name_the_same_entry(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = model.parent / "a_locked_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(model, package / "parts.py")
+    monkeypatch.syspath_prepend(model.parent)
+    by_module, by_file = LockTarget.of("a_locked_package.parts:net"), LockTarget.of(f"{package / 'parts.py'}:net")
+    assert (by_module.entry, by_module.file) == (by_file.entry, by_file.file) == ("parts.py:net", package / NAME)
+    write_lock(by_module, device="cuda")
+    assert not compare_lock(by_file).failed
+
+
 def test_there_is_one_op_a_line(model: Path) -> None:
     lock(model)
     lines = [line for line in text_of(model).splitlines() if "::" in line]
