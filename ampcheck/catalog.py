@@ -194,7 +194,8 @@ _PAGES = (
     ),
     Explanation(
         "autocast-scope",
-        "Backward passes and optimizer steps run outside autocast regions. Fails for each place where one does not.",
+        "Backward passes and optimizer steps run outside autocast regions. Fails for each place where one does not; "
+        "warns where the gradient is differentiable itself (create_graph) and so belongs to a forward.",
         "Every way into the autograd engine and every optimizer step is tapped, and autocast's state is asked there. A "
         "backward that runs inside another one, as checkpoints do, does not count.",
         "A region around the whole step or the whole loop. Then weights keep their first cast, and the loss stands "
@@ -224,8 +225,8 @@ _PAGES = (
         "autocast-thread",
         "A thread that was started inside a region computes in the region's dtype, unless it chose another one itself.",
         "Instances of threading.Thread and tasks of ThreadPoolExecutor are followed. An op counts when autocast, as it "
-        "was where the thread was started, would have cast its inputs. A torch.autocast without dtype is no choice of a "
-        "dtype. Threads of other pools are seen only where they are started inside.",
+        "was where the thread was started, would have cast its inputs. A torch.autocast without dtype is no choice of "
+        "a dtype. Threads of other pools are seen only where they are started inside.",
         "Autocast's state belongs to one thread: a new one starts with it off, and torch.nn.parallel.parallel_apply "
         "passes it on without the dtype.",
         "Enter torch.autocast(device, dtype=...) inside the thread's function.",
@@ -242,11 +243,12 @@ _PAGES = (
     ),
     Explanation(
         "autocast-function",
-        "The Python backward of a torch.autograd.Function runs under the autocast state of its forward, where that "
-        "makes a difference.",
-        "The states of a Function's forward are kept with its context. Ops that its backward runs with autocast off "
-        "are looked up in the policy: they fail where the rule would have changed a dtype. A Function that switched "
-        "autocast off for a part of its forward is left alone, and one with setup_context is not seen.",
+        "The Python backward of a torch.autograd.Function runs under the autocast state of its forward. Fails where an "
+        "op had mixed dtypes or 16 bits where its rule is float32; warns where it ran in float32 instead of 16 bits, "
+        "unless the backward casts by itself.",
+        "The states of a Function's forward are kept with its context, with setup_context by its class. Ops that its "
+        "backward runs with autocast off are looked up in the policy: what counts is whether the rule would have "
+        "changed a dtype. A Function that switched autocast off for a part of its forward is left alone.",
         "Backward runs outside the region. A plain Function does not restore autocast.",
         "Decorate with torch.amp.custom_fwd and torch.amp.custom_bwd, or enter torch.autocast in backward.",
     ),

@@ -98,7 +98,8 @@ class Watch:
 
     def _policies(self, calls: Collection[Any]) -> dict[str, Any]:
         found = dict(self._notes.policies)
-        found.update((name, emulated_policy(name)) for name in {call.policy for call in calls} - set(found))
+        wanted = {call.policy for call in calls} | {op.forward.device for op in self._notes.recomputed}
+        found.update((name, emulated_policy(name)) for name in sorted(wanted - set(found)))
         if "policy-banned" in self.checks and isinstance(self._error, RuntimeError) and "autocast" in str(self._error):
             for name in (*sorted(self._notes.on), *devices()):  # first those for which autocast was seen to be on
                 found.setdefault(name, emulated_policy(name))

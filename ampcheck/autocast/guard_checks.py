@@ -83,11 +83,11 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
     """`autocast-scope`: no backward pass and no optimizer step inside a region."""
     slug = "autocast-scope"
     passes, steps = stats.counts.get("backward calls", 0), stats.counts.get("optimizer steps", 0)
-    places: dict[tuple[str, str, int | None], list[tuple[Crossing, int]]] = defaultdict(list)
+    places: dict[tuple[str, bool, str, int | None], list[tuple[Crossing, int]]] = defaultdict(list)
     for crossing, count in stats.crossings.items():
-        places[crossing.what, crossing.file, crossing.line].append((crossing, count))
+        places[crossing.what, crossing.part, crossing.file, crossing.line].append((crossing, count))
     whole = _whole_steps(stats)
-    for (what, file, line), found in places.items():
+    for (what, part, file, line), found in places.items():
         times = sum(count for _, count in found)
         state = found[0][0].states[0]
         backward = what == "backward calls"
@@ -99,8 +99,12 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
                 "weights keep their first cast, so the forward does not see the updates"
             )
         hint = "end the autocast region after the loss: with torch.autocast(...) around forward and loss only"
+        if part:
+            message += "; it is differentiable itself (create_graph), so it belongs to a forward"
+            hint = "take such a gradient with torch.autocast(..., enabled=False) around it, and go on under autocast"
+        verdict = Verdict.WARN if part else Verdict.FAIL
         where = Where("backward" if backward else "update", file=file, line=line)
-        yield Finding(slug, Verdict.FAIL, stats.subject, message, where, float(times), 0.0, "times", hint)
+        yield Finding(slug, verdict, stats.subject, message, where, float(times), 0.0, "times", hint)
     if not places:
         text = f"{passes} backward passes and {steps} optimizer steps ran outside autocast"
         nothing = "no backward pass and no optimizer step ran"
@@ -188,7 +192,7 @@ def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
     slug = "autocast-checkpoint"
     if stats.recomputed:
         found: list[Recompute] = list(stats.recomputed)
-        first = found[0]
+        first = min(found, key=lambda op: not rule_for(stats.policies.get(op.forward.device), op.op))
         others = f" (and {len(found) - 1} other ops)" if len(found) > 1 else ""
         forward, backward = f"autocast {first.forward}", f"autocast {first.backward}"
         if first.op:
@@ -211,13 +215,16 @@ def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
 def check_function(stats: GuardStats) -> Iterator[Finding]:
     """`autocast-function`: the Python backward of a Function runs under the state of its forward."""
     slug = "autocast-function"
-    hits = list(_changed(stats, "function"))
+    found = sorted(_changed(stats, "function"), key=lambda hit: _wide(hit[0]))
+    hits = [(call, wanted) for call, wanted in found if not (call.cast and _wide(call))]
     for call, wanted in hits[:_LIST]:
         message = (
             f"the backward of an autograd.Function must run under the autocast of its forward, but {call.op} ran on "
             f"{_given(call)} with autocast off; forward ran with {call.state}, under which the op computes in "
             f"{short(wanted)}"
         )
+        if _wide(call):
+            message += ". In float32 nothing is unsafe, speed is lost"
         if len(hits) > _LIST and call is hits[_LIST - 1][0]:
             message += f" (and {len(hits) - _LIST} more such ops)"
         hint = (
@@ -225,7 +232,8 @@ def check_function(stats: GuardStats) -> Iterator[Finding]:
             f"torch.amp.custom_bwd(device_type={call.state.device!r})"
         )
         where = Where("backward", op=call.op, file=call.file, line=call.line)
-        yield Finding(slug, Verdict.FAIL, stats.subject, message, where, hint=hint)
+        verdict = Verdict.WARN if _wide(call) else Verdict.FAIL
+        yield Finding(slug, verdict, stats.subject, message, where, hint=hint)
     if not hits:
         nothing = "no autograd.Function whose forward ran under autocast had its Python backward run"
         yield _looked(slug, stats, "Function ops", nothing)
@@ -245,10 +253,11 @@ def check_unregistered(stats: GuardStats) -> Iterator[Finding]:
             f"{call.state.device}: it was given {_given(call)} and raised: {call.raised}. With all inputs in "
             f"{short(call.runs_in)} it runs"
         )
-        hint = (
-            f"cast its inputs to {short(call.runs_in)} at the call; for an op of your own, "
-            "torch.library.register_autocast gives it a rule"
-        )
+        hint = f"cast its inputs to {short(call.runs_in)} at the call"
+        if call.rule_of != call.op:
+            hint = "cast what is written to the dtype of the tensor that it is written into"
+        elif not call.op.startswith("aten::"):
+            hint += ", or give the op a rule with torch.library.register_autocast"
         verdict = Verdict.WARN if call.caught else Verdict.FAIL
         yield Finding(slug, verdict, stats.subject, message, _where(call), float(count), 0.0, "calls", hint)
     if not found:
@@ -330,6 +339,11 @@ def _state_hint(stats: GuardStats) -> str:
             "leaves the region open"
         )
     return "put the switch back in a finally block or a fixture"
+
+
+def _wide(call: Call) -> bool:
+    """Whether the op had all of its inputs in float32, which loses speed and no digits."""
+    return set(call.given) == {torch.float32}
 
 
 def _where(call: Call) -> Where:

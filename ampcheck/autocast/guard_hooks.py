@@ -43,7 +43,7 @@ def states_on() -> tuple[State, ...]:
 def watched_scope(notes: Notes) -> Iterator[None]:
     """Count backward passes and optimizer steps, and note those inside a region."""
 
-    def cross(what: str) -> None:
+    def cross(what: str, part: bool = False) -> None:
         if not (notes.open and notes.here.watched):
             return
         spot = spot_of(sys._getframe(2), backward=False)
@@ -51,12 +51,12 @@ def watched_scope(notes: Notes) -> Iterator[None]:
             return  # a compiler that traces forward and backward together
         notes.counts[what] += 1
         if states := states_on():
-            notes.crossings[Crossing(what, states, notes.region, spot.file, spot.line)] += 1
+            notes.crossings[Crossing(what, part, states, notes.region, spot.file, spot.line)] += 1
 
     def make(run: Any) -> Any:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
-                cross("backward calls")
+                cross("backward calls", part=len(args) > 3 and args[3] is True)  # its create_graph
             return run(*args, **kwargs)
 
         return backward

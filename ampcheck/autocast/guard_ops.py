@@ -24,9 +24,8 @@ from ampcheck.places import op_name
 
 COMPILED = "ops of code that torch.compile wrote"
 HIGHER = "higher-order ops"
-SETUP = "ops of Functions with setup_context"
-_STATES = "_ampcheck_states"
-"""The attribute in which the context of a Function keeps autocast's states of its forward for its backward."""
+_STATES, _CASTS = "_ampcheck_states", "_ampcheck_casts"
+"""Attributes of a Function's context: autocast's states in its forward, and whether its backward casts by itself."""
 
 
 class Here(threading.local):
@@ -65,6 +64,7 @@ class Notes:
         self.on: set[str] = set()
         self.forward: dict[tuple[str, Hashable], Forward] = {}
         self.sites: dict[Hashable, Forward] = {}
+        self.classes: dict[type | None, set[State]] = {}
         self.shifted: dict[Hashable, Recompute] = {}
 
     def policy(self, device: str) -> str:
@@ -177,8 +177,8 @@ def _before(notes: Notes, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
             ran.setdefault(state, set()).add(_floating(flat))
         if not torch.is_grad_enabled():
             context = function_context(sys._getframe(2))
-            if context is False:
-                notes.unseen[SETUP] += 1
+            if isinstance(context, type):
+                notes.classes.setdefault(context, set()).add(state)
             elif context is not None:
                 vars(context).setdefault(_STATES, set()).add(state)
     if notes.here.parent:
@@ -201,15 +201,18 @@ def _in_backward(notes: Notes, op: Any, kwargs: Any, flat: list[torch.Tensor], s
     node: Any = torch._C._current_autograd_node()
     if not isinstance(node, BackwardCFunction):
         return
-    forward = vars(node).get(_STATES, ())
+    forward: set[State] = vars(node).get(_STATES) or notes.classes.get(getattr(node, "_forward_cls", None), set())
     if len(forward) != 1:
         return  # no op was seen there, or it chose another state for a part: then backward may choose too
     (was,) = forward
     if was.device != state.device or was.dtype is None:
         return
     notes.counts["Function ops"] += 1
+    if op is torch.ops.aten._to_copy.default and kwargs.get("dtype") is not None:
+        vars(node)[_CASTS] = True
     if state.dtype is None:
-        notes.calls[_call(notes, "function", op, kwargs, flat, was, spot, now=state)] += 1
+        cast = vars(node).get(_CASTS, False)
+        notes.calls[_call(notes, "function", op, kwargs, flat, was, spot, now=state, cast=cast)] += 1
 
 
 def _in_thread(notes: Notes, op: Any, kwargs: Any, flat: list[torch.Tensor], state: State, spot: Spot) -> None:

@@ -82,9 +82,9 @@ def in_optimizer(frame: FrameType | None) -> bool:
 
 
 def function_context(frame: FrameType | None) -> Any:
-    """The `ctx` of the innermost autograd.Function whose forward leads to `frame`.
+    """The `ctx` of the innermost autograd.Function whose forward leads to `frame`; None where there is none.
 
-    None where there is none, False where the forward is not handed it (`setup_context`).
+    The Function's class where the forward is not handed a context (`setup_context`).
     """
     below = None
     while frame is not None:
@@ -93,7 +93,7 @@ def function_context(frame: FrameType | None) -> Any:
             given = below.f_code.co_varnames[: below.f_code.co_argcount + 1]
             first = below.f_locals.get(given[0]) if given else None
             first = first[0] if isinstance(first, tuple) and first else first
-            return first if isinstance(first, BackwardCFunction) else False
+            return first if isinstance(first, BackwardCFunction) else frame.f_locals["cls"]
         below, frame = frame, frame.f_back
     return None
 

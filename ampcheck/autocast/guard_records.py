@@ -29,8 +29,9 @@ class Call:
     how: `bypass` (in-place or out=), `thread`, `function` (Python backward) or `mixed` (raised on mixed dtypes).
     rule_of: the overload whose rule tells what autocast would have done. state: autocast's state for which the rule is
     asked. given: the dtypes of the tensors that autocast may cast. asked: a dtype was given to the op. result: the
-    dtype of what it wrote. now: autocast's state where it ran. raised: PyTorch's message, `caught` when the block went
-    on. runs_in: for `mixed`, the dtype in which the same op runs when all inputs have it.
+    dtype of what it wrote. cast: the code around it casts to a dtype that it names. now: autocast's state where it ran.
+    raised: PyTorch's message, `caught` when the block went on. runs_in: for `mixed`, the dtype in which the same op
+    runs when all inputs have it.
     """
 
     how: str
@@ -44,6 +45,7 @@ class Call:
     line: int | None
     now: State | None = None
     result: torch.dtype | None = None
+    cast: bool = False
     raised: str = ""
     caught: bool = False
     runs_in: torch.dtype | None = None
@@ -51,9 +53,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A backward pass or an optimizer step inside an autocast region. region: counts the outermost regions."""
+    """A backward pass or an optimizer step inside an autocast region.
+
+    region: counts the outermost regions. part: the gradient is itself differentiable, so that it belongs to a forward.
+    """
 
     what: str
+    part: bool
     states: tuple[State, ...]
     region: int
     file: str

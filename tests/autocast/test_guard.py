@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -183,6 +185,14 @@ def test_a_switch_that_is_left_changed_is_named_and_put_back(name: str) -> None:
     assert changed(before, read_state()) == {}
 
 
+@given(st.sets(st.sampled_from(sorted(LEAKS)), min_size=1))
+def test_all_switches_that_are_left_changed_are_named_together_and_put_back(names: set[str]) -> None:
+    before = read_state()
+    message = only(judged(lambda: [LEAKS[name]() for name in sorted(names)], "autocast-state")).message
+    assert {name for name in LEAKS if f"{name} was " in message} >= names
+    assert changed(before, read_state()) == {}
+
+
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="PyTorch before 2.9 has no fp32_precision")
 def test_the_newer_precision_switches_are_seen_where_the_old_flags_cannot_be_read_any_more() -> None:
     def leak() -> None:
@@ -301,6 +311,17 @@ def test_a_checkpoint_that_runs_its_own_backward_is_not_counted_as_one_inside() 
     result = judged(run)
     assert bad(result) == []
     assert result.coverage.seen["backward calls"] == 1
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_gradient_that_belongs_to_a_forward_is_a_warning_inside_a_region(inner: bool) -> None:
+    def run() -> None:
+        x = torch.ones(2, 2, requires_grad=True)
+        with region(enabled=inner):
+            (gradient,) = torch.autograd.grad((x * x).sum(), x, create_graph=True)
+        gradient.sum().backward()
+
+    assert bad(judged(run)) == ([("autocast-scope", "warn")] if inner else [])
 
 
 # --- autocast-cache
@@ -686,6 +707,71 @@ def test_a_function_that_restores_autocast_or_does_not_need_it_passes(backward: 
     assert bad(judged(run_product(product(backward, decorate), on=on))) == []
 
 
+def cast_backward(ctx: Any, grad: torch.Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    grad = grad.to(torch.float32)
+    return grad @ weight.t(), x.t() @ grad
+
+
+def test_a_backward_that_casts_to_float32_by_itself_passes() -> None:
+    assert bad(judged(run_product(product(cast_backward, decorate=False)))) == []
+
+
+def test_a_backward_that_runs_in_float32_without_a_cast_of_its_own_is_a_warning() -> None:
+    class Wide(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, weight)
+            return (x @ weight).float()
+
+        backward = staticmethod(plain_backward)
+
+    run = judged(run_product(Wide.apply))
+    assert {(f.check, f.verdict) for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)} == {
+        ("autocast-function", Verdict.WARN)
+    }
+
+
+def test_a_backward_that_stays_narrow_where_the_rule_is_float32_fails() -> None:
+    class Log(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return grad * ctx.saved_tensors[0].exp()
+
+    def run() -> None:
+        with ampcheck.emulate("cuda", BF16):
+            y = Log.apply(torch.ones(2, dtype=BF16, requires_grad=True))
+            with torch.autocast("cpu", enabled=False):
+                y.float().sum().backward()
+
+    assert bad(judged(run, "autocast-function")) == [("autocast-function", "fail")]
+
+
+class Modern(torch.autograd.Function):
+    """A Function whose forward is not handed the context."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x @ weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    backward = staticmethod(plain_backward)
+
+
+def test_a_function_with_setup_context_is_judged_as_any_other() -> None:
+    run = judged(run_product(Modern.apply))
+    assert {f.check for f in run.of(Verdict.FAIL)} == {"autocast-function"}
+    assert bad(judged(run_product(Modern.apply, on=False))) == []
+
+
 # --- policy-unregistered and policy-banned
 
 
@@ -713,6 +799,28 @@ def test_an_op_without_a_rule_that_raises_on_mixed_dtypes_fails(custom_op: Any) 
     assert (finding.check, finding.verdict) == ("policy-unregistered", Verdict.FAIL)
     assert finding.where.op == "ampcheck_guard_test::join"
     assert bad(judged(lambda: run(BF16, BF16))) == []
+
+
+def test_an_op_whose_exception_the_block_handles_is_a_warning(custom_op: Any) -> None:
+    def run() -> None:
+        with region():
+            with pytest.raises(RuntimeError):
+                custom_op(torch.ones(2, dtype=BF16), torch.ones(2))
+            with pytest.raises(RuntimeError):
+                torch.ones(2, 2).addmm_(torch.ones(2, 2, dtype=BF16), torch.ones(2, 2))
+
+    assert sorted(bad(judged(run))) == [("autocast-bypass", "warn"), ("policy-unregistered", "warn")]
+
+
+def test_writing_16_bits_into_a_float32_tensor_by_index_fails_with_what_to_cast() -> None:
+    def run() -> None:
+        table = torch.zeros(4, 4)
+        with region():
+            table[torch.tensor([1, 2])] = torch.ones(2, 4) @ torch.ones(4, 4)
+
+    finding = only(judged(run))
+    assert (finding.check, finding.where.op) == ("policy-unregistered", "aten::index_put_")
+    assert "what is written" in finding.hint
 
 
 def test_an_op_that_raises_for_another_reason_is_not_blamed_on_autocast() -> None:
