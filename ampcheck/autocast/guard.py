@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError
 
 from ampcheck.autocast.emulate import emulated_policy
@@ -52,6 +56,8 @@ class Watch:
             if "autocast-scope" in self.checks:
                 opening.enter_context(watched_scope(notes))
             if _OPS & set(self.checks):
+                if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+                    opening.callback(_reset_dynamo)
                 opening.enter_context(watched_threads(notes))
                 opening.enter_context(OpsMode(notes))
             self._open = opening.pop_all()
@@ -168,11 +174,16 @@ def _run(watch: Watch, subject: str, unexplained: Exception | None = None) -> Ru
     findings = check_guard(stats, watch.checks)
     if unexplained is not None and not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings.append(_stopped(stats, unexplained))
-    counts = stats.counts if len(stats.counts) > 1 else {"switches": stats.settings}
     unseen = dict(stats.unseen)
     if stats.raised is not None:
         unseen[f"what comes after the {stats.raised.kind}"] = 1
-    return Run(environment=environment(), findings=tuple(findings), coverage=Coverage(counts, unseen))
+    return Run(environment(), tuple(findings), Coverage(stats.counts, unseen), title=f"guard of {subject}")
+
+
+def _reset_dynamo() -> None:
+    """An older Dynamo remembers that it skipped what it met under a dispatch mode."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 def _stopped(stats: GuardStats, error: Exception) -> Finding:
@@ -183,8 +194,6 @@ def _stopped(stats: GuardStats, error: Exception) -> Finding:
 
 def _caught(call: Any, error: BaseException, ended: BaseException | None) -> Any:
     """The call, marked as caught unless its exception is what ended the block, itself or as a cause."""
-    from dataclasses import replace
-
     chain: list[BaseException] = []
     while ended is not None and ended not in chain:
         chain.append(ended)

@@ -66,6 +66,7 @@ class CastNotes:
             return
         weight = flat[0]
         leaf = weight.dtype is torch.float32 and weight.requires_grad and weight.is_leaf and not weight._is_view()
+        leaf = leaf and not weight.is_inference()  # which has no version
         if not leaf or out.dtype is not state.dtype or not torch.is_autocast_cache_enabled() or not nesting():
             return
         storage = _storage(weight)

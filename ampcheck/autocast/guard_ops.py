@@ -94,7 +94,7 @@ class OpsMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Dynamo compiles as ever (PyTorch 2.10 and later); other modes would make it skip the code for good."""
+        """Dynamo compiles as ever. An older one, which does not ask this, skips code that it meets under a mode."""
         return True
 
     def __init__(self, notes: Notes) -> None:

@@ -891,3 +891,28 @@ def test_compiled_code_runs_compiled_under_the_guards_and_is_told_as_unseen() ->
     result = judged(run)
     assert bad(result) == []
     assert "ops of code that torch.compile wrote" in result.coverage.unseen
+
+
+def test_a_region_inside_compiled_code_is_followed_without_a_break() -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def product_of(x: torch.Tensor) -> torch.Tensor:
+        with region():
+            return x @ x
+
+    def run() -> None:
+        assert product_of(torch.ones(2, 2)).dtype is BF16
+        assert product_of(torch.ones(2, 2)).dtype is BF16
+
+    torch._dynamo.reset()
+    result = judged(run)
+    assert bad(result) == []
+    assert result.coverage.seen["autocast ops"] > 0
+
+
+def test_weights_made_in_inference_mode_are_no_obstacle() -> None:
+    def run() -> None:
+        with torch.inference_mode(), region():
+            model = nn.Linear(4, 4)
+            model(model(torch.ones(2, 4)))
+
+    assert bad(judged(run)) == []
