@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 
 from ampcheck.autocast.emulate import Emulation, emulated_policy
 from ampcheck.autocast.kernels import eligible
+from ampcheck.autocast.missing import MissingKernels
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type, devices, registered
@@ -139,7 +140,8 @@ def measure_calls(
     recorder = CallRecorder(device, low, model=prepared.root, release=release)
     trace = Trace(prepared.root)
     error: Exception | None = None
-    with _seeded(), warnings.catch_warnings(), recorder, trace:
+    substitutes: AbstractContextManager[Any] = nullcontext() if recorder.device == "cpu" else MissingKernels()
+    with _seeded(), warnings.catch_warnings(), recorder, substitutes, trace:
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:

@@ -215,6 +215,16 @@ def test_a_ban_that_the_model_caught_is_not_what_raised_later() -> None:
     assert (recorded.raised.op, "KeyError" in recorded.raised.message) == ("", True)
 
 
+def test_a_16_bit_kernel_that_only_the_cpu_lacks_does_not_end_the_recording_of_another_device() -> None:
+    model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.AvgPool3d(2), nn.Flatten(), nn.Linear(2, 2))
+    subject = model, (torch.ones(2, 1, 2, 2, 2),)
+    there = measure_calls(subject, device="cuda")
+    assert there.raised is None
+    assert of(there, "aten::linear")
+    here = measure_calls(subject, device="cpu")
+    assert here.raised is None or here.raised.op == "aten::avg_pool3d"
+
+
 def test_an_op_that_the_model_caught_is_not_what_raised_later() -> None:
     def caught(x: Tensor) -> Tensor:
         try:
