@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -86,7 +86,8 @@ class PolicyCalls:
 
     device, dtype: of autocast; the policy of another device than the CPU is emulated. calls: of ops that have an
     autocast kernel on any device, and of custom ops; sorted. composite: those of them that are made of other ops,
-    which reach autocast by themselves. policy: the device's. raised: what broke the run off.
+    which reach autocast by themselves. policy: the device's. raised: what broke forward off. no_backward: what backward
+    raised; it runs without autocast but for checkpoints that recompute, so little is missing then.
     """
 
     subject: str
@@ -97,6 +98,7 @@ class PolicyCalls:
     calls: tuple[OpCall, ...]
     composite: frozenset[str] = frozenset()
     raised: Raised | None = None
+    no_backward: str = ""
 
     @property
     def ruled(self) -> tuple[OpCall, ...]:
@@ -140,31 +142,43 @@ def measure_calls(
     recorder = CallRecorder(device, low, model=prepared.root, release=release)
     trace = Trace(prepared.root)
     error: Exception | None = None
+    no_backward = ""
     substitutes: AbstractContextManager[Any] = nullcontext() if recorder.device == "cpu" else MissingKernels()
     with _seeded(), warnings.catch_warnings(), recorder, substitutes, trace:
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:
-                _run(prepared.blocks, call.args, call.kwargs, low, made)
+                total = _forward(prepared.blocks, call.args, call.kwargs, low, made)
+                no_backward = _backward(total) or no_backward
         except Exception as caught:  # noqa: BLE001  # the user's model: its exception is a result
             error = caught
     raised = _raised(error, recorder, trace) if error is not None else None
-    return recorder.calls(made.name, low, raised)
+    return replace(recorder.calls(made.name, low), raised=raised, no_backward=no_backward)
 
 
-def _run(blocks: Iterable[Callable[..., Any]], args: Any, kwargs: Any, low: torch.dtype, subject: Subject) -> None:
+def _forward(blocks: Iterable[Callable[..., Any]], args: Any, kwargs: Any, low: torch.dtype, subject: Subject) -> Any:
+    """Run the blocks under autocast; the subject's loss, or the mean of squares of its outputs, which is ours."""
     with torch.enable_grad(), torch.autocast("cpu", low):
         first, *others = blocks
         result = first(*args, **kwargs)
         for block in others:
             result = block(*result) if isinstance(result, tuple) else block(result)
-        total = subject.loss(result) if subject.loss is not None else None
-    if total is None:
-        found = [t for _, t in tensors(result) if t.is_floating_point() and t.requires_grad and t.numel()]
-        parts = [t.float().square().mean() for t in found if t.layout is torch.strided and not t.is_nested]
-        total = sum(parts[1:], parts[0]) if parts else None
-    if isinstance(total, torch.Tensor) and total.requires_grad:
+        if subject.loss is not None:
+            return subject.loss(result)
+    found = [t for _, t in tensors(result) if t.is_floating_point() and t.requires_grad and t.numel()]
+    parts = [t.float().square().mean() for t in found if t.layout is torch.strided and not t.is_nested]
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def _backward(total: Any) -> str:
+    """Run backward where there is a loss with a gradient; what it raises."""
+    if not isinstance(total, torch.Tensor) or not total.requires_grad:
+        return ""
+    try:
         total.backward()  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
+        return brief(error)
+    return ""
 
 
 def _raised(error: Exception, recorder: CallRecorder, trace: Trace) -> Raised:
@@ -215,7 +229,7 @@ class CallRecorder:
         """What autocast was asked to cast to while calls were recorded."""
         return tuple(self._seen)
 
-    def calls(self, subject: str, dtype: torch.dtype, raised: Raised | None = None) -> PolicyCalls:
+    def calls(self, subject: str, dtype: torch.dtype) -> PolicyCalls:
         """What was recorded while autocast cast to `dtype`."""
         seen = self._seen.get(dtype, Counter())
         counted = [_counted(call, count) for call, count in seen.items()]
@@ -229,7 +243,6 @@ class CallRecorder:
             self.policy,
             tuple(sorted(counted, key=_order)),
             composite,
-            raised,
         )
 
     def _observe(
@@ -253,7 +266,7 @@ class CallRecorder:
 
 def _users_line(frame: FrameType | None) -> tuple[str, int | None]:
     """The innermost line of the model's code, never one of the code that asked for the recording."""
-    while frame is not None and frame.f_code is not _run.__code__:
+    while frame is not None and frame.f_code not in (_forward.__code__, _backward.__code__):
         if is_users(frame.f_code.co_filename):
             return short_path(frame.f_code.co_filename), frame.f_lineno
         frame = frame.f_back

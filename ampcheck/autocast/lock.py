@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ def locked_calls(entry: str, file: Path, *, device: str = "cpu") -> Iterator[Non
     measured = [recorder.calls(entry, dtype) for dtype in sorted(recorder.dtypes, key=str)]
     measured = [calls for calls in measured if calls.ruled]
     if not measured:
-        message = f"a lock needs an op that autocast acts on; none ran on {recorder.device} inside a region of autocast"
+        message = "a lock needs an op that autocast acts on; none ran on tensors of the CPU inside a region of autocast"
         verify(Run(environment(), (Finding("policy-drift", Verdict.FAIL, entry, message),)))
     now = {_key(calls): to_locked(calls, file.parent) for calls in measured}
     findings = []
@@ -215,7 +216,8 @@ def _run(measured: Sequence[PolicyCalls], findings: Iterable[Finding]) -> Run:
         "ops": sum(len({call.op for call in calls.calls}) for calls in measured),
         "calls": sum(call.count for calls in measured for call in calls.calls),
     }
-    return Run(environment(), tuple(found), Coverage(seen), tuple(table for table in tables if table.rows))
+    unseen = Counter(f"backward, which raised {calls.no_backward}" for calls in measured if calls.no_backward)
+    return Run(environment(), tuple(found), Coverage(seen, unseen), tuple(table for table in tables if table.rows))
 
 
 def _asked(held: Entries, devices: tuple[str, ...], dtypes: tuple[str, ...], target: LockTarget) -> list[str]:

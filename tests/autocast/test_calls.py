@@ -225,6 +225,24 @@ def test_a_16_bit_kernel_that_only_the_cpu_lacks_does_not_end_the_recording_of_a
     assert here.raised is None or here.raised.op == "aten::avg_pool3d"
 
 
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise NotImplementedError("no backward")
+
+
+def test_a_backward_that_raises_is_told_and_forward_is_recorded_whole() -> None:
+    linear = nn.Linear(4, 4)
+    recorded = measure_calls((lambda x: linear(NoBackward.apply(linear(x))), (torch.ones(2, 4),)))
+    assert recorded.raised is None
+    assert "no backward" in recorded.no_backward
+    assert sum(call.count for call in of(recorded, "aten::linear")) == 2
+
+
 def test_an_op_that_the_model_caught_is_not_what_raised_later() -> None:
     def caught(x: Tensor) -> Tensor:
         try:

@@ -169,7 +169,7 @@ def test_a_body_without_autocast_is_no_pass(pytester: pytest.Pytester) -> None:
     for options in ((), ("--ampcheck-update",)):
         result = pytester.runpytest("-n0", *options)
         result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["*none ran on cpu inside a region of autocast*"])
+        result.stdout.fnmatch_lines(["*none ran on tensors of the CPU inside a region of autocast*"])
     assert not (pytester.path / NAME).exists()
 
 
