@@ -246,7 +246,7 @@ _PAGES = (
         "The Python backward of a torch.autograd.Function runs under the autocast state of its forward. Fails where an "
         "op had mixed dtypes or 16 bits where its rule is float32; warns where it ran in float32 instead of 16 bits, "
         "unless the backward casts by itself.",
-        "The states of a Function's forward are kept with its context, with setup_context by its class. Ops that its "
+        "The states of a Function's forward are kept with its context, with setup_context by its code. Ops that its "
         "backward runs with autocast off are looked up in the policy: what counts is whether the rule would have "
         "changed a dtype. A Function that switched autocast off for a part of its forward is left alone.",
         "Backward runs outside the region. A plain Function does not restore autocast.",

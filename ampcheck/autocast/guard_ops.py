@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -64,7 +66,7 @@ class Notes:
         self.on: set[str] = set()
         self.forward: dict[tuple[str, Hashable], Forward] = {}
         self.sites: dict[Hashable, Forward] = {}
-        self.classes: dict[type | None, set[State]] = {}
+        self.forwards: dict[CodeType | None, set[State]] = {}
         self.shifted: dict[Hashable, Recompute] = {}
 
     def policy(self, device: str) -> str:
@@ -177,9 +179,10 @@ def _before(notes: Notes, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
             ran.setdefault(state, set()).add(_floating(flat))
         if not torch.is_grad_enabled():
             context = function_context(sys._getframe(2))
-            if isinstance(context, type):
-                notes.classes.setdefault(context, set()).add(state)
-            elif context is not None:
+            if isinstance(context, list):
+                for code in context:
+                    notes.forwards.setdefault(code, set()).add(state)
+            else:
                 vars(context).setdefault(_STATES, set()).add(state)
     if notes.here.parent:
         _in_thread(notes, op, kwargs, flat, state, spot)
@@ -201,7 +204,7 @@ def _in_backward(notes: Notes, op: Any, kwargs: Any, flat: list[torch.Tensor], s
     node: Any = torch._C._current_autograd_node()
     if not isinstance(node, BackwardCFunction):
         return
-    forward: set[State] = vars(node).get(_STATES) or notes.classes.get(getattr(node, "_forward_cls", None), set())
+    forward: set[State] = vars(node).get(_STATES) or notes.forwards.get(_forward_code(node), set())
     if len(forward) != 1:
         return  # no op was seen there, or it chose another state for a part: then backward may choose too
     (was,) = forward
@@ -213,6 +216,11 @@ def _in_backward(notes: Notes, op: Any, kwargs: Any, flat: list[torch.Tensor], s
     if state.dtype is None:
         cast = vars(node).get(_CASTS, False)
         notes.calls[_call(notes, "function", op, kwargs, flat, was, spot, now=state, cast=cast)] += 1
+
+
+def _forward_code(node: Any) -> CodeType | None:
+    forward = getattr(getattr(node, "_forward_cls", None), "forward", None)
+    return getattr(inspect.unwrap(forward), "__code__", None) if callable(forward) else None
 
 
 def _in_thread(notes: Notes, op: Any, kwargs: Any, flat: list[torch.Tensor], state: State, spot: Spot) -> None:

@@ -16,7 +16,6 @@ from ampcheck.places import is_users, short_path
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _GRAPH = os.path.join(_TORCH, "autograd", "graph.py")
-_FUNCTION = os.path.join(_TORCH, "autograd", "function.py")
 _INDUCTOR = os.path.join(_TORCH, "_inductor") + os.sep
 _COMPILERS = (_INDUCTOR, os.path.join(_TORCH, "_functorch", "_aot_autograd") + os.sep)
 _OPTIMIZER = os.path.join(_TORCH, "optim") + os.sep
@@ -82,20 +81,23 @@ def in_optimizer(frame: FrameType | None) -> bool:
 
 
 def function_context(frame: FrameType | None) -> Any:
-    """The `ctx` of the innermost autograd.Function whose forward leads to `frame`; None where there is none.
+    """The `ctx` of the innermost autograd.Function of the user's whose forward leads to `frame`.
 
-    The Function's class where the forward is not handed a context (`setup_context`).
+    Where no forward was handed one (`setup_context`): the code of those forwards that are no module's. PyTorch calls
+    them from C or from Python, depending on the release; what they were called with is the same.
     """
-    below = None
+    forwards = []
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "apply" and code.co_filename == _FUNCTION and below is not None:
-            given = below.f_code.co_varnames[: below.f_code.co_argcount + 1]
-            first = below.f_locals.get(given[0]) if given else None
-            first = first[0] if isinstance(first, tuple) and first else first
-            return first if isinstance(first, BackwardCFunction) else frame.f_locals["cls"]
-        below, frame = frame, frame.f_back
-    return None
+        names = code.co_varnames[:1]
+        if (code.co_name == "forward" or names == ("ctx",)) and _kind(code)[0] == _USER:
+            first = frame.f_locals.get(names[0]) if names else None
+            if isinstance(first, BackwardCFunction):
+                return first
+            if not isinstance(first, torch.nn.Module):
+                forwards.append(code)
+        frame = frame.f_back
+    return forwards
 
 
 def _kind(code: CodeType) -> tuple[int, str]:
