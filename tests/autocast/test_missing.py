@@ -46,6 +46,11 @@ def test_other_errors_pass_through() -> None:
         torch.linalg.inv(torch.eye(3).half())
 
 
+def test_what_no_device_has_in_16_bits_raises_as_it_does_there() -> None:
+    with MissingKernels(), pytest.raises(RuntimeError, match="not implemented for 'Half'"):
+        torch.linalg.qr(torch.eye(3).half())
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, which is used then")
 def test_what_only_the_cpu_lacks_is_no_finding_about_cuda_and_is_told() -> None:
     if not lacking():
