@@ -126,10 +126,16 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
     restores = policy is not None and policy.restores
 
     if policy is None:
+        takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
 
         def leave(keys: Any, *args: Any, **kwargs: Any) -> Any:
             if observe is not None:
                 observe(name, rule, args, kwargs, None)
+            if any(wanted and not isinstance(value, torch.Tensor) for wanted, value in zip(takes_tensor, args)):  # noqa: B905
+                with torch._C._ExcludeDispatchKeyGuard(
+                    here
+                ):  # `x + 1`: the one is a tensor that Python sees as a number
+                    return op(*args, **kwargs)
             return op.redispatch(keys & below, *args, **kwargs)
 
         return leave

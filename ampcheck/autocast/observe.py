@@ -39,8 +39,9 @@ class OpDtype:
     """One op with tensors of these dtypes.
 
     op: the overload. rule: autocast's on the device, empty for none. given: the dtypes of its tensors in order of the
-    schema. compute: the same as autocast hands them down. eager, compiled: the dtypes of what it gives back, or the one
-    line that it raised in `eager_raised`, `compiled_raised`. where: the first place in the model that calls it so.
+    schema. compute: the same as autocast hands them down. eager, compiled: the dtypes of what it gives back, `empty`
+    for a tensor without elements; where it raised instead, `eager_raised` and `compiled_raised` say so in one line.
+    where: the first place in the model that calls it so.
     """
 
     op: str
@@ -93,7 +94,7 @@ class OpDtypes:
 
 def observe_ops(
     model: Any,
-    inputs: Any,
+    inputs: Any = None,
     *,
     device: str = "cpu",
     dtype: torch.dtype | str = "bfloat16",
@@ -102,14 +103,15 @@ def observe_ops(
 ) -> OpDtypes:
     """Run forward on the CPU, then every op that it sent through autocast by itself, in eager mode and compiled.
 
-    model: a module, a callable or several blocks; inputs: what stands beside it in a subject, a tuple of arguments.
-    Neither is changed. device: whose autocast policy; where the machine lacks it, the CPU follows its policy. dtype:
-    what autocast casts to. compile: run Inductor too. Raises `UsageError` for an unknown device or dtype, or for what
-    is no subject of the kinds forward, compile and regional.
+    model: a module, a callable or several blocks; inputs: what stands beside it in a subject, such as a tuple of
+    arguments or a mapping of keyword arguments. A whole subject stands alone. Nothing is changed.
+    device: whose autocast policy; where the machine lacks it, the CPU follows its policy. dtype: what autocast casts
+    to. compile: run Inductor too. Raises `UsageError` for an unknown device or dtype, or for what is no subject of
+    the kinds forward, compile and regional.
     """
-    subject = as_subject((model, inputs), name)
+    subject = as_subject(model if inputs is None else (model, inputs), name)
     if subject.kind in (Kind.TRAINING, Kind.CALL):
-        raise UsageError(f"{name} is of kind '{subject.kind.value}': its ops can be observed through its model")
+        raise UsageError(f"{subject.name} is of kind '{subject.kind.value}': its ops can be observed through its model")
     kind, low = device_type(device), low_dtype(dtype)
     policy = emulated_policy(kind, low)
     calls, raised, unseen = _record(subject, policy, low)
@@ -153,8 +155,9 @@ def check_op_dtypes(stats: OpDtypes) -> list[Finding]:
             findings.append(Finding(check, Verdict.FAIL, stats.subject, message, op.where, hint=hint))
     both = sum(bool(not op.eager_raised and not op.compiled_raised) for op in stats.ops)
     if not both:
-        message = "ops must be seen in eager mode and compiled: none was, which proves nothing"
-        findings.append(Finding(check, Verdict.FAIL, stats.subject, message, hint=stats.raised))
+        reason = f"the model raised {stats.raised}" if stats.raised else "which proves nothing"
+        message = f"ops must be seen in eager mode and compiled: none was, {reason}"
+        findings.append(Finding(check, Verdict.FAIL, stats.subject, message))
     elif stats.raised:
         message = f"the whole model must be seen: it raised after {len(stats.ops)} ops: {stats.raised}"
         findings.append(Finding(check, Verdict.WARN, stats.subject, message))
@@ -165,7 +168,7 @@ def check_op_dtypes(stats: OpDtypes) -> list[Finding]:
 
 
 def assert_op_dtypes(
-    model: Any, inputs: Any, *, device: str = "cpu", dtype: torch.dtype | str = "bfloat16", name: str = "subject"
+    model: Any, inputs: Any = None, *, device: str = "cpu", dtype: torch.dtype | str = "bfloat16", name: str = "subject"
 ) -> Run:
     """Raise `AssertionError` where an op of the model gives another dtype compiled than in eager mode."""
     __tracebackhide__ = True
@@ -199,6 +202,7 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
     names, _ = _run(prepare(subject), low, Emulation(policy))
     prepared = prepare(subject)
     scopes = Scopes(prepared.root)
+    outside = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
     def observe(op: str, rule: str, args: tuple[Any, ...], kwargs: dict[str, Any], cast: torch.dtype | None) -> None:
         given = [tensor for _, tensor in tensors((args, kwargs))]
@@ -215,7 +219,7 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
         compute = [handed if handed is not None and eligible(tensor, "cpu") else tensor.dtype for tensor in given]
         where = Where(phase="forward", module=module, op=op, file=file, line=line)
         told = OpDtype(op, rule, _names([tensor.dtype for tensor in given]), _names(compute), where=where)
-        with torch.no_grad():
+        with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(outside):  # else it would see its own calls
             held = map_tensors(lambda tensor: tensor.detach().clone(), (args, kwargs))
         found[key] = _Call(told, *held)
 
@@ -313,8 +317,10 @@ def _moved(value: Any, device: str) -> Any:
     return map_tensors(lambda tensor: tensor.to(device), value)
 
 
-def _dtypes(value: Any) -> tuple[str, ...]:
-    return _names([tensor.dtype for _, tensor in tensors(value)])
+def _dtypes(result: Any) -> tuple[str, ...]:
+    """Of every tensor that holds something: batch norm in evaluation returns two empty ones besides."""
+    held = [tensor for _, tensor in tensors(result)]
+    return tuple(_names([tensor.dtype])[0] if tensor.numel() else "empty" for tensor in held)
 
 
 def _names(dtypes: Sequence[torch.dtype]) -> tuple[str, ...]:

@@ -69,6 +69,18 @@ def test_a_healthy_model_passes_with_the_number_of_its_ops() -> None:
     assert {"aten::linear", "aten::scaled_dot_product_attention"} <= {op.op for op in found.ops}
 
 
+def test_a_number_among_the_operands_a_copy_and_an_empty_result_are_no_finding() -> None:
+    norm = nn.BatchNorm1d(4).eval()  # gives two empty tensors besides, float32 in eager mode, float16 compiled
+
+    def function(x: Tensor) -> Tensor:
+        return norm((2 * x.half() + 1).clone())
+
+    found = observe_ops(function, (torch.randn(3, 4),), dtype="float16")
+    assert not found.raised
+    assert {"aten::mul.Tensor", "aten::add.Tensor", "aten::clone"} <= {op.op for op in found.ops}
+    assert [f.verdict for f in check_op_dtypes(found)] == [Verdict.PASS]
+
+
 @pytest.mark.parametrize(("device", "gives"), [("cpu", "bfloat16"), ("cuda", "float32")])
 def test_each_op_is_told_with_its_dtypes_under_the_devices_policy(device: str, gives: str) -> None:
     linear, exp = observe_ops(Exponential(), (torch.randn(2, 4),), device=device, compile=False).ops
@@ -142,6 +154,13 @@ def test_a_model_that_raises_is_judged_up_to_there_with_a_warning() -> None:
 def test_an_unknown_device_or_dtype_is_told_with_those_there_are(asked: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         ampcheck.observe_ops(nn.Linear(2, 2), (torch.ones(2, 2),), **asked)
+
+
+def test_a_whole_subject_stands_alone_and_a_loop_is_declined() -> None:
+    found = observe_ops(ampcheck.Subject((nn.Linear(2, 2), (), {"input": torch.ones(1, 2)}), name="net"), compile=False)
+    assert (found.subject, [op.op for op in found.ops]) == ("net", ["aten::linear"])
+    with pytest.raises(UsageError, match="of kind 'training'"):
+        observe_ops({"step": lambda i: 0.0}, compile=False)
 
 
 def test_the_module_does_not_hide_the_function_observe() -> None:
