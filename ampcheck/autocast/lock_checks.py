@@ -254,14 +254,18 @@ def check_gap(cpu: PolicyCalls, device: PolicyCalls) -> tuple[list[Finding], Tab
         if _broken_off(calls, slug) or not calls.calls:
             return [_clean(slug, calls, "")], table
     banned = sorted({call.op for call in device.calls if call.rule == BANNED} - _banned(cpu))
-    wider = sorted({call.op for call in device.calls if _computes(call, device) and _wider(call, cpu, device)})
+    found = [call for call in device.calls if _computes(call, device) and _wider(call, cpu, device)]
+    causes = sorted({call.op for call in found if _is_cause(call, cpu)})
+    after = sorted({call.op for call in found}.difference(causes))
+    wider = [*causes, *after]
     seen = len({call.op for call in (*cpu.calls, *device.calls)})
     if not banned and not wider:
         message = f"of {seen} ops {len(rows)} are treated otherwise on cpu than on {device.device}"
         message += f" ({_listed([str(row[0]) for row in rows])})" if rows else ""
         message += "; none of them is computed wider on the cpu"
         return [Finding(slug, Verdict.PASS, subject, message)], table
-    told = [f"{_listed(wider)} computed in {device.dtype} there and wider on the cpu"] if wider else []
+    told = [f"{_listed(causes or after)} computed in {device.dtype} there and wider on the cpu"] if wider else []
+    told += [f"so, by what it is given, is {_listed(after)}"] if causes and after else []
     told += [f"{_listed(banned)} banned there"] if banned else []
     message = f"what runs on the cpu should tell what happens on {device.device}; of {seen} ops {', and '.join(told)}"
     first = next(call for call in device.calls if call.op == (wider or banned)[0])
@@ -305,8 +309,23 @@ def _wider(call: OpCall, cpu: PolicyCalls, device: PolicyCalls) -> bool:
     """Whether the CPU computes in a wider dtype what this call of the device does."""
     same = [other for other in cpu.calls if (other.op, other.module) == (call.op, call.module)]
     if same:
-        return not any(_computes(other, cpu) or (not other.rule and other.op in cpu.composite) for other in same)
+        return not any(_is_low(other, cpu) for other in same)
     # Inside another op's kernel on the CPU: one that the device takes apart, and the CPU widens.
     apart = {other.op for other in device.calls if not other.rule and other.op in device.composite}
     around = [other for other in cpu.calls if other.op in apart and other.module == call.module and other.rule]
     return bool(around) and not any(_computes(other, cpu) for other in around)
+
+
+def _is_low(call: OpCall, calls: PolicyCalls) -> bool:
+    """Whether a call computes in autocast's dtype, by itself or through an op that it is made of."""
+    if call.rule or call.op not in calls.composite:
+        return _computes(call, calls)
+    place = (call.module, call.file, call.line)
+    parts = [other for other in calls.calls if (other.module, other.file, other.line) == place and other.op != call.op]
+    return _floats(call.given) == {calls.dtype} or any(_computes(part, calls) for part in parts)
+
+
+def _is_cause(call: OpCall, cpu: PolicyCalls) -> bool:
+    """Whether the CPU gave the op the same and computed it wider; else it was given wider tensors by another."""
+    same = [other for other in cpu.calls if (other.op, other.module) == (call.op, call.module)]
+    return not same or any(_floats(other.given) == _floats(call.given) for other in same)

@@ -97,6 +97,23 @@ def test_ops_made_of_others_count_by_those() -> None:
     assert finding.verdict is Verdict.PASS
 
 
+def test_an_op_made_of_others_of_which_none_is_low_precision_is_a_warning_and_named_before_what_follows() -> None:
+    """An outer product by `einsum`, as of rotary positions, contracts nothing: on the CPU it stays float32."""
+
+    def rotary(positions: Tensor) -> Tensor:
+        angles = torch.einsum("i,j->ij", positions, positions)
+        return torch.cat([angles, angles])
+
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.float16)):
+        with emulate(device, torch.float16):
+            assert rotary(torch.ones(4)).dtype is dtype
+    finding, _ = gap((rotary, (torch.ones(4),)))
+    assert finding.verdict is Verdict.WARN
+    assert finding.where.op == "aten::einsum"
+    assert "aten::einsum computed in float16 there and wider on the cpu" in finding.message
+    assert "by what it is given, is aten::cat" in finding.message
+
+
 @pytest.mark.parametrize(("factory", "verdict"), [("gpt2", "pass"), ("vit", "pass"), ("t5", "warn")])
 def test_the_gap_of_real_models(factory: str, verdict: str) -> None:
     finding, table = gap(of(factory))
