@@ -28,7 +28,6 @@ from ampcheck.places import Scopes, overload, users_line
 from ampcheck.prepare import Prepared, prepare
 from ampcheck.record import Coverage, Finding, Run, Table, Verdict, Where, verify
 from ampcheck.subject import Kind, Subject, as_subject
-from ampcheck.trace import Trace
 
 BATCH = 16
 """Ops that are compiled in one graph; where the graph fails, each of them is compiled alone."""
@@ -199,7 +198,7 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
     """The calls of a forward run, each op once for each choice of dtypes; what the model raised; what was left out."""
     found: dict[tuple[Any, ...], _Call] = {}
     unseen: Counter[str] = Counter()
-    names, _ = _run(prepare(subject), low, Emulation(policy))
+    names = _called(prepare(subject), low, policy)
     prepared = prepare(subject)
     scopes = Scopes(prepared.root)
     outside = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -224,15 +223,14 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
         found[key] = _Call(told, *held)
 
     with scopes.watched():
-        emulation = Emulation(policy, observe=observe, also=[name for name in names if _is_function(name)])
-        _, raised = _run(prepared, low, emulation)
+        emulation = Emulation(policy, observe=observe, also=names)
+        raised = _run(prepared, low, emulation)
     return list(found.values()), raised, unseen
 
 
-def _run(prepared: Prepared, low: torch.dtype, emulation: Emulation) -> tuple[set[str], str]:
-    """The ops that ran below autocast in a forward run, and what it raised."""
-    trace = Trace()
-    with warnings.catch_warnings(), emulation, torch.autocast("cpu", low), trace:
+def _run(prepared: Prepared, low: torch.dtype, emulation: Emulation) -> str:
+    """Forward; what it raised."""
+    with warnings.catch_warnings(), emulation, torch.autocast("cpu", low):
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:
@@ -241,13 +239,37 @@ def _run(prepared: Prepared, low: torch.dtype, emulation: Emulation) -> tuple[se
                 for block in others:
                     result = block(*result) if isinstance(result, tuple) else block(result)
         except Exception as error:  # noqa: BLE001  # the user's model: what ran before counts
-            return {event.op for event in trace.events}, brief(error)
-    return {event.op for event in trace.events}, ""
+            return brief(error)
+    return ""
+
+
+def _called(prepared: Prepared, low: torch.dtype, policy: Policy) -> list[str]:
+    """The functional overloads of the ops that the model itself calls, not of those that ops are made of.
+
+    What an op is made of has results for PyTorch's own use: the statistics that a norm saves for backward.
+    """
+    from torch.autograd.profiler_legacy import profile  # the newer one writes to the terminal
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with profile() as seen:  # type: ignore[no-untyped-call]
+            _run(prepared, low, Emulation(policy))
+    packets = {event.name for event in seen.function_events or () if "::" in event.name and not _inside_op(event)}
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.partition(".")[0] in packets]
+    return [name for name in names if torch._C._dispatch_has_kernel(name) and _is_function(name)]
+
+
+def _inside_op(event: Any) -> bool:
+    parent = event.cpu_parent
+    return parent is not None and ("::" in parent.name or _inside_op(parent))
 
 
 def _is_function(name: str) -> bool:
     """Whether an op makes new tensors from others: what writes, or gives a view, has no dtype of its own."""
-    schema = overload(name)._schema
+    try:
+        schema = overload(name)._schema
+    except (AttributeError, RuntimeError):  # an overload for TorchScript alone
+        return False
     aliases = [*schema.arguments, *schema.returns]
     return not schema.is_mutable and all(value.alias_info is None for value in aliases)
 

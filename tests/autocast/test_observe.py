@@ -81,6 +81,13 @@ def test_a_number_among_the_operands_a_copy_and_an_empty_result_are_no_finding()
     assert [f.verdict for f in check_op_dtypes(found)] == [Verdict.PASS]
 
 
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.LayerNorm(4)], ids=str)
+def test_what_an_op_keeps_for_backward_is_no_finding(norm: nn.Module) -> None:
+    found = observe_ops(lambda x: norm(x.half()), (torch.randn(3, 4),), dtype="float16")
+    assert [f.verdict for f in check_op_dtypes(found)] == [Verdict.PASS]
+    assert any(op.op.endswith("_norm") and op.compiled == ("float16",) for op in found.ops)
+
+
 @pytest.mark.parametrize(("device", "gives"), [("cpu", "bfloat16"), ("cuda", "float32")])
 def test_each_op_is_told_with_its_dtypes_under_the_devices_policy(device: str, gives: str) -> None:
     linear, exp = observe_ops(Exponential(), (torch.randn(2, 4),), device=device, compile=False).ops
