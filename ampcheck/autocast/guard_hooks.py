@@ -151,7 +151,8 @@ def _followed(notes: Notes, run: Callable[..., Any]) -> Callable[..., Any]:
         here.watched, here.parent, here.chosen = True, parent, []
         # The stack of modes belongs to the thread; the mode's own __enter__ also sets flags of the process, which a
         # thread that outlives the block would set back wrongly.
-        _push_mode(OpsMode(notes))
+        mode = OpsMode(notes)  # PyTorch 2.4 keeps no reference of its own
+        _push_mode(mode)
         try:
             return run(*args, **kwargs)
         finally:

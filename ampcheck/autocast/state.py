@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -52,11 +53,20 @@ def autocast_key(device: str) -> str:
 
 
 def _kernels(device: str) -> list[str] | None:
-    try:
-        names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(autocast_key(device))
-    except RuntimeError:  # this PyTorch cannot parse the key: it has no autocast for the device
+    if not _has_key(device):
         return None
+    names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(autocast_key(device))
     return names
+
+
+@cache
+def _has_key(device: str) -> bool:
+    """Whether this PyTorch can parse the key."""
+    try:
+        torch._C._dispatch_get_registrations_for_dispatch_key(autocast_key(device))
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager
