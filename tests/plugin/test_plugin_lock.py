@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import ampcheck.audit
-import ampcheck.autocast.lock  # noqa: F401  # a session in this process would import torch a second time, which crashes
+import ampcheck
+from ampcheck.autocast.lock import measure_calls
 from plugin.conftest import Section
 
 NAME = "ampcheck.lock.json"
@@ -51,6 +51,19 @@ def test_each(number):
     with torch.autocast("cpu", torch.bfloat16):
         torch.ones(4, 4) @ torch.ones(4, 4)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """Load what the sessions use: one in this process forgets its imports, and torch cannot be imported twice."""
+    import torch
+    import torch._dynamo
+    import torch.distributed._functional_collectives
+
+    for device in ("cpu", "cuda"):
+        measure_calls((lambda x: x.softmax(-1), (torch.ones(2, 2),)), device=device)
+    with ampcheck.observe():
+        torch.ones(2, 2) @ torch.ones(2, 2)
 
 
 @pytest.fixture
