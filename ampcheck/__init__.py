@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.audit import observe as observe
     from ampcheck.autocast.drift import assert_policy as assert_policy
     from ampcheck.autocast.emulate import emulate as emulate
-    from ampcheck.autocast.guard import guard as guard
-    from ampcheck.autocast.lock import assert_policy_lock as assert_policy_lock
+    from ampcheck.autocast.guards.guard import guard as guard
+    from ampcheck.autocast.locks.lock import assert_policy_lock as assert_policy_lock
     from ampcheck.autocast.observe import assert_op_dtypes as assert_op_dtypes
     from ampcheck.autocast.observe import observe_ops as observe_ops
     from ampcheck.autocast.probe import measure_policy as measure_policy
@@ -57,13 +57,13 @@ _HOME = {
     "assert_numerics": "ampcheck.audit",
     "assert_op_dtypes": "ampcheck.autocast.observe",
     "assert_policy": "ampcheck.autocast.drift",
-    "assert_policy_lock": "ampcheck.autocast.lock",
+    "assert_policy_lock": "ampcheck.autocast.locks.lock",
     "audit": "ampcheck.audit",
     "collect": "ampcheck.record",
     "emit": "ampcheck.record",
     "emulate": "ampcheck.autocast.emulate",
     "format_of": "ampcheck.formats",
-    "guard": "ampcheck.autocast.guard",
+    "guard": "ampcheck.autocast.guards.guard",
     "health_of": "ampcheck.health",
     "measure_policy": "ampcheck.autocast.probe",
     "observe": "ampcheck.audit",

@@ -95,7 +95,7 @@ def _add_lock(below: Any) -> None:
 def _lock(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from ampcheck.autocast.lock import DEVICES, LockTarget, compare_lock, write_lock
+    from ampcheck.autocast.locks.lock import DEVICES, LockTarget, compare_lock, write_lock
     from ampcheck.autocast.probe import DTYPES
     from ampcheck.report import print_run
 

@@ -73,11 +73,11 @@ def watched(item: pytest.Item, asked: Asked) -> Iterator[None]:
     __tracebackhide__ = True
     with ExitStack() as stack:
         if asked.guards:
-            from ampcheck.autocast.guard import guard
+            from ampcheck.autocast.guards.guard import guard
 
             stack.enter_context(guard(*asked.guards, subject=item.nodeid))
         if asked.lock is not None:
-            from ampcheck.autocast.lock import lock_path, locked_calls
+            from ampcheck.autocast.locks.lock import lock_path, locked_calls
 
             folder, name = item.path.parent, item.nodeid.partition("::")[2]
             file = lock_path(folder / asked.lock, folder)

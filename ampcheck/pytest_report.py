@@ -85,7 +85,7 @@ def _gather_from(item: pytest.Item, update: bool) -> Iterator[None]:
     written: list[tuple[str, str]] = []
     with ExitStack() as open_, collect() as runs:
         if update:
-            from ampcheck.autocast.lockfile import updating
+            from ampcheck.autocast.locks.file import updating
 
             written = open_.enter_context(updating())
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ampcheck
-from ampcheck.autocast.guard import GUARD_CHECKS
+from ampcheck.autocast.guards.guard import GUARD_CHECKS
 from ampcheck.catalog import EXPLANATIONS, Explanation, explain
 from ampcheck.errors import UsageError
 from ampcheck.numerics import CHECKS, OBSERVABLE

@@ -16,8 +16,11 @@ import ampcheck
 
 PACKAGE = Path(ampcheck.__file__).parent
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "jinja2", "rich", "hypothesis", "triton")
-LIGHT = ("ampcheck", "ampcheck.errors", "ampcheck.record", "ampcheck.autocast.lockfile", "ampcheck.pytest_plugin")
-FILES = "__init__ errors record pytest_plugin pytest_marker pytest_report autocast/__init__ autocast/lockfile".split()
+LIGHT = ("ampcheck", "ampcheck.errors", "ampcheck.record", "ampcheck.autocast.locks.file", "ampcheck.pytest_plugin")
+FILES = [
+    *"__init__ errors record pytest_plugin pytest_marker pytest_report autocast/__init__".split(),
+    *"autocast/locks/__init__ autocast/locks/file".split(),
+]
 
 
 def heavy_imports(statement: str, folder: Path | None = None) -> set[str]:

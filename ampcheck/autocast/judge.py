@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.calls import measure_calls
-from ampcheck.autocast.guard import GUARD_CHECKS, judge_call
-from ampcheck.autocast.lock_checks import check_banned, check_gap, check_unregistered
+from ampcheck.autocast.guards.guard import GUARD_CHECKS, judge_call
+from ampcheck.autocast.locks.checks import check_banned, check_gap, check_unregistered
 from ampcheck.errors import UsageError
 from ampcheck.record import Coverage, Finding, Run, Table
 from ampcheck.subject import Kind, Subject

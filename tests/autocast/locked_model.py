@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ampcheck import Run, assert_policy_lock
-from ampcheck.autocast.lock import LockTarget, write_lock
-from ampcheck.autocast.lockfile import NAME
+from ampcheck.autocast.locks.file import NAME
+from ampcheck.autocast.locks.lock import LockTarget, write_lock
 
 MODEL = """
 import torch

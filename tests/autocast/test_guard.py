@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ampcheck
-from ampcheck.autocast.guard import GUARD_CHECKS, guard, judge_call
-from ampcheck.autocast.guard_state import changed, read_state, restore_state
+from ampcheck.autocast.guards.guard import GUARD_CHECKS, guard, judge_call
+from ampcheck.autocast.guards.switches import changed, read_state, restore_state
 from ampcheck.autocast.state import nesting
 from ampcheck.errors import UsageError
 from ampcheck.record import Finding, Run, Verdict, collect

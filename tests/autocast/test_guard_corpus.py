@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.autocast.guard import judge_call
+from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.record import Finding, Verdict
 
 SHARED = Path(__file__).parents[3] / "shared" / "corpus"

@@ -14,11 +14,11 @@ from locked_model import MODEL, edit, failure, line_of, lock, model, text_of
 from torch import nn
 
 from ampcheck import UsageError, Verdict, assert_policy_lock, demo
-from ampcheck.autocast import lockfile
 from ampcheck.autocast.calls import measure_calls
-from ampcheck.autocast.lock import LockTarget, compare_lock, to_locked, write_lock
-from ampcheck.autocast.lock_checks import check_lock
-from ampcheck.autocast.lockfile import NAME, Locked, LockedOp, LockFile, update, updating
+from ampcheck.autocast.locks import file
+from ampcheck.autocast.locks.checks import check_lock
+from ampcheck.autocast.locks.file import NAME, Locked, LockedOp, LockFile, update, updating
+from ampcheck.autocast.locks.lock import LockTarget, compare_lock, to_locked, write_lock
 
 TRANSFORMERS = Path(__file__).parents[1] / "transformers_models.py"
 __all__ = ["model"]  # the fixture
@@ -127,7 +127,7 @@ def test_writers_at_the_same_time_lose_no_entry(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_never_finished_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lockfile, "PATIENCE", 0.05)
+    monkeypatch.setattr(file, "PATIENCE", 0.05)
     (tmp_path / f".{NAME}.writing").touch()
     with pytest.raises(UsageError, match="delete it unless another process writes"):
         update(tmp_path / NAME, "model", {})

@@ -11,9 +11,9 @@ from locked_model import MODEL, failure, lock, model, text_of
 
 from ampcheck import Coverage, UsageError, Verdict, assert_policy_lock, collect
 from ampcheck.autocast.calls import measure_calls
-from ampcheck.autocast.lock import LockTarget, to_locked
-from ampcheck.autocast.lock_checks import check_lock
-from ampcheck.autocast.lockfile import NAME, updating
+from ampcheck.autocast.locks.checks import check_lock
+from ampcheck.autocast.locks.file import NAME, updating
+from ampcheck.autocast.locks.lock import LockTarget, to_locked
 from ampcheck.cli import main
 
 __all__ = ["model"]  # the fixture

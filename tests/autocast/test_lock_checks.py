@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ampcheck import Finding, Table, Verdict, demo
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.emulate import emulate
-from ampcheck.autocast.lock_checks import check_banned, check_gap, check_unregistered
+from ampcheck.autocast.locks.checks import check_banned, check_gap, check_unregistered
 from ampcheck.subject import load_subject
 
 MODELS = Path(__file__).parents[1] / "transformers_models.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ampcheck
-from ampcheck.autocast.lock import measure_calls
+from ampcheck.autocast.locks.lock import measure_calls
 from plugin.conftest import Section
 
 NAME = "ampcheck.lock.json"

@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError
 
 from ampcheck.autocast.emulate import emulated_policy
-from ampcheck.autocast.guard_checks import CHECKS, banned_by, check_guard
-from ampcheck.autocast.guard_hooks import watched_regions, watched_scope, watched_threads
-from ampcheck.autocast.guard_ops import Notes, OpsMode
-from ampcheck.autocast.guard_records import GuardStats, Raised, Recompute
-from ampcheck.autocast.guard_state import changed, read_state, restore_state
+from ampcheck.autocast.guards.checks import CHECKS, banned_by, check_guard
+from ampcheck.autocast.guards.hooks import watched_regions, watched_scope, watched_threads
+from ampcheck.autocast.guards.ops import Notes, OpsMode
+from ampcheck.autocast.guards.records import GuardStats, Raised, Recompute
+from ampcheck.autocast.guards.switches import changed, read_state, restore_state
 from ampcheck.autocast.state import devices
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief

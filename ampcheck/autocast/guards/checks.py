@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from ampcheck.autocast.guard_records import Call, Crossing, GuardStats, Recompute, StaleCast, short
+from ampcheck.autocast.guards.records import Call, Crossing, GuardStats, Recompute, StaleCast, short
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, Policy
 from ampcheck.record import Finding, Verdict, Where
 

@@ -17,9 +17,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.autocast import emulate
-from ampcheck.autocast.guard_casts import CastNotes
-from ampcheck.autocast.guard_places import Spot, function_context, in_optimizer, spot_of
-from ampcheck.autocast.guard_records import Call, Crossing, Recompute, State
+from ampcheck.autocast.guards.casts import CastNotes
+from ampcheck.autocast.guards.records import Call, Crossing, Recompute, State
+from ampcheck.autocast.guards.spots import Spot, function_context, in_optimizer, spot_of
 from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
 from ampcheck.places import op_name

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 
 from ampcheck.autocast.calls import CallRecorder, PolicyCalls, measure_calls
-from ampcheck.autocast.lock_checks import REFRESH, check_banned, check_gap, check_lock, check_unregistered, subject_of
-from ampcheck.autocast.lockfile import NAME, Entries, Locked, LockedOp, LockFile, is_updating, update
+from ampcheck.autocast.locks.checks import REFRESH, check_banned, check_gap, check_lock, check_unregistered, subject_of
+from ampcheck.autocast.locks.file import NAME, Entries, Locked, LockedOp, LockFile, is_updating, update
 from ampcheck.autocast.policy import BANNED
 from ampcheck.autocast.probe import DTYPES, build, low_dtype
 from ampcheck.autocast.state import device_type

@@ -14,9 +14,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
-from ampcheck.autocast.guard_ops import Notes, OpsMode, autocast_devices, current_state
-from ampcheck.autocast.guard_places import spot_of
-from ampcheck.autocast.guard_records import Crossing, State
+from ampcheck.autocast.guards.ops import Notes, OpsMode, autocast_devices, current_state
+from ampcheck.autocast.guards.records import Crossing, State
+from ampcheck.autocast.guards.spots import spot_of
 from ampcheck.autocast.state import nesting
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ampcheck.autocast.calls import OpCall, PolicyCalls, is_custom
 from ampcheck.autocast.drift import history, since
-from ampcheck.autocast.lockfile import Locked, LockedOp
+from ampcheck.autocast.locks.file import Locked, LockedOp
 from ampcheck.autocast.policy import BANNED, RULES, release_of
 from ampcheck.errors import UsageError
 from ampcheck.record import Finding, Table, Verdict, Where
