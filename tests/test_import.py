@@ -36,7 +36,7 @@ def heavy_imports(statement: str, folder: Path | None = None) -> set[str]:
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """A folder with a copy of the light modules and an empty torch: started there, Python imports these."""
-    (tmp_path / "ampcheck" / "autocast").mkdir(parents=True)
+    (tmp_path / "ampcheck" / "autocast" / "locks").mkdir(parents=True)
     for name in FILES:
         shutil.copy(PACKAGE / f"{name}.py", tmp_path / "ampcheck" / f"{name}.py")
     (tmp_path / "torch.py").touch()
