@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, require_schema
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""
@@ -191,12 +191,7 @@ class Run:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
         """The run that `to_json` wrote. Raises `UsageError` for damaged data or a newer schema."""
-        if not isinstance(data, Mapping) or type(data.get("schema")) is not int or data["schema"] < 1:
-            raise UsageError("this is not a run of ampcheck: a JSON object with an integer 'schema' was expected")
-        if data["schema"] > SCHEMA:
-            raise UsageError(
-                f"this run has schema {data['schema']}, newer than this ampcheck reads ({SCHEMA}): update ampcheck"
-            )
+        require_schema(data, "this", "run of ampcheck", SCHEMA)
         plain = _untag_nonfinite(dict(data))
         try:
             if not all(isinstance(plain[name], tuple) for name in ("findings", "tables", "charts")):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, require_schema
 from ampcheck.record import write_atomically
 
 SCHEMA = 1
@@ -152,12 +152,7 @@ class Snapshot:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"no autocast snapshot could be read from {name}: {error}") from error
-        if not isinstance(data, dict) or type(data.get("schema")) is not int:
-            raise UsageError(f"{name} is no autocast snapshot: a JSON object with an integer 'schema' was expected")
-        if data["schema"] > SCHEMA:
-            raise UsageError(
-                f"{name} has schema {data['schema']}, newer than this ampcheck reads ({SCHEMA}): update ampcheck"
-            )
+        require_schema(data, name, "autocast snapshot", SCHEMA)
         try:
             version = _text(data["torch"])
             policies = {device: _held_from_json(device, version, held) for device, held in data["devices"].items()}

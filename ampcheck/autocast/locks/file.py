@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, require_schema
 from ampcheck.record import write_atomically
 
 SCHEMA = 1
@@ -83,12 +83,7 @@ class LockFile:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{file} is damaged ({error}): restore it, or delete it and lock anew") from error
-        if not isinstance(data, dict) or type(data.get("schema")) is not int:
-            raise UsageError(f"{file} is no lock of ampcheck: a JSON object with an integer 'schema' was expected")
-        if data["schema"] > SCHEMA:
-            raise UsageError(
-                f"{file} has schema {data['schema']}, newer than this ampcheck reads ({SCHEMA}): update ampcheck"
-            )
+        require_schema(data, file, "lock of ampcheck", SCHEMA)
         try:
             return cls({_text(name): _entries_from(held) for name, held in data["targets"].items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
