@@ -916,3 +916,28 @@ def test_weights_made_in_inference_mode_are_no_obstacle() -> None:
             model(model(torch.ones(2, 4)))
 
     assert bad(judged(run)) == []
+
+
+def test_an_emulation_that_ends_before_a_checkpoint_recomputes_is_told() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)), torch.ones(2, 4, requires_grad=True)
+
+    def ends_early() -> None:
+        with ampcheck.emulate("cuda", torch.float16):
+            out = checkpoint(model, x, use_reentrant=True)
+        out.sum().backward()
+
+    def lasts() -> None:
+        with ampcheck.emulate("cuda"):
+            with torch.autocast("cuda", torch.float16):
+                out = checkpoint(model, x, use_reentrant=True)
+            out.sum().backward()
+
+    assert only(judged(ends_early)).check == "autocast-checkpoint"
+    assert not judged(lasts).failed
+
+
+def test_a_loop_in_which_autocast_was_never_on_is_not_passed() -> None:
+    x = torch.ones(2, requires_grad=True)
+    (scope,) = [f for f in judged(lambda: x.sum().backward()).findings if f.check == "autocast-scope"]
+    assert scope.verdict is Verdict.SKIP
+    assert "never on" in scope.message

@@ -108,7 +108,9 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
     if not places:
         text = f"{passes} backward passes and {steps} optimizer steps ran outside autocast"
         nothing = "no backward pass and no optimizer step ran"
-        yield _pass(slug, stats, text) if passes + steps else _skip(slug, stats, nothing)
+        if passes + steps and not stats.regions:
+            nothing = "autocast was never on; torch.autocast for a device that is not there does nothing (emulate it)"
+        yield _pass(slug, stats, text) if passes + steps and stats.regions else _skip(slug, stats, nothing)
 
 
 def check_cache(stats: GuardStats) -> Iterator[Finding]:

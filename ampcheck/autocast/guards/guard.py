@@ -89,6 +89,7 @@ class Watch:
             settings=len(self._before),
             changed=self._changed,
             counts=counts,
+            regions=notes.region,
             unseen=dict(notes.unseen),
             calls=calls,
             crossings=notes.crossings.copy(),

@@ -124,7 +124,7 @@ class OpsMode(TorchDispatchMode):
         return out
 
 
-_states: dict[tuple[str, torch.dtype | None], State] = {}
+_states: dict[tuple[str, torch.dtype | None, str], State] = {}
 
 
 def current_state(device: str) -> State:
@@ -133,9 +133,11 @@ def current_state(device: str) -> State:
 
 
 def _state(device: str, dtype: torch.dtype | None) -> State:
-    known = _states.get((device, dtype))
+    emulation = emulate.active() if device == "cpu" and dtype is not None else None
+    emulated = emulation.policy.device if emulation is not None else ""
+    known = _states.get((device, dtype, emulated))
     if known is None:
-        known = _states[device, dtype] = State(device, dtype)
+        known = _states[device, dtype, emulated] = State(device, dtype, emulated)
     return known
 
 

@@ -13,13 +13,15 @@ from ampcheck.autocast.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Autocast on one device at one moment; `dtype` is None where it is off."""
+    """Autocast on one device at one moment; `dtype` is None where it is off. emulated: whose policy it follows then."""
 
     device: str
     dtype: torch.dtype | None
+    emulated: str = ""
 
     def __str__(self) -> str:
-        return f"{short(self.dtype)} on {self.device}" if self.dtype is not None else f"off on {self.device}"
+        place = f"{self.device} ({self.emulated} emulated)" if self.emulated else self.device
+        return f"{short(self.dtype)} on {place}" if self.dtype is not None else f"off on {place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,14 @@ class GuardStats:
     """Everything that was seen. The mappings from records count how often each was seen.
 
     settings: how many switches were compared; changed: those that differ, before and after. counts: what was looked
-    at. policies: the rules that `Call.policy` names.
+    at. regions: how many outermost autocast regions were entered. policies: the rules that `Call.policy` names.
     """
 
     subject: str
     settings: int
     changed: Mapping[str, tuple[Any, Any]]
     counts: Mapping[str, int] = field(default_factory=dict)
+    regions: int = 0
     unseen: Mapping[str, int] = field(default_factory=dict)
     calls: Mapping[Call, int] = field(default_factory=dict)
     crossings: Mapping[Crossing, int] = field(default_factory=dict)
