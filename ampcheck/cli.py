@@ -109,13 +109,16 @@ def _audit(options: argparse.Namespace) -> int:
         from ampcheck.placement import place
         from ampcheck.subject import load_subject
 
-        place(options.device)
+        placement = place(options.device)
         if options.target is None:
             from ampcheck import demo
 
             subject = demo.subject()
         else:
-            subject = load_subject(options.target)
+            with (
+                placement.entered()
+            ):  # decorators such as @torch.autocast("cuda") ask for the device when they are made
+                subject = load_subject(options.target)
         run = audit(subject, device=options.device, dtype=dtypes, compile=not options.no_compile, progress=progress)
     print_run(run, console, verbose=options.verbose)
     if options.html:

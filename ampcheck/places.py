@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -18,50 +20,65 @@ _NOT_THE_USERS = (_HERE, _TORCH, os.path.dirname(os.__file__) + os.sep + "contex
 
 
 class Scopes:
-    """Which module runs, from hooks on every module of the model."""
+    """Which module of a model runs in this thread, from hooks on every module."""
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._model = model
-        self._stack: list[tuple[str, int]] = []
-        self._calls: dict[str, int] = {}
+        self._here = _Stack()
+        self._calls: Counter[str] = Counter()
+        self._counting = threading.Lock()
 
     @property
     def inside(self) -> bool:
         """Whether a module of the model runs."""
-        return bool(self._stack)
+        return bool(self._here.stack)
 
     @property
     def current(self) -> tuple[str, int]:
         """The innermost module and how often it was entered before; the root where none runs."""
-        return self._stack[-1] if self._stack else ("", 0)
+        return self._here.stack[-1] if self._here.stack else ("", 0)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Follow the model's modules while the block runs."""
         with ExitStack() as hooks:
-            for name, module in self._model.named_modules() if self._model is not None else ():
+            for name, module in hookable(self._model):
                 hooks.callback(module.register_forward_pre_hook(self._enter(name), prepend=True).remove)
                 hooks.callback(module.register_forward_hook(self._leave(name), always_call=True).remove)
             try:
                 yield
             finally:
-                self._stack.clear()
+                self._here.stack.clear()
 
     def _enter(self, name: str) -> Any:
         def hook(module: torch.nn.Module, args: Any) -> None:
-            call = self._calls.get(name, 0)
-            self._calls[name] = call + 1
-            self._stack.append((name, call))
+            with self._counting:
+                call = self._calls[name]
+                self._calls[name] += 1
+            self._here.stack.append((name, call))
 
         return hook
 
     def _leave(self, name: str) -> Any:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
             # When a forward raises, torch runs this hook on the way out and some modules may have been left already.
-            while self._stack and self._stack.pop()[0] != name:
+            stack = self._here.stack
+            while stack and stack.pop()[0] != name:
                 pass
 
         return hook
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[tuple[str, int]] = []
+
+
+def hookable(model: torch.nn.Module | None) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules of a model by their paths, without those that TorchScript runs, which take no hooks."""
+    for name, module in model.named_modules() if model is not None else ():
+        if not isinstance(module, torch.jit.ScriptModule):
+            yield name, module
 
 
 def op_name(op: Any) -> str:

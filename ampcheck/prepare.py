@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,7 +60,9 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
 
     try:
         for module in copies:
-            module._apply(move)  # type: ignore[no-untyped-call]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyTorch's, of modules that TorchScript holds
+                module._apply(move)  # type: ignore[no-untyped-call]
         calls = tuple(Call(map_tensors(move, c.args), map_tensors(move, dict(c.kwargs))) for c in calls)
     except Exception as error:  # each device and subclass refuses in its own way
         name = "its own dtypes" if to is None else str(to).removeprefix("torch.")

@@ -64,7 +64,10 @@ class Trace(TorchDispatchMode):
     observers: see the tensors themselves.
 
     Hooks and modes are gone when the block ends, also by an exception. `failed` then names the op that raised.
+    Higher-order ops (`torch.cond`, `flex_attention`) run, and what runs inside them is not seen: `unseen` counts them.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(
         self, model: torch.nn.Module | None = None, *, health: bool = False, observers: tuple[Observer, ...] = ()
@@ -72,6 +75,7 @@ class Trace(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[OpEvent] = []
         self.failed: OpEvent | None = None
+        self.unseen: dict[str, int] = {}
         self._model = model
         self._health = health
         self._observers = observers
@@ -95,9 +99,13 @@ class Trace(TorchDispatchMode):
             self._open.close()
 
     def __torch_dispatch__(
-        self, func: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            reason = f"what runs inside {func}"
+            self.unseen[reason] = self.unseen.get(reason, 0) + 1
+            return func(*args, **kwargs)
         place = self._place()
         inputs = _dtypes((args, kwargs))
         held = [observer.before(func, args, kwargs) for observer in self._observers]

@@ -11,8 +11,8 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,9 @@ import torch as pytorch
 from ampcheck.autocast.kernels import RECURRENT, CallObserver, CastCache, make_kernel
 from ampcheck.autocast.policy import LOWER, OTHER, OpPolicy, Policy, release_of
 from ampcheck.autocast.probe import low_dtype, measure_policy
+from ampcheck.autocast.redirect import Redirection
 from ampcheck.autocast.snapshots import load_release, releases
-from ampcheck.autocast.state import autocast_key, device_type, nesting, registered
+from ampcheck.autocast.state import autocast_key, device_type, registered
 from ampcheck.errors import UsageError
 
 _active: list[Emulation] = []
@@ -35,11 +36,14 @@ def emulate(device: str = "cuda", dtype: pytorch.dtype | str | None = None, *, t
     device: a device type that autocast knows, such as `cuda`. dtype: enter autocast to it, as
     `torch.autocast(device, dtype)` does; None leaves that to the `torch.autocast` regions inside, and `torch.autocast`
     for the device or for the CPU then means the emulated one. torch: the release whose policy is followed, such as
-    `2.13`; the installed one by default. Custom ops follow what is registered for the device in this process.
+    `2.13`; the installed one by default. Custom ops follow what is registered for the device on entering.
 
     Works in eager mode, in backward, under torch.compile (Dynamo is reset on the way in and out), under activation
-    checkpointing and in every thread. Nests; leaving restores PyTorch's kernels. Dtypes, casts, overflow to infinity
-    and flush to zero are those of the device; the order in which a kernel sums is the CPU's.
+    checkpointing and in every thread; backward of a checkpoint must run inside, since it computes a forward again.
+    Nests, and decorates functions; leaving restores PyTorch's kernels. Dtypes, casts, overflow to infinity and flush
+    to zero are those of the device; the order in which a kernel sums is the CPU's. An op for which the CPU has no
+    16-bit kernel raises here; `ampcheck audit` runs it in float32 and rounds. A decorator `@torch.autocast("cuda")`
+    that was made before is off, for PyTorch switched it off when it was made: import the code inside.
 
     Raises `UsageError` for an unknown device, dtype or release, and on entering while another thread emulates.
     """
@@ -119,6 +123,7 @@ class Emulation:
         self._thread = 0
         self._native = policy
         self._cache = CastCache()
+        self._redirection = Redirection(policy.device, self._cache)
         self._overridden: set[str] = set()
         self._open = ExitStack()
 
@@ -132,7 +137,7 @@ class Emulation:
             self._install(opening)
             opening.callback(_active.remove, self)
             _active.append(self)
-            opening.enter_context(_redirected(self.policy.device, self._cache))
+            opening.enter_context(self._redirection.entered())
             if (config := _functorch_config()) is not None:  # its key does not know of our kernels
                 opening.enter_context(config.patch(enable_autograd_cache=False))
             _reset_dynamo()
@@ -146,6 +151,21 @@ class Emulation:
         with _lock:
             self._open.__exit__(None, None, None)
             self._cache.clear()
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, each call of which runs under an emulation of its own."""
+
+        @functools.wraps(function)
+        def emulated(*args: Any, **kwargs: Any) -> Any:
+            with Emulation(self.policy, self.dtype, observe=self._observe, also=self._also):
+                return function(*args, **kwargs)
+
+        return emulated
+
+    @property
+    def made_before(self) -> int:
+        """How often a `torch.autocast` region for the device was entered that was off and made before the emulation."""
+        return self._redirection.made_before
 
     def _install(self, opening: ExitStack) -> None:
         native = self._native = _native_policy()
@@ -211,60 +231,3 @@ def _reset_dynamo() -> None:
     """Compiled code is guarded by autocast's state, not by its kernels."""
     if "torch._dynamo" in sys.modules:
         pytorch._dynamo.reset()
-
-
-@contextmanager
-def _redirected(device: str, cache: CastCache) -> Iterator[None]:
-    """`torch.autocast` for the emulated device acts on the CPU, and both devices show the same state.
-
-    A region of `torch.autocast("cuda")` would switch itself off on a machine without CUDA, and code that asks
-    `torch.is_autocast_enabled("cuda")`, such as `torch.amp.custom_fwd`, would be told so.
-    """
-    region = pytorch.amp.autocast_mode.autocast
-    held = {name: getattr(region, name) for name in ("__init__", "__enter__", "__exit__")}
-    clear = pytorch.clear_autocast_cache
-
-    @functools.wraps(held["__init__"])
-    def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
-        if device_type in (device, "cpu"):
-            dtype = pytorch.get_autocast_dtype(device) if dtype is None else dtype
-            device_type = "cpu"
-        held["__init__"](self, device_type, dtype, enabled, cache_enabled)
-
-    @functools.wraps(held["__enter__"])
-    def enter(self: Any) -> Any:
-        mirrored = self.device == "cpu" and device != "cpu"
-        before = (pytorch.is_autocast_enabled(device), pytorch.get_autocast_dtype(device)) if mirrored else None
-        self.__dict__.setdefault("_ampcheck_before", []).append(before)
-        entered = held["__enter__"](self)
-        if mirrored:
-            pytorch.set_autocast_dtype(device, self.fast_dtype)
-            pytorch.set_autocast_enabled(device, self._enabled)
-        return entered
-
-    @functools.wraps(held["__exit__"])
-    def leave(self: Any, *exc: Any) -> Any:
-        left = held["__exit__"](self, *exc)
-        kept = self.__dict__.get("_ampcheck_before")
-        before = kept.pop() if kept else None
-        if before is not None:
-            pytorch.set_autocast_enabled(device, before[0])
-            pytorch.set_autocast_dtype(device, before[1])
-        if nesting() == 0:
-            cache.clear()
-        return left
-
-    @functools.wraps(clear)
-    def clear_both() -> None:
-        clear()
-        cache.clear()
-
-    for name, method in (("__init__", begin), ("__enter__", enter), ("__exit__", leave)):
-        setattr(region, name, method)
-    pytorch.clear_autocast_cache = clear_both
-    try:
-        yield
-    finally:
-        for name, method in held.items():
-            setattr(region, name, method)
-        pytorch.clear_autocast_cache = clear

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, OpPolicy
 from ampcheck.autocast.state import autocast_key, raw_autocast
-from ampcheck.nest import map_tensors
+from ampcheck.nest import map_tensors, tensors
 from ampcheck.places import op_name, overload
 
 Kernel = Callable[..., Any]
@@ -64,8 +64,8 @@ class CastCache:
 @functools.cache
 def _casts_with_grad() -> bool:
     """Whether a copy made under no_grad serves training later in the region: PyTorch mended that (its issue 158232)."""
-    weight, plain = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, 1)
     with torch.inference_mode(False), raw_autocast("cpu", torch.bfloat16):
+        weight, plain = torch.zeros(1, 1, requires_grad=True, device="cpu"), torch.zeros(1, 1, device="cpu")
         with torch.no_grad():
             torch.mm(weight, plain)
         with torch.enable_grad():
@@ -163,12 +163,21 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
         with torch._C._ExcludeDispatchKeyGuard(here):
             made = [_cast(value, dtype, low, cache) for value in args]
             named = {key: _cast(value, dtype, low, cache) for key, value in kwargs.items()} if kwargs else kwargs
-            if recurrent:  # as cuDNN: 16-bit storage, float32 inside
-                return map_tensors(lambda t: t.to(low), op(*map_tensors(torch.Tensor.float, made), **named))
+            if recurrent and any(_is_short(tensor) for _, tensor in tensors(made)):
+                return map_tensors(lambda t: t.to(low) if t.dtype is torch.float32 else t, op(*_widened(made), **named))
             out = op(*made, **named)
             return _restored(out, args) if restores else out
 
     return cast
+
+
+def _is_short(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize == 2
+
+
+def _widened(values: Any) -> Any:
+    """16 bits of storage and float32 inside, as cuDNN keeps them."""
+    return map_tensors(lambda tensor: tensor.float() if _is_short(tensor) else tensor, values)
 
 
 def _cast(value: Any, dtype: torch.dtype | None, low: torch.dtype, cache: CastCache) -> Any:

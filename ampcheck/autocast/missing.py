@@ -22,20 +22,29 @@ def lacks_kernel(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _LACKING.search(str(error)) is not None
 
 
+def lacks_fft(error: BaseException) -> bool:
+    """Whether a Fourier transform of 16 bits was refused, which cuFFT computes where lengths are powers of two."""
+    return isinstance(error, RuntimeError) and str(error).startswith(("Unsupported dtype Half", "MKL FFT doesn't"))
+
+
 class MissingKernels(TorchDispatchMode):
     """Where the CPU has no 16-bit kernel, run the op in float32 and round its results, as the other device's would.
 
     `ran` counts by op how often that was done. Ops that write into their arguments raise as they do without.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ran: dict[str, int] = {}
 
     def __torch_dispatch__(
-        self, func: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import resolve_key
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from ampcheck.autocast.policy import (
@@ -151,6 +152,8 @@ class _Stage:
         self._open = ExitStack()
 
     def __enter__(self) -> _Stage:
+        self._open.enter_context(_disable_current_modes())  # fake tensors of the caller would take ours for theirs
+        self._open.enter_context(torch.inference_mode(False))  # inference tensors pass the recorders by
         self._open.enter_context(enable_python_dispatcher())
         return self
 
@@ -165,7 +168,7 @@ class _Stage:
     def tensor(self, dtype: torch.dtype) -> torch.Tensor:
         """A two-by-two tensor of the device."""
         if self.device == "cpu":
-            return torch.zeros(2, 2, dtype=dtype)
+            return torch.zeros(2, 2, dtype=dtype, device="cpu")
         return _Posed(dtype, self.device)
 
     @contextmanager

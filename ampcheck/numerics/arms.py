@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import seeded
+from ampcheck.places import hookable
 from ampcheck.prepare import Prepared
 from ampcheck.subject import Call
 
@@ -189,6 +190,6 @@ def _kept_outputs(root: torch.nn.Module, outcome: Outcome) -> Iterator[None]:
         return keep
 
     with ExitStack() as hooks:
-        for name, module in root.named_modules():
+        for name, module in hookable(root):
             hooks.callback(module.register_forward_hook(hook(name)).remove)
         yield

@@ -49,15 +49,19 @@ class EqualRandom(TorchDispatchMode):
     the coarser numbers alone change.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, rounded_to: torch.dtype | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drew = False
         self._rounded_to = rounded_to
 
     def __torch_dispatch__(
-        self, func: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         self.drew = self.drew or draws_numbers(func, args, kwargs)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.emulate import active
-from ampcheck.autocast.missing import MissingKernels, lacks_kernel
+from ampcheck.autocast.missing import MissingKernels, lacks_fft, lacks_kernel
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
@@ -87,6 +87,8 @@ def measure_numerics(
             outcome.no_backward = f"backward raises in float32 too: {brief(outcome.error)}"
         else:
             raised = _raised(outcome, prepared, trace.failed)
+            if active() is not None and lacks_fft(outcome.error):
+                raised = replace(raised, missing=True)
     inputs = frozenset(rounded.names)
     moved, wide = reference.moved(dtype, inputs), reference.wide
     stats = NumericsStats(
@@ -125,7 +127,7 @@ def measure_numerics(
                     "gradients": len(outcome.gradients),
                 }
             ),
-            {**ops.unseen, **_unseen(outcome, wide, moved), **_substituted(missing)},
+            {**ops.unseen, **trace.unseen, **_unseen(outcome, wide, moved), **_substituted(missing), **_off()},
         ),
     )
     return Eager(_following(stats, outcome, reference, decisions, dtype, inputs), decisions, inputs)
@@ -248,6 +250,12 @@ def _substituted(missing: MissingKernels) -> dict[str, int]:
     return {f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n for op, n in missing.ran.items()}
 
 
+def _off() -> dict[str, int]:
+    emulation = active()
+    made = emulation.made_before if emulation is not None else 0
+    return {"regions of torch.autocast that are off since they were made before the emulation": made} if made else {}
+
+
 def _overflowed(outcome: Outcome, reference: Reference) -> bool:
     """Whether a gradient is not finite that is finite in the reference."""
     twins = reference.wide.outcome.gradients
@@ -260,7 +268,7 @@ def _overflowed(outcome: Outcome, reference: Reference) -> bool:
 
 def _missing_tool(error: Exception) -> bool:
     """Whether compilation lacks a compiler, or the emulation a kernel: that says nothing about the model."""
-    if active() is not None and lacks_kernel(error):
+    if active() is not None and (lacks_kernel(error) or lacks_fft(error)):
         return True
     return "InvalidCxxCompiler" in repr(error) or "No working C++ compiler" in str(error)
 

@@ -375,3 +375,18 @@ def test_a_dtype_that_autocast_does_not_cast_to_is_refused(dtype: Any) -> None:
 
 def test_an_index_of_a_device_says_no_more_than_its_type() -> None:
     assert measure_policy("cuda:1") == measure_policy("cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+def test_the_policy_is_the_same_whatever_the_caller_has_switched_on(device: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    plain = measure_policy(device)
+    with torch.inference_mode():
+        assert measure_policy(device) == plain
+    with torch.device("meta"):
+        assert measure_policy(device) == plain
+    with FakeTensorMode():
+        assert measure_policy(device) == plain
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert measure_policy(device) == plain
