@@ -107,6 +107,11 @@ def load_subject(target: str) -> Subject:
         made = value()
     except (Exception, SystemExit) as error:  # the user's code: whatever it raises is theirs to read, in one sentence
         raise UsageError(f"the factory {target} raised {brief(error)}") from error
+    if made is None:
+        raise UsageError(
+            f"the factory {target} returned nothing: it is called to get what is judged; to judge the callable itself "
+            f"let a factory return it: def subject(): return {attribute}"
+        )
     if isinstance(made, Subject):
         return made if made.name != "subject" else replace(made, name=target)
     return Subject(made, name=target)

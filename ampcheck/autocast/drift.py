@@ -150,7 +150,8 @@ def check_policy(measured: Policy, snapshot: Snapshot, *, build: str) -> list[Fi
     if lost := {op: why for op, why in compared.unclear.items() if op in expected.ops}:
         named = "; ".join(f"{op} ({why})" for op, why in lost.items())
         message = f"{len(lost)} overloads should be treated as in {against} and could not be probed: {named}"
-        findings.append(Finding("policy-drift", Verdict.WARN, subject, message))
+        verdict = Verdict.FAIL if len(lost) > compared.count else Verdict.WARN
+        findings.append(Finding("policy-drift", verdict, subject, message))
     if not compared.drift and not compared.count:
         message = f"overloads should be compared with {against}; there was none of which both rules are known"
         findings.append(Finding("policy-drift", Verdict.FAIL, subject, message))

@@ -139,7 +139,8 @@ def _verdict_tables(content: Sections, width: int) -> Iterator[Table]:
     for start in range(0, len(content.subjects), side_by_side):
         subjects = content.subjects[start : start + side_by_side]
         names = [heads[name] for name in subjects]
-        yield _table(judged, names, [[_cell(*section.worst_of(name)) for name in subjects] for section in judged])
+        shown = [section for section in judged if any(section.worst_of(name)[0] for name in subjects)]
+        yield _table(shown, names, [[_cell(*section.worst_of(name)) for name in subjects] for section in shown])
 
 
 def _table(judged: Sequence[CheckSection], columns: Iterable[str], cells: Iterable[Iterable[Text]]) -> Table:
