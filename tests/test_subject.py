@@ -324,7 +324,7 @@ FACTORIES = {
     "is a module": ("import torch\nfactory = torch.nn.Linear(1, 1)", "raised TypeError"),
     "is a class": ("class factory: pass", "found factory"),
     "is a number": ("factory = 5", "found int"),
-    "is None": ("factory = None", "returned nothing"),
+    "is None": ("factory = None", "found NoneType"),
     "is a wrong tuple": ("factory = (1, 2)", "first element of type int"),
     "has a property that raises": ("class A:\n  @property\n  def b(self): raise ValueError('dry')\na = A()", "dry"),
 }
