@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.calls import measure_calls
+from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.guard import GUARD_CHECKS, judge_call
 from ampcheck.autocast.locks.checks import check_banned, check_gap, check_unregistered
 from ampcheck.errors import UsageError
@@ -46,7 +47,8 @@ def judge_policy(
 def judge_use(subject: Subject, checks: Collection[str] | None = None) -> Run:
     """Run a callable, or the first steps of a training loop, under the guards.
 
-    checks: of `GUARD_CHECKS`, all by default. Raises `UsageError` where none of those asked for is one.
+    checks: of `GUARD_CHECKS`, all by default. Under an emulation every finding says so. A training loop that runs no op
+    fails. Raises `UsageError` where none of those asked for is one.
     """
     wanted = None if checks is None else [slug for slug in GUARD_CHECKS if slug in checks]
     if wanted == []:
@@ -54,7 +56,9 @@ def judge_use(subject: Subject, checks: Collection[str] | None = None) -> Run:
             f"{subject.name} is of kind '{subject.kind.value}', of which the use of autocast is judged: "
             f"{', '.join(GUARD_CHECKS)}; asked for was {', '.join(checks or ())}"
         )
-    return judge_call(_body(subject), subject.name, wanted)
+    emulation = active()
+    name = subject.name if emulation is None else f"{subject.name} [{emulation.policy.device} emulated]"
+    return judge_call(_body(subject), name, wanted, must_run=subject.kind is Kind.TRAINING)
 
 
 def _body(subject: Subject) -> Callable[[], Any]:

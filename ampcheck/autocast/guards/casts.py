@@ -42,7 +42,7 @@ class CastNotes:
         self._clock = 0
 
     def forget(self) -> None:
-        """A new outermost region begins: PyTorch has dropped its copies."""
+        """An outermost region ended, in whichever thread: PyTorch has dropped the copies of the whole process."""
         self._casts.clear()
         self._written.clear()
 
@@ -108,9 +108,10 @@ def _storage(tensor: torch.Tensor) -> int | None:
 
 
 def _same(weight: torch.Tensor, cast: torch.Tensor) -> bool:
-    """Whether the cast still is what the weight would be cast to. Fake tensors cannot tell: then it is not."""
+    """Whether the cast still is what the weight would be cast to, NaN for NaN. Fake tensors cannot tell: then not."""
     try:
         with torch.no_grad():
-            return torch.equal(weight.detach().to(cast.dtype), cast.detach())
+            now, kept = weight.detach().to(cast.dtype), cast.detach()
+            return now.shape == kept.shape and bool(((now == kept) | (now.isnan() & kept.isnan())).all())
     except Exception:  # noqa: BLE001  # fake tensors and subclasses raise errors of their own
         return False

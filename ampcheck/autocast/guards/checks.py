@@ -190,7 +190,11 @@ def check_thread(stats: GuardStats) -> Iterator[Finding]:
 
 
 def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
-    """`autocast-checkpoint`: a forward that backward computes again runs under the same state."""
+    """`autocast-checkpoint`: a forward that backward computes again runs under the same state.
+
+    Backward computes a forward again under PyTorch's checkpoint, and where the backward of a Function enables gradients
+    or enters a module of the forward; in a hook, where two places of the forward run again in its order.
+    """
     slug = "autocast-checkpoint"
     if stats.recomputed:
         found: list[Recompute] = list(stats.recomputed)
@@ -267,7 +271,7 @@ def check_unregistered(stats: GuardStats) -> Iterator[Finding]:
 
 
 def check_banned(stats: GuardStats) -> Iterator[Finding]:
-    """`policy-banned`: no op is called that autocast refuses to run."""
+    """`policy-banned`: no op is called that autocast refuses to run. What the block catches is not seen."""
     slug = "policy-banned"
     raised = stats.raised
     message = raised.message.strip() if raised is not None else ""
@@ -284,7 +288,9 @@ def check_banned(stats: GuardStats) -> Iterator[Finding]:
         )
         yield Finding(slug, Verdict.FAIL, stats.subject, text, where, hint=" ".join(told[1:]))
     if not hits:
-        yield _looked(slug, stats, "autocast ops", "no op ran under autocast")
+        seen = stats.counts.get("autocast ops", 0)
+        text = f"{seen} autocast ops ran and no ban ended the block; a ban that the block catches is not seen"
+        yield _pass(slug, stats, text) if seen else _skip(slug, stats, "no op ran under autocast")
 
 
 def banned_by(policy: Policy, message: str) -> list[str]:

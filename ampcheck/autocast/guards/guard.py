@@ -29,17 +29,22 @@ GUARD_CHECKS = tuple(CHECKS)
 """The slugs of the guards: what leaks, what is crossed, what is stale, what is bypassed, what is lost."""
 
 _OPS = frozenset(GUARD_CHECKS) - {"autocast-state", "autocast-scope"}
+_RAN = ("ops", "backward calls", "optimizer steps")
+_EVIDENCE = ("switches", *_RAN)
+"""What must have been seen for a run to say anything; the rest is counted among the ops."""
 
 
 class Watch:
     """Entered, everything that `checks` need is noted; `stats()` tells it once the block is left.
 
     checks: slugs of `GUARD_CHECKS`. With `autocast-state` alone nothing is tapped: switches are read on the way in and
-    out. On the way out the switches are put back to what they were. Raises `UsageError` for an unknown slug.
+    out. counted: ops, backward passes and optimizer steps are counted whatever is asked for. On the way out the
+    switches are put back to what they were. Raises `UsageError` for an unknown slug.
     """
 
-    def __init__(self, checks: Collection[str] | None = None) -> None:
+    def __init__(self, checks: Collection[str] | None = None, *, counted: bool = False) -> None:
         self.checks = chosen(checks)
+        self._tapped = frozenset(GUARD_CHECKS if counted else self.checks)
         self._notes = Notes()
         self._before: dict[str, Any] = {}
         self._changed: dict[str, tuple[Any, Any]] = {}
@@ -50,12 +55,12 @@ class Watch:
         self._before = read_state()
         notes = self._notes
         with ExitStack() as opening:
-            if set(self.checks) - {"autocast-state"}:
+            if self._tapped - {"autocast-state"}:
                 notes.here.watched = True
                 opening.enter_context(watched_regions(notes))
-            if "autocast-scope" in self.checks:
+            if "autocast-scope" in self._tapped:
                 opening.enter_context(watched_scope(notes))
-            if _OPS & set(self.checks):
+            if _OPS & self._tapped:
                 if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
                     opening.callback(_reset_dynamo)
                 opening.enter_context(watched_threads(notes))
@@ -83,7 +88,9 @@ class Watch:
             file, line = users_place(self._error)
             raised = Raised(type(self._error).__name__, str(self._error), file, line)
         notes.counts["cached casts"] = notes.casts.seen
-        counts = {"switches": len(self._before), **{name: n for name, n in notes.counts.items() if n}}
+        counts = {name: n for name, n in notes.counts.items() if n}
+        if "autocast-state" in self.checks:
+            counts = {"switches": len(self._before), **counts}
         return GuardStats(
             subject=subject,
             settings=len(self._before),
@@ -127,8 +134,14 @@ def guard(*checks: str, subject: str = "this block", raises: bool = True) -> Ite
     """Judge how the block uses autocast.
 
     checks: slugs of `GUARD_CHECKS`, all by default. subject: what the block is called in findings. On leaving the run
-    is emitted and stands in `run` of what `as` names; with `raises` a failure raises `AssertionError`. An exception of
-    the block itself goes on. Switches that the block left changed are put back. Raises `UsageError` for another slug.
+    is emitted and stands in `run` of what `as` names; with `raises` a failure raises `AssertionError`. A warning never
+    raises: warnings stand in `run`, in the summary of `pytest --ampcheck` and in what `ampcheck audit` prints. A block
+    in which nothing was looked at fails under `coverage`. An exception of the block itself goes on. Switches that the
+    block left changed are put back. Raises `UsageError` for another slug.
+
+    Followed are the threads that the block starts and the work that it hands to a `ThreadPoolExecutor` or a
+    `multiprocessing.pool.ThreadPool`, made inside or before. A thread that runs already and takes its work from a
+    queue of your own is not followed, nor is another process.
     """
     __tracebackhide__ = True
     watch, seen = Watch(checks or None), Guard()
@@ -146,19 +159,22 @@ def guard(*checks: str, subject: str = "this block", raises: bool = True) -> Ite
         emit(seen.run)
 
 
-def judge_call(function: Callable[[], Any], subject_name: str, checks: Collection[str] | None = None) -> Run:
+def judge_call(
+    function: Callable[[], Any], subject_name: str, checks: Collection[str] | None = None, *, must_run: bool = False
+) -> Run:
     """Call `function` under the guards. Nothing is raised and nothing emitted.
 
     An exception of the function is evidence: where no check explains it, the run fails under `coverage`, since what
-    comes after it was not looked at. Raises `UsageError` for an unknown check.
+    comes after it was not looked at. So does a function in which nothing was looked at; must_run: also one in which no
+    op ran, though the switches were compared. Raises `UsageError` for an unknown check.
     """
-    watch = Watch(checks)
+    watch = Watch(checks, counted=must_run)
     try:
         with watch:
             function()
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
         return _run(watch, subject_name, error)
-    return _run(watch, subject_name)
+    return _run(watch, subject_name, must_run=must_run)
 
 
 def chosen(checks: Collection[str] | None) -> tuple[str, ...]:
@@ -170,11 +186,14 @@ def chosen(checks: Collection[str] | None) -> tuple[str, ...]:
     return asked
 
 
-def _run(watch: Watch, subject: str, unexplained: Exception | None = None) -> Run:
+def _run(watch: Watch, subject: str, unexplained: Exception | None = None, *, must_run: bool = False) -> Run:
     stats = watch.stats(subject)
     findings = check_guard(stats, watch.checks)
-    if unexplained is not None and not any(finding.verdict is Verdict.FAIL for finding in findings):
-        findings.append(_stopped(stats, unexplained))
+    if not any(finding.verdict is Verdict.FAIL for finding in findings):
+        if unexplained is not None:
+            findings.append(_stopped(stats, unexplained))
+        elif stats.raised is None and not any(stats.counts.get(what) for what in (_RAN if must_run else _EVIDENCE)):
+            findings.append(_nothing(stats))
     unseen = dict(stats.unseen)
     if stats.raised is not None:
         unseen[f"what comes after the {stats.raised.kind}"] = 1
@@ -185,6 +204,14 @@ def _reset_dynamo() -> None:
     """An older Dynamo remembers that it skipped what it met under a dispatch mode."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+def _nothing(stats: GuardStats) -> Finding:
+    text = "what is judged must run an op, a backward pass or an optimizer step, but nothing was looked at"
+    if stats.unseen:
+        text += f": there were only {' and '.join(stats.unseen)}"
+    hint = "put the guard around the code that computes, and call it in the eager mode of PyTorch"
+    return Finding("coverage", Verdict.FAIL, stats.subject, text, hint=hint)
 
 
 def _stopped(stats: GuardStats, error: Exception) -> Finding:

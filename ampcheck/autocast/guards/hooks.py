@@ -7,7 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from multiprocessing.pool import Pool, ThreadPool
 from typing import Any
 
 import torch
@@ -20,17 +21,54 @@ from ampcheck.autocast.guards.spots import spot_of
 from ampcheck.autocast.state import nesting
 
 
+class _Tap:
+    """One wrapper in the place of `owner.name`, through which all who listen hear of its calls."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = self.call = original
+        self.listeners: list[Callable[[Any], Any]] = []
+
+        @functools.wraps(original)
+        def ours(*args: Any, **kwargs: Any) -> Any:
+            return self.call(*args, **kwargs)
+
+        self.ours = ours
+
+    def compose(self) -> None:
+        call = self.original
+        for make in self.listeners:
+            call = make(call)
+        self.call = call
+
+
+_taps: dict[tuple[Any, str], _Tap] = {}
+_tapping = threading.Lock()
+
+
 @contextmanager
 def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`make(original)` in the place of `owner.name`. Left alone where another took its place meanwhile."""
-    original = getattr(owner, name)
-    ours = functools.wraps(original)(make(original))
-    setattr(owner, name, ours)
+    """`make(original)` in the place of `owner.name`. Blocks may end in any order: the last one puts the original back.
+
+    Left alone where another took its place meanwhile; what then still calls ours reaches the original.
+    """
+    with _tapping:
+        tap = _taps.get((owner, name))
+        if tap is None or getattr(owner, name) is not tap.ours:
+            tap = _taps[owner, name] = _Tap(getattr(owner, name))
+            setattr(owner, name, tap.ours)
+        tap.listeners.append(make)
+        tap.compose()
     try:
         yield
     finally:
-        if getattr(owner, name) is ours:
-            setattr(owner, name, original)
+        with _tapping:
+            tap.listeners.remove(make)
+            tap.compose()
+            if not tap.listeners:
+                if getattr(owner, name) is tap.ours:
+                    setattr(owner, name, tap.original)
+                if _taps.get((owner, name)) is tap:
+                    del _taps[owner, name]
 
 
 def states_on() -> tuple[State, ...]:
@@ -88,7 +126,6 @@ def watched_regions(notes: Notes) -> Iterator[None]:
         def __enter__(self: Any) -> Any:  # noqa: N807
             if notes.open and nesting() == 0:
                 notes.region += 1
-                notes.casts.forget()
             notes.here.chosen.append((self.device, getattr(self, "_ampcheck_explicit", True)))
             return original(self)
 
@@ -98,7 +135,10 @@ def watched_regions(notes: Notes) -> Iterator[None]:
         def __exit__(self: Any, *exc: Any) -> Any:  # noqa: N807
             if notes.here.chosen:
                 notes.here.chosen.pop()
-            return original(self, *exc)
+            left = original(self, *exc)
+            if notes.open and nesting() == 0:
+                notes.casts.forget()
+            return left
 
         return __exit__
 
@@ -112,7 +152,7 @@ def watched_regions(notes: Notes) -> Iterator[None]:
 
 @contextmanager
 def watched_threads(notes: Notes) -> Iterator[None]:
-    """Follow the ops of threads that are started, and of tasks that are submitted to a pool of threads."""
+    """Follow the ops of threads that are started, and of work that is handed to a pool of threads."""
 
     def start(original: Any) -> Any:
         def begin(self: threading.Thread) -> None:
@@ -129,13 +169,24 @@ def watched_threads(notes: Notes) -> Iterator[None]:
 
         return hand_over
 
-    with _replaced(threading.Thread, "start", start), _replaced(ThreadPoolExecutor, "submit", submit):
+    def hand_on(original: Any) -> Any:
+        def call(self: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+            follows = isinstance(self, ThreadPool) and notes.open and notes.here.watched
+            return original(self, _followed(notes, func) if follows else func, *args, **kwargs)
+
+        return call
+
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(threading.Thread, "start", start))
+        stack.enter_context(_replaced(ThreadPoolExecutor, "submit", submit))
+        for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # all others call one of these
+            stack.enter_context(_replaced(Pool, name, hand_on))
         yield
 
 
 def _works_for_a_pool(thread: threading.Thread) -> bool:
     target = getattr(thread, "_target", None)
-    return getattr(target, "__module__", "") == "concurrent.futures.thread"
+    return getattr(target, "__module__", "") in ("concurrent.futures.thread", "multiprocessing.pool")
 
 
 def _followed(notes: Notes, run: Callable[..., Any]) -> Callable[..., Any]:

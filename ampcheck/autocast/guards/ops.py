@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampcheck.autocast import emulate
 from ampcheck.autocast.guards.casts import CastNotes
 from ampcheck.autocast.guards.records import Call, Crossing, Recompute, State
-from ampcheck.autocast.guards.spots import Spot, function_context, in_optimizer, spot_of
+from ampcheck.autocast.guards.spots import Spot, function_context, in_optimizer, spot_of, way_to
 from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
 from ampcheck.places import op_name
@@ -37,14 +37,29 @@ class Here(threading.local):
         self.watched = False
         self.parent: dict[str, State] = {}
         self.chosen: list[tuple[str, bool]] = []
+        self.trail = Trail()
+
+
+@dataclass(slots=True)
+class Trail:
+    """Ops of the forward that a hook runs again: known as a recomputation once a second site follows in its order."""
+
+    call: Hashable = None
+    order: int = -1
+    known: bool = False
+    held: list[Recompute | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Forward:
-    """An op at one site of the forward: where it stands, and under which states it ran on which dtypes."""
+    """An op at one site of the forward: where it stands, and under which states it ran on which dtypes.
+
+    order: how many sites ran before this one did for the first time.
+    """
 
     file: str
     line: int | None
+    order: int
     ran: dict[State, set[tuple[torch.dtype, ...]]] = field(default_factory=dict)
 
 
@@ -174,10 +189,9 @@ def _before(notes: Notes, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
         _in_backward(notes, op, kwargs, flat, state, spot)
     else:
         name = op_name(op)
-        for ran in (
-            notes.forward.setdefault((name, spot.site), Forward(spot.file, spot.line)).ran,
-            notes.sites.setdefault(spot.site, Forward(spot.file, spot.line)).ran,
-        ):
+        here = notes.sites.setdefault(spot.site, Forward(spot.file, spot.line, len(notes.sites)))
+        op_here = notes.forward.setdefault((name, spot.site), Forward(spot.file, spot.line, here.order))
+        for ran in (op_here.ran, here.ran):
             ran.setdefault(state, set()).add(_floating(flat))
         if not torch.is_grad_enabled():
             context = function_context(sys._getframe(2))
@@ -198,11 +212,17 @@ def _in_backward(notes: Notes, op: Any, kwargs: Any, flat: list[torch.Tensor], s
         notes.shifted.setdefault(spot.site, Recompute("", next(iter(here.ran)), state, (), (), here.file, here.line))
     before = notes.forward.get((name, spot.site))
     if before is not None and torch.is_grad_enabled():
-        notes.counts["recomputed ops"] += 1
+        again = None
         if state not in before.ran and not any(dtypes in seen for seen in before.ran.values()):
             was, theirs = next((state, next(iter(seen))) for state, seen in before.ran.items())
-            notes.recomputed[Recompute(name, was, state, theirs, dtypes, before.file, before.line)] += 1
-        return
+            again = Recompute(name, was, state, theirs, dtypes, before.file, before.line)
+        way = way_to(sys._getframe(1))
+        if way.checkpoint or (way.function and (way.module or not way.differentiable)):
+            _recomputed(notes, [again])
+            return
+        if not way.function:
+            _in_hook(notes, way.top, before.order, again)
+            return
     node: Any = torch._C._current_autograd_node()
     if not isinstance(node, BackwardCFunction):
         return
@@ -218,6 +238,25 @@ def _in_backward(notes: Notes, op: Any, kwargs: Any, flat: list[torch.Tensor], s
     if state.dtype is None:
         cast = vars(node).get(_CASTS, False)
         notes.calls[_call(notes, "function", op, kwargs, flat, was, spot, now=state, cast=cast)] += 1
+
+
+def _recomputed(notes: Notes, ops: Sequence[Recompute | None]) -> None:
+    """Ops of a forward that ran again; those that ran otherwise come with what was other."""
+    notes.counts["recomputed ops"] += len(ops)
+    notes.recomputed.update(op for op in ops if op is not None)
+
+
+def _in_hook(notes: Notes, call: int, order: int, again: Recompute | None) -> None:
+    """A hook runs a line of the forward: by chance, unless another line of the forward follows in its order."""
+    task, trail = torch._C._current_graph_task_id(), notes.here.trail
+    if trail.call != (task, call) or (order < trail.order and not trail.known):
+        trail = notes.here.trail = Trail((task, call), order)
+    trail.known = trail.known or order > trail.order
+    trail.order = order
+    trail.held.append(again)
+    if trail.known:
+        _recomputed(notes, trail.held)
+        trail.held = []
 
 
 def _forward_code(node: Any) -> CodeType | None:

@@ -16,6 +16,8 @@ from ampcheck.places import is_users, short_path
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _GRAPH = os.path.join(_TORCH, "autograd", "graph.py")
+_FUNCTION = os.path.join(_TORCH, "autograd", "function.py")
+_CHECKPOINT = os.path.join(_TORCH, "utils", "checkpoint.py")
 _INDUCTOR = os.path.join(_TORCH, "_inductor") + os.sep
 _COMPILERS = (_INDUCTOR, os.path.join(_TORCH, "_functorch", "_aot_autograd") + os.sep)
 _OPTIMIZER = os.path.join(_TORCH, "optim") + os.sep
@@ -38,6 +40,22 @@ class Spot:
     direct: bool
     compiled: bool
     site: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the autograd engine came to an op.
+
+    top: identifies the call that the engine made. checkpoint: through PyTorch's checkpoint. function: through the
+    backward of an autograd.Function, not a hook. module: a module was entered on the way. differentiable: gradients are
+    enabled all along, since this backward is to be differentiated itself (create_graph).
+    """
+
+    top: int
+    checkpoint: bool
+    function: bool
+    module: bool
+    differentiable: bool
 
 
 _USER, _ENGINE, _COMPILER, _DIRECTLY, _MODULE, _LIBRARY, _PROBE, _NOBODY = range(8)
@@ -69,6 +87,25 @@ def spot_of(frame: FrameType | None, backward: bool) -> Spot | None:
                 site = id(frame.f_locals.get("self")), path, frame.f_lineno
         frame = frame.f_back
     return Spot("", None, False, compiled, site)
+
+
+def way_to(frame: FrameType | None) -> Way:
+    """The way from the engine to the op that `frame` leads to."""
+    top, checkpoint, function, module = 0, False, False, False
+    while frame is not None:
+        code = frame.f_code
+        if _kind(code)[0] == _ENGINE:
+            # Gradients, retain_graph, create_graph. A thread of the engine's own has no such frame.
+            given = frame.f_locals.get("args", ())
+            return Way(top, checkpoint, function, module, len(given) > 2 and given[2] is True)
+        top = id(frame)
+        checkpoint = checkpoint or code.co_filename == _CHECKPOINT
+        module = module or code is torch.nn.Module._call_impl.__code__
+        if code.co_filename == _FUNCTION and code.co_name.startswith("apply"):
+            function = function or isinstance(frame.f_locals.get("self"), BackwardCFunction)
+        frame = frame.f_back
+    keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return Way(top, checkpoint, function, module, bool(keeps and keeps()))  # the next best
 
 
 def in_optimizer(frame: FrameType | None) -> bool:

@@ -72,7 +72,7 @@ def _switches() -> dict[str, tuple[Reader, Writer]]:
         )
     found["autocast cache"] = (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
     found["default dtype"] = (torch.get_default_dtype, torch.set_default_dtype)
-    found["deterministic algorithms"] = (torch.are_deterministic_algorithms_enabled, _set_deterministic)
+    found["deterministic algorithms"] = (_deterministic, _set_deterministic)
     found.update(_precision())
     return found
 
@@ -139,5 +139,13 @@ def _set_nesting(depth: int) -> None:
         torch.clear_autocast_cache()
 
 
-def _set_deterministic(value: bool) -> None:
-    torch.use_deterministic_algorithms(value, warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
+_DETERMINISTIC = ("default", "warn", "error")
+"""As `torch.set_deterministic_debug_mode` names them: off, on with warnings only, on."""
+
+
+def _deterministic() -> str:
+    return _DETERMINISTIC[torch.get_deterministic_debug_mode()]
+
+
+def _set_deterministic(mode: str) -> None:
+    torch.use_deterministic_algorithms(mode != "default", warn_only=mode == "warn")
