@@ -54,6 +54,7 @@ def add_commands(commands: Any) -> None:
 
     explain = below.add_parser("explain", help="the rule of an op on every device, and since which release")
     explain.add_argument("op", metavar="OP", help="such as aten::norm.Scalar, layer_norm or torch.nn.functional.gelu")
+    explain.add_argument("--device", metavar="DEVICE", help="on one device, such as cuda (default: on every one)")
     _add_options(explain, _explain, default="that of the installed one")
     _add_lock(below)
 
@@ -176,7 +177,7 @@ def _of_only_one(one: Source, other: Source) -> Iterator[Table]:
 
 def _explain(options: argparse.Namespace) -> int:
     source = source_of(options.torch, options.dtype) if options.torch else known_best(options.dtype)
-    view = explain_view(source, options.op)
+    view = explain_view(source, options.op, options.device)
     return _print(view.tables, view.data, options)
 
 

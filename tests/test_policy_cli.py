@@ -209,13 +209,61 @@ def test_explain_of_an_op_that_autocast_leaves_alone_says_so_on_every_device(pol
     assert {"cpu", "cuda", "xpu", "mps"} <= {entry["device"] for entry in data["ops"]}
 
 
-def test_explain_of_an_op_that_could_not_be_probed_gives_the_reason(policy: Any) -> None:
-    reasons = load_release("2.13").policy("cuda").unprobed
-    for op, reason in reasons.items():
-        said = policy("explain", op, "--torch", "2.13")
-        assert f"Not probed on cuda: {reason}" in " ".join(said.words)
-        assert "unknown" in said.words
-    assert list(reasons) == ["aten::_cudnn_rnn"]
+@pytest.mark.parametrize(
+    "command", ["explain aten::_cudnn_rnn --torch 2.13", "show cuda --torch 2.13", "diff 2.6 2.13 --device cuda"]
+)
+def test_an_op_that_a_snapshot_could_not_probe_is_no_fault_of_the_readers_machine(policy: Any, command: str) -> None:
+    assert list(load_release("2.13").policy("cuda").unprobed) == ["aten::_cudnn_rnn"]
+    said = policy(*command.split())
+    assert "could not be probed on the machine that made the snapshot (it computes on the device" in " ".join(
+        said.words
+    )
+    assert "driver" not in said.out + policy(*command.split(), "--json").out
+
+
+def test_explain_of_an_op_that_could_not_be_probed_says_that_its_rule_is_unknown(policy: Any) -> None:
+    assert "unknown" in policy("explain", "aten::_cudnn_rnn", "--torch", "2.13").words
+
+
+@pytest.mark.parametrize("op", ["lstm", "gru", "torch.lstm", "aten::rnn_tanh.input"])
+def test_explain_of_a_recurrent_layer_says_where_it_ends_on_cuda(policy: Any, op: str) -> None:
+    said = " ".join(policy("explain", op, "--torch", "2.13").words)
+    assert "ends in aten::_cudnn_rnn, which casts everything to autocast's dtype" in said
+    assert "_cudnn_rnn" not in policy("explain", op, "--torch", "2.13", "--device", "cpu").out
+
+
+@pytest.mark.parametrize("written", ["softmax", "F.softmax", "torch.softmax", "log_softmax", "cumsum", "norm", "sum"])
+@pytest.mark.parametrize("release", releases())
+def test_explain_begins_with_the_overload_that_has_a_rule_on_most_devices(
+    policy: Any, written: str, release: str
+) -> None:
+    data = json.loads(policy("explain", written, "--torch", release, "--json").out)
+    ruled: dict[str, int] = {}
+    for entry in data["ops"]:
+        ruled[entry["op"]] = ruled.get(entry["op"], 0) + bool(entry["rule"])
+    by_names = [op for op in ruled if "name" in op.lower()]
+    plain = [op for op in ruled if op not in by_names]
+    assert ruled[plain[0]] == max(ruled[op] for op in plain) > 0
+    assert list(ruled) == [*plain, *by_names]
+    gone = [not ruled[op] for op in plain]
+    assert gone == sorted(gone)
+
+
+def test_explain_can_be_asked_about_one_device(policy: Any) -> None:
+    data = json.loads(policy("explain", "layer_norm", "--torch", "2.13", "--device", "cuda", "--json").out)
+    assert [entry["device"] for entry in data["ops"]] == ["cuda"]
+    assert "mps" not in policy("explain", "layer_norm", "--torch", "2.13", "--device", "cuda").out
+
+
+@pytest.mark.parametrize("command", ["show gpu", "explain mm --device gpu", "diff 2.4 2.6 --device gpu"])
+@pytest.mark.parametrize("release", ["2.4", "2.13", "installed"])
+def test_a_device_that_is_none_is_refused_with_those_that_the_data_has(policy: Any, command: str, release: str) -> None:
+    asked = "2.4" if command.startswith("diff") else release
+    options = [] if command.startswith("diff") else ["--torch", release]
+    there = json.loads(policy("show", "--torch", asked, "--json").out)["devices"]
+    said = policy(*command.split(), *options)
+    refused(said, "'gpu'")
+    assert said.err.rstrip().endswith(f"it has {', '.join(there)}")
 
 
 def test_explain_of_an_op_that_was_dropped_tells_until_when(policy: Any) -> None:

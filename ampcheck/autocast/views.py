@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,6 +13,7 @@ from ampcheck.autocast.drift import (
     UNKNOWN,
     Change,
     diff_policies,
+    history,
     incomparable,
     other_build,
     rule_of,
@@ -26,6 +28,14 @@ from ampcheck.record import Table
 
 NONE = "–"
 """The rule, in a table, of an op that autocast leaves alone."""
+
+NO_DEVICE = (
+    "could not be probed on the machine that made the snapshot (it computes on the device before it calls the op)"
+)
+"""What stands for a device's own error in a snapshot: it speaks of a machine that is not the reader's."""
+
+_NAMES = re.compile(r"dimname|names_", re.IGNORECASE)
+"""Overloads that take the names of dimensions, which hardly anybody calls."""
 
 _ALONE = "autocast leaves the op alone; ops that it is made of follow their own rules"
 
@@ -46,7 +56,23 @@ class Source:
     build: str
     dtype: str
     devices: tuple[str, ...]
-    policy: Callable[[str], Policy]
+    measured: Callable[[str], Policy]
+    shipped: bool = True
+
+    def policy(self, device: str) -> Policy:
+        """Of a device. Raises `UsageError` naming those that there are."""
+        try:
+            return self.measured(device)
+        except UsageError:
+            if device in self.devices:
+                raise
+            there = ", ".join(self.devices) or "none"
+            raise UsageError(f"{self} has no autocast policy for {device!r}; it has {there}") from None
+
+    def reason(self, policy: Policy, op: str) -> str:
+        """Why an overload could not be probed, in words that hold on the reader's machine."""
+        reason = policy.unprobed[op]
+        return NO_DEVICE if self.shipped and re.match(r"\w+ error: ", reason) else reason
 
     def __str__(self) -> str:
         return f"PyTorch {self.torch} ({self.build})"
@@ -67,7 +93,9 @@ def source_of(release: str, dtype: str) -> Source:
 
         low = low_dtype(dtype)
         known = tuple(device for device in devices() if registered(device))
-        return Source(torch.__version__, build(), dtype, known, lambda device: measure_policy(device, low))
+        return Source(
+            torch.__version__, build(), dtype, known, lambda device: measure_policy(device, low), shipped=False
+        )
     snapshot = load_release(release)
     held = tuple(snapshot.policies)
     snapshot.policy(held[0], dtype)  # raises for a dtype that it lacks
@@ -93,9 +121,9 @@ def counts_view(source: Source) -> View:
     ]
     rows.append(("probed", *(len(policy.ops) for policy in policies)))
     rows.append(("registered", *(policy.registered for policy in policies)))
-    note = "\n".join(line for policy in policies for line in _unprobed(policy))
+    note = "\n".join(line for policy in policies for line in _unprobed(source, policy))
     table = Table(f"{source}, autocast to {source.dtype}", ("rule", *source.devices), rows, note=note)
-    return View((table,), {**source.data, "devices": {policy.device: _counts(policy) for policy in policies}})
+    return View((table,), {**source.data, "devices": {policy.device: _counts(source, policy) for policy in policies}})
 
 
 def policy_view(source: Source, device: str) -> View:
@@ -106,12 +134,12 @@ def policy_view(source: Source, device: str) -> View:
         groups.setdefault(op.rule, []).append(short(name))
     rules = sorted(groups, key=[*RULES, *sorted(groups)].index)  # `fixed:float32` is none of RULES
     rows = [(rule, len(groups[rule]), " ".join(groups[rule])) for rule in rules]
-    note = [f"Probed {len(policy.ops)} of {policy.registered} registered overloads.", *_unprobed(policy)]
+    note = [f"Probed {len(policy.ops)} of {policy.registered} registered overloads.", *_unprobed(source, policy)]
     note += [f"{rule}: {meaning(rule)}" for rule in rules]
     title = f"{source}, autocast to {source.dtype} on {policy.device}"
     table = Table(title, ("rule", "ops", "overloads"), rows, note="\n".join(note))
     ops = {name: op.to_json() for name, op in policy.ops.items()}
-    return View((table,), {**source.data, "device": policy.device, **_counts(policy), "ops": ops})
+    return View((table,), {**source.data, "device": policy.device, **_counts(source, policy), "ops": ops})
 
 
 def diff_view(one: Source, other: Source, device: str, compared: str) -> View:
@@ -126,7 +154,7 @@ def diff_view(one: Source, other: Source, device: str, compared: str) -> View:
     if one is not other:
         where, labels = f"{one} and {other}, {device}", (release_of(one.torch), release_of(other.torch))
         labels = labels if len(set(labels)) > 1 else (str(one), str(other))
-    unclear = incomparable(a, b)
+    unclear = {op: one.reason(a, op) if op in a.unprobed else other.reason(b, op) for op in incomparable(a, b)}
     note = [f"{len(shown)} of {len({*a.ops, *a.unprobed, *b.ops, *b.unprobed})} overloads differ."]
     note += [f"Left out, for only one of the builds has it: {change.op}" for change in of_build]
     note += [f"Cannot be compared: {op}: {reason}" for op, reason in unclear.items()]
@@ -145,15 +173,16 @@ def diff_view(one: Source, other: Source, device: str, compared: str) -> View:
     return View((table,), data)
 
 
-def explain_view(source: Source, text: str) -> View:
-    """The rule, the facts and the history of an op's overloads on every device.
+def explain_view(source: Source, text: str, device: str | None = None) -> View:
+    """The rule, the facts and the history of an op's overloads on every device, or on one.
 
-    text: `aten::norm.Scalar`, `norm`, `torch.nn.functional.layer_norm`. Raises `UsageError` naming similar ops for one
-    that is none.
+    text: `aten::norm.Scalar`, `norm`, `torch.nn.functional.layer_norm`. The overloads with a rule on most devices come
+    first, those without one and those by names of dimensions last. Raises `UsageError` naming similar ops for one that
+    is none, and the devices for one that the source does not know.
     """
-    policies = {device: source.policy(device) for device in source.devices}
+    policies = {each: source.policy(each) for each in ([device] if device is not None else source.devices)}
     tables, data = [], []
-    for name in _find(text, policies.values()):
+    for name in sorted(_find(text, policies.values()), key=lambda name: _place(name, policies.values())):
         rows: list[tuple[str, str, str]] = []
         told: list[str] = []
         for device, policy in policies.items():
@@ -163,12 +192,12 @@ def explain_view(source: Source, text: str) -> View:
             rows.append((device, _cell(op) if op else rule or NONE, age))
             told.append(f"{rule or NONE}: {op.raises.splitlines()[0] if op and op.raises else meaning(rule)}")
             if name in policy.unprobed:
-                told.append(f"Not probed on {device}: {policy.unprobed[name]}")
+                told.append(f"Not probed on {device}: {source.reason(policy, name)}")
             if len(stretches) > 1:
                 told.append(f"{device} over the releases: {', '.join(map(_stretch, stretches))}")
             past = [{"from": first, "to": last, "rule": held} for first, last, held in stretches]
             data.append({"op": name, "device": device, "rule": rule, "policy": _op_to_json(op), "history": past})
-        told += _facts_by_device(name, policies)
+        told += [*_fused(name, policies), *_facts_by_device(name, policies)]
         title = f"{name} under {source}, autocast to {source.dtype}"
         tables.append(Table(title, ("device", "rule", "history"), rows, note="\n".join(dict.fromkeys(told))))
     return View(tuple(tables), {**source.data, "ops": data})
@@ -187,13 +216,13 @@ def meaning(rule: str) -> str:
     return RULES[key] if rule else _ALONE
 
 
-def _counts(policy: Policy) -> dict[str, Any]:
+def _counts(source: Source, policy: Policy) -> dict[str, Any]:
     counts = {"counts": policy.counts(), "probed": len(policy.ops), "registered": policy.registered}
-    return {**counts, "unprobed": dict(policy.unprobed)}
+    return {**counts, "unprobed": {op: source.reason(policy, op) for op in policy.unprobed}}
 
 
-def _unprobed(policy: Policy) -> list[str]:
-    return [f"Not probed on {policy.device}: {op}: {reason}" for op, reason in policy.unprobed.items()]
+def _unprobed(source: Source, policy: Policy) -> list[str]:
+    return [f"Not probed on {policy.device}: {op}: {source.reason(policy, op)}" for op in policy.unprobed]
 
 
 def _op_to_json(op: OpPolicy | None) -> dict[str, Any] | None:
@@ -225,6 +254,27 @@ def _facts_by_device(name: str, policies: Mapping[str, Policy]) -> list[str]:
             devices.setdefault(_facts(policy.ops[name]), []).append(device)
     lines = [f"given → handed down on {', '.join(where)}: {facts}" for facts, where in devices.items()]
     return [*lines, "low is autocast's dtype, other the other 16-bit one."] if lines else []
+
+
+def _fused(name: str, policies: Mapping[str, Policy]) -> list[str]:
+    """What becomes of a recurrent layer, which has no rule of its own."""
+    ruled = (rule for device in shipped_devices() for _, rule in history(name, device))
+    if "cuda" not in policies or any(ruled):
+        return []
+    from ampcheck.autocast.kernels import RECURRENT  # with torch, which `_find` has asked for this op already
+
+    if name not in RECURRENT:
+        return []
+    return [
+        f"cuda: {name} ends in aten::_cudnn_rnn, which casts everything to autocast's dtype; that is what ampcheck "
+        "emulates"
+    ]
+
+
+def _place(name: str, policies: Iterable[Policy]) -> tuple[bool, int, str]:
+    """Where an overload stands among those of its op."""
+    ruled = sum(bool(rule_of(policy, name)) for policy in policies)
+    return not ruled or _NAMES.search(name.partition(".")[2]) is not None, -ruled, name
 
 
 def _stretch(stretch: tuple[str, str, str]) -> str:
