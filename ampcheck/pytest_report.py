@@ -208,7 +208,10 @@ class Report:
         for path in dict.fromkeys(path for path, _ in written):
             yield f"updated {path}: {', '.join(dict.fromkeys(name for p, name in written if p == path))}"
         if self.settings.update and not written:
-            yield "--ampcheck-update: no test compares with a lock, nothing was written"
+            yield (
+                "--ampcheck-update: nothing was written; no test came as far as writing a lock, by "
+                "ampcheck.assert_policy_lock or @pytest.mark.ampcheck(lock=True)"
+            )
 
     def _write(self, run: Run) -> Iterator[str]:
         """Write the files that were asked for; one line about each. A file that cannot be written fails the session."""

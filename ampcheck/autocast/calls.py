@@ -133,9 +133,10 @@ def measure_calls(
     """
     made = as_subject(subject)
     if made.kind in (Kind.TRAINING, Kind.CALL):
+        what = "a training loop" if made.kind is Kind.TRAINING else "a callable without arguments"
         raise UsageError(
-            f"{made.name} is of kind '{made.kind.value}': the calls of the kinds 'forward', 'compile' and "
-            "'compile, regional' are recorded; mark a test with @pytest.mark.ampcheck(lock=True) for anything else"
+            f"{made.name} is {what}: a lock needs a model with its inputs, (module, args); a test that runs anything "
+            "else can be locked with @pytest.mark.ampcheck(lock=True)"
         )
     low = low_dtype(dtype)
     prepared = prepare(made)

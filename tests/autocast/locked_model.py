@@ -40,6 +40,24 @@ def banned():
 def broken():
     return (lambda x: (x @ x).index_add(0, torch.zeros(1, dtype=torch.int64), x[:1])), (torch.ones(4, 4),)
 
+class Products(nn.Module):
+    def forward(self, a):
+        b = a @ a
+        c = a @ a.t()
+        return b + c
+
+def products():
+    return nn.Sequential(Products()), (torch.ones(2, 2),)
+
+def half_broken():
+    return (lambda x: (x @ x).index_add(0, torch.zeros(1, dtype=torch.int64), x[:1].half())), (torch.ones(4, 4),)
+
+def loop():
+    return {"step": lambda i: 0.0}
+
+def call():
+    return lambda: None
+
 def idle():
     return (lambda x: x + 1), (torch.ones(4),)
 """

@@ -261,3 +261,79 @@ def test_a_custom_op_that_is_registered_otherwise_is_told(model: Path) -> None:
     calls = {**held.ops, "mine::op": LockedOp("fixed:float16", {"float32 -> float16": (("up", ""),)})}
     (finding,) = check_lock(now, Locked(held.torch, held.build, calls), held)
     assert "a custom op: what is registered for it has changed" in finding.message
+
+
+# Where ----------------------------------------------------------------------------------------------------------
+
+
+def where_of(model: Path, factory: str = "products") -> list[tuple[str, str, int | None]]:
+    target = LockTarget.of(f"{model}:{factory}")
+    drift = [f for f in compare_lock(target).findings if f.check == "policy-drift"]
+    return [(f.message, f.where.file, f.where.line) for f in drift]
+
+
+def test_of_two_calls_in_one_module_the_changed_one_is_named(model: Path) -> None:
+    lock(model, "products", device="cuda", dtype="float16")
+    model.write_text(MODEL.replace("c = a @ a.t()", "c = a.double() @ a.double()"), encoding="utf-8")
+    ((message, file, line),) = where_of(model)
+    assert file.endswith("models.py")
+    assert line == line_of("c = a @ a.t()")
+    assert f"new: float64 float64 -> float64 float64 in 1 module: 0, at models.py:{line}" in message
+
+
+def test_a_call_that_is_gone_is_told_with_its_line_in_the_lock_and_no_other_is_blamed(model: Path) -> None:
+    model.write_text(MODEL.replace("c = a @ a.t()", "c = a.double() @ a.double()"), encoding="utf-8")
+    lock(model, "products", device="cuda", dtype="float16")
+    model.write_text(MODEL, encoding="utf-8")
+    ((message, file, line),) = where_of(model)
+    assert (file, line) == ("", None)
+    gone = line_of("c = a @ a.t()")
+    assert f"no longer: float64 float64 -> float64 float64 in 1 module: 0, when locked at models.py:{gone}" in message
+
+
+# Where the target is searched -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a model beside its pyproject.toml, one beside the test, and a working directory elsewhere."""
+    (tmp_path / "outside.py").write_text(MODEL, encoding="utf-8")
+    top = tmp_path / "project"
+    (top / "tests" / "deep").mkdir(parents=True)
+    (top / "pyproject.toml").touch()
+    (top / "on_top.py").write_text(MODEL, encoding="utf-8")
+    (top / "tests" / "deep" / "beside.py").write_text(MODEL, encoding="utf-8")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    return top
+
+
+@pytest.mark.parametrize(("name", "folder"), [("beside.py", "tests/deep"), ("on_top.py", "."), ("deep/beside.py", "")])
+def test_a_relative_target_is_found_from_every_working_directory(project: Path, name: str, folder: str) -> None:
+    target = LockTarget.of(f"{name}:net", near=project / "tests" / "deep")
+    assert target.file == project / (folder or "tests/deep") / NAME
+    assert (target.entry, target.subject.name) == (f"{Path(name).name}:net", f"{name}:net")
+
+
+def test_the_working_directory_comes_first(project: Path) -> None:
+    (Path.cwd() / "beside.py").write_text(MODEL, encoding="utf-8")
+    assert LockTarget.of("beside.py:net", near=project / "tests" / "deep").file == Path.cwd() / NAME
+
+
+def test_a_missing_target_is_told_with_the_folders_that_were_searched(project: Path) -> None:
+    folders = [Path.cwd(), project / "tests" / "deep", project / "tests", project]
+    with pytest.raises(UsageError) as caught:
+        LockTarget.of("outside.py:net", near=project / "tests" / "deep")
+    assert str(caught.value) == f"there is no file outside.py; searched in {', '.join(map(str, folders))}"
+
+
+def test_without_a_project_nothing_above_the_test_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if any((folder / "pyproject.toml").exists() or (folder / ".git").exists() for folder in tmp_path.parents):
+        pytest.skip("the temporary folder lies in a project")
+    (tmp_path / "above.py").write_text(MODEL, encoding="utf-8")
+    for name in ("tests", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="no file above"):
+        LockTarget.of("above.py:net", near=tmp_path / "tests")

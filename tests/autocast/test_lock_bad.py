@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from locked_model import MODEL, failure, lock, model, text_of
 
-from ampcheck import Coverage, UsageError, Verdict, assert_policy_lock, collect
+from ampcheck import Coverage, UsageError, Verdict, assert_policy_lock, collect, demo
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.locks.checks import check_lock
 from ampcheck.autocast.locks.file import NAME, updating
@@ -107,6 +107,63 @@ def test_nothing_seen_is_no_pass(model: Path) -> None:
     calls = measure_calls(LockTarget.of(f"{model}:idle").subject)
     nothing = to_locked(calls, model.parent)
     assert [finding.verdict for finding in check_lock(calls, nothing, nothing)] == [Verdict.FAIL]
+
+
+MIXED = """
+def mixed():
+    def run(x):
+        if (x @ x).softmax(-1).dtype == torch.float16:
+            raise ValueError("float16 all the way")
+        return x @ x
+    return run, (torch.ones(4, 4),)
+
+"""
+
+
+def test_every_device_and_dtype_that_raised_is_named_and_what_would_work(model: Path) -> None:
+    """The sum is in autocast's dtype, the added row float16: one dtype works, the other raises."""
+    with pytest.raises(UsageError) as caught:
+        lock(model, "half_broken")
+    message = str(caught.value)
+    assert "on cpu/bfloat16, cuda/bfloat16 it raised" in message
+    assert message.count("it raised") == 1
+    assert message.endswith("nothing was locked; these work: --device cpu,cuda --dtype float16")
+    assert not (model.parent / NAME).exists()
+    options = message.rpartition("these work: ")[2].split()
+    assert main(["policy", "lock", f"{model}:half_broken", *options]) == 0
+
+
+def test_what_would_work_is_told_in_as_many_commands_as_it_takes(model: Path) -> None:
+    """On CUDA alone the softmax is in float32."""
+    model.write_text(MODEL.replace("def idle():", MIXED + "def idle():"), encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        lock(model, "mixed")
+    told = str(caught.value).rpartition("these work: ")[2]
+    assert told == "--device cpu --dtype bfloat16, then --device cuda --dtype float16,bfloat16"
+    for options in told.split(", then "):
+        assert main(["policy", "lock", f"{model}:mixed", *options.split()]) == 0
+    assert_policy_lock(f"{model}:mixed")
+
+
+def test_an_update_that_raises_names_the_arguments_that_would_work(model: Path) -> None:
+    with pytest.raises(UsageError, match=r"device=\('cpu', 'cuda'\), dtype=\('float16',\)"), updating():
+        assert_policy_lock(f"{model}:half_broken")
+
+
+@pytest.mark.parametrize("factory", ["loop", "call"])
+def test_what_is_no_model_with_inputs_is_told_what_a_lock_needs(model: Path, factory: str) -> None:
+    with pytest.raises(UsageError, match=r"needs a model with its inputs, \(module, args\)") as caught:
+        lock(model, factory)
+    assert "@pytest.mark.ampcheck(lock=True)" in str(caught.value)
+    assert "kind" not in str(caught.value)
+
+
+def test_an_entry_that_is_missing_is_told_with_the_ways_to_add_it(model: Path) -> None:
+    lock(model, device="cuda", dtype="float16")
+    with pytest.raises(UsageError, match="add it with pytest --ampcheck-update, or ampcheck policy lock TARGET"):
+        assert_policy_lock(f"{model}:attention")
+    with pytest.raises(UsageError, match=r"add it with pytest --ampcheck-update$"):
+        assert_policy_lock(demo.subject(), path=model.parent)
 
 
 # The command -----------------------------------------------------------------------------------------------------

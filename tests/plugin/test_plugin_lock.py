@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,86 @@ def test_a_lock_of_another_release_fails_with_what_changed(models: pytest.Pytest
     result = models.runpytest("-n0", "-k", "net and cuda")
     result.assert_outcomes(failed=1, deselected=3)
     result.stdout.fnmatch_lines(["E*aten::rms_norm*2.11.0: left alone*fp32*since 2.12*1 module: 1*"])
+
+
+def lines_of_source(result: pytest.RunResult) -> list[str]:
+    """The places that tracebacks show."""
+    return [line for line in result.outlines if re.match(r"\S+\.py:\d+: ", line)]
+
+
+def test_a_damaged_lock_is_told_under_the_tests_own_line_alone(models: pytest.Pytester) -> None:
+    models.makepyfile("import ampcheck\n\ndef test_lock():\n    ampcheck.assert_policy_lock('models.py:net')")
+    (models.path / NAME).write_text("{", encoding="utf-8")
+    for options in ((), ("--ampcheck-update",)):
+        result = models.runpytest("-n0", *options)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"E*{NAME} is damaged*"])
+        (line,) = lines_of_source(result)
+        assert line.endswith(".py:4: UsageError")
+        assert not line.startswith("ampcheck")
+        result.stdout.no_fnmatch_line("*JSONDecodeError*")
+
+
+def test_a_factory_that_raises_is_shown_with_its_own_line(models: pytest.Pytester) -> None:
+    models.makepyfile(
+        broken_model="def net():\n    raise KeyError('weights')",
+        test_it="import ampcheck\n\ndef test_lock():\n    ampcheck.assert_policy_lock('broken_model.py:net')",
+    )
+    result = models.runpytest("-n0")
+    result.assert_outcomes(failed=1)
+    assert any(line.startswith("broken_model.py:2: KeyError") for line in lines_of_source(result))
+
+
+def test_a_marked_test_with_a_damaged_lock_shows_nothing_of_ampchecks_source(models: pytest.Pytester) -> None:
+    models.makepyfile(test_it=MARKED)
+    (models.path / NAME).write_text("{", encoding="utf-8")
+    result = models.runpytest("-n0")
+    result.assert_outcomes(failed=7)
+    result.stdout.fnmatch_lines([f"E*{NAME} is damaged*"])
+    assert lines_of_source(result) == []
+
+
+def test_a_damaged_lock_is_told_whatever_the_body_does(models: pytest.Pytester) -> None:
+    models.makepyfile("import pytest\n@pytest.mark.ampcheck('overflow', lock=True)\ndef test_it(): raise ValueError")
+    (models.path / NAME).write_text("{", encoding="utf-8")
+    models.runpytest("-n0").stdout.fnmatch_lines([f"E*{NAME} is damaged*"])
+
+
+def test_an_update_that_wrote_nothing_for_a_damaged_lock_says_what_is_true(
+    models: pytest.Pytester, section: Section
+) -> None:
+    models.makepyfile(ASSERTS)
+    (models.path / NAME).write_text("{", encoding="utf-8")
+    said = "\n".join(section(models.runpytest("-n0", "--ampcheck-update")))
+    assert "nothing was written" in said
+    assert "no test compares" not in said
+    assert (models.path / NAME).read_text(encoding="utf-8") == "{"
+
+
+def test_a_target_is_found_from_every_folder_that_pytest_runs_in(
+    models: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.makepyfile(ASSERTS)
+    (models.path / "below").mkdir()
+    monkeypatch.chdir(models.path / "below")
+    for options in (("--ampcheck-update",), ()):
+        models.runpytest("-n0", *options, "..").assert_outcomes(passed=4)
+    assert entries(models) == {"models.py:net", "models.py:attention"}
+
+
+@pytest.mark.parametrize("spoil", ["missing", "another entry", "another op"])
+def test_a_marked_test_is_told_to_update_by_pytest_alone(pytester: pytest.Pytester, spoil: str) -> None:
+    pytester.makepyfile(test_it=MARKED)
+    if spoil != "missing":
+        pytester.runpytest("-n0", "--ampcheck-update").assert_outcomes(passed=7)
+    if spoil == "another entry":
+        pytester.makepyfile(test_it=MARKED.replace("test_body", "test_renamed").replace("test_each", "test_other"))
+    if spoil == "another op":
+        pytester.makepyfile(test_it=MARKED.replace("softmax(-1)", "cumsum(-1)").replace("(4, 4)", "(4, 4).half()"))
+    result = pytester.runpytest("-n0")
+    result.assert_outcomes(failed=7)
+    result.stdout.fnmatch_lines(["*pytest --ampcheck-update*"])
+    result.stdout.no_fnmatch_line("*policy lock*")
 
 
 # The marker ------------------------------------------------------------------------------------------------------

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ampcheck.autocast.calls import OpCall, PolicyCalls, is_custom
 from ampcheck.autocast.drift import history, since
-from ampcheck.autocast.locks.file import Locked, LockedOp
+from ampcheck.autocast.locks.file import ANY_WAY, Locked, LockedOp
 from ampcheck.autocast.policy import BANNED, RULES, release_of
 from ampcheck.errors import UsageError
 from ampcheck.record import Finding, Table, Verdict, Where
 
-REFRESH = "where the change is meant, refresh the lock: pytest --ampcheck-update, or ampcheck policy lock TARGET"
 _NAMED = 6
-"""How many modules or ops a message names."""
+"""How many modules, ops or lines a message names."""
+
+Used = frozenset[tuple[str, str]]
+"""Dtypes and module of calls, as `LockedOp.used`."""
 
 
 def subject_of(calls: PolicyCalls) -> str:
@@ -25,10 +28,16 @@ def subject_of(calls: PolicyCalls) -> str:
 # The lock --------------------------------------------------------------------------------------------------------
 
 
-def check_lock(calls: PolicyCalls, locked: Locked, now: Locked) -> list[Finding]:
+def refresh(ways: str) -> str:
+    """The hint of what differs from a lock that can be written anew in these ways."""
+    return f"where the change is meant, refresh the lock: {ways}"
+
+
+def check_lock(calls: PolicyCalls, locked: Locked, now: Locked, ways: str = ANY_WAY) -> list[Finding]:
     """The ops with a rule, their rules, dtypes and modules are those of the lock: one failure for each op that is not.
 
-    calls: what was recorded. locked: the entry of the lock. now: the entry that `calls` would make.
+    calls: what was recorded. locked: the entry of the lock. now: the entry that `calls` would make. ways: how the lock
+    is refreshed, for the hint.
     """
     slug = "policy-drift"
     subject = subject_of(calls)
@@ -46,9 +55,9 @@ def check_lock(calls: PolicyCalls, locked: Locked, now: Locked) -> list[Finding]
             why = _why(op, roots, affected, calls, locked, now)
             findings.append(_called_otherwise(op, why, calls, locked, now))
     if findings:
-        return findings
-    ways = sum(len(op.used) for op in now.ops.values())
-    message = f"as locked under PyTorch {locked.torch}: {len(now.ops)} ops in {ways} combinations of dtypes and module"
+        return [replace(finding, hint=refresh(ways)) for finding in findings]
+    count = sum(len(op.used) for op in now.ops.values())
+    message = f"as locked under PyTorch {locked.torch}: {len(now.ops)} ops in {count} combinations of dtypes and module"
     return [Finding(slug, Verdict.PASS, subject, message, observed=float(len(now.ops)), limit=1.0, unit="ops")]
 
 
@@ -95,7 +104,8 @@ def _ruled_otherwise(op: str, then: str, calls: PolicyCalls, locked: Locked, now
     elif is_ or was:
         message += f"; its tensors are {is_}" if is_ else f"; its tensors were {was}"
     message += f"; used by {_named(_modules(now.ops.get(op) or locked.ops.get(op)), 'module')}"
-    return Finding("policy-drift", Verdict.FAIL, subject_of(calls), message, _where(op, calls), hint=REFRESH)
+    used = Used((call.dtypes, call.module) for call in calls.calls if call.op == op)
+    return Finding("policy-drift", Verdict.FAIL, subject_of(calls), message, _where(op, calls, used))
 
 
 def _cause(op: str, rule: str, calls: PolicyCalls, locked: Locked) -> str:
@@ -128,24 +138,41 @@ def _why(op: str, roots: dict[str, str], affected: set[str], calls: PolicyCalls,
 
 def _called_otherwise(op: str, why: str, calls: PolicyCalls, locked: Locked, now: Locked) -> Finding:
     was, is_ = locked.ops.get(op), now.ops.get(op)
+    lost = was.used - (is_.used if is_ else Used()) if was else Used()
+    new = is_.used - (was.used if was else Used()) if is_ else Used()
     if was is None:
         told = f"only locked ops may be called; {op} ({calls.policy.rule(op)}; {_dtypes(is_)}) is called too, in "
-        told += _named(_modules(is_), "module")
+        told += _named(_modules(is_), "module") + _lines(is_, new)
     elif is_ is None:
         told = f"every locked op must be called; {op} ({was.rule}; {_dtypes(was)}) no longer is, in "
-        told += _named(_modules(was), "module")
+        told += _named(_modules(was), "module") + _lines(was, lost, "when locked ")
     else:
-        lost, new = was.used - is_.used, is_.used - was.used
         told = f"{op} ({is_.rule}) must be called as locked"
-        told += f"; no longer: {_uses(lost)}" if lost else ""
-        told += f"; new: {_uses(new)}" if new else ""
+        told += f"; no longer: {_uses(was, lost, 'when locked ')}" if lost else ""
+        told += f"; new: {_uses(is_, new)}" if new else ""
     message = f"{told} ({why})"
-    return Finding("policy-drift", Verdict.FAIL, subject_of(calls), message, _where(op, calls), hint=REFRESH)
+    return Finding("policy-drift", Verdict.FAIL, subject_of(calls), message, _where(op, calls, new or lost))
 
 
-def _uses(used: frozenset[tuple[str, str]]) -> str:
-    by_dtypes = {dtypes: [module for d, module in sorted(used) if d == dtypes] for dtypes, _ in sorted(used)}
-    return "; ".join(f"{dtypes} in {_named(modules, 'module')}" for dtypes, modules in by_dtypes.items())
+def _uses(op: LockedOp, used: Used, when: str = "") -> str:
+    told = []
+    for dtypes in sorted({dtypes for dtypes, _ in used}):
+        of_these = frozenset(use for use in used if use[0] == dtypes)
+        modules = sorted(module for _, module in of_these)
+        told.append(f"{dtypes} in {_named(modules, 'module')}{_lines(op, of_these, when)}")
+    return "; ".join(told)
+
+
+def _lines(op: LockedOp | None, used: Used, when: str = "") -> str:
+    """`, at models.py:12`, of the calls in these dtypes and modules."""
+    held = op.calls.items() if op is not None else ()
+    lines = {place for dtypes, places in held for module, place in places if place and (dtypes, module) in used}
+    return f", {when}at {_listed(sorted(lines, key=_by_line))}" if lines else ""
+
+
+def _by_line(place: str) -> tuple[str, int]:
+    file, _, line = place.rpartition(":")
+    return file, int(line) if line.isdigit() else 0
 
 
 def _modules(op: LockedOp | None) -> list[str]:
@@ -160,8 +187,10 @@ def _told(rule: str) -> str:
     return f"{rule} ({RULES[rule]})" if rule in RULES else rule or "left alone"
 
 
-def _where(op: str, calls: PolicyCalls) -> Where:
-    return next((call.where for call in calls.calls if call.op == op), Where(op=op))
+def _where(op: str, calls: PolicyCalls, used: Used) -> Where:
+    """Of the first call in these dtypes and modules. Where there is none now, no line: the op's others are innocent."""
+    found = (call.where for call in calls.calls if call.op == op and (call.dtypes, call.module) in used)
+    return next(found, Where(phase="forward", module=min(module for _, module in used) if used else "", op=op))
 
 
 def _named(names: Iterable[str], what: str) -> str:

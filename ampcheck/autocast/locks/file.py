@@ -19,6 +19,10 @@ SCHEMA = 1
 """Version of the JSON form. 1: the first."""
 
 NAME = "ampcheck.lock.json"
+BY_PYTEST = "pytest --ampcheck-update"
+ANY_WAY = f"{BY_PYTEST}, or ampcheck policy lock TARGET"
+"""How an entry is made or refreshed; that of a marked test by pytest alone."""
+
 PATIENCE = 60.0
 """How many seconds a writer waits for another to finish."""
 
@@ -58,11 +62,11 @@ class LockFile:
 
     targets: Mapping[str, Entries]
 
-    def entries(self, name: str, file: str = NAME) -> Entries:
-        """What was locked of a model. Raises `UsageError` naming those that there are."""
+    def entries(self, name: str, file: str = NAME, ways: str = ANY_WAY) -> Entries:
+        """What was locked of a model. Raises `UsageError` naming those that there are and `ways` to add this one."""
         if name not in self.targets:
             there = ", ".join(self.targets) or "none"
-            raise UsageError(f"{file} has no entry for {name}; it has {there}")
+            raise UsageError(f"{file} has no entry for {name}; it has {there}; add it with {ways}")
         return self.targets[name]
 
     def with_(self, name: str, entries: Entries, *, whole: bool = False) -> LockFile:
