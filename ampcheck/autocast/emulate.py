@@ -169,17 +169,19 @@ class Emulation:
 
     def _install(self, opening: ExitStack) -> None:
         native = self._native = _native_policy()
+        # Who records a block wants to hear of what an emulation inside it does, too.
+        told = next((one for one in (self, *reversed(_active)) if one._observe is not None), self)
         outer = set().union(*(emulation._overridden for emulation in _active))
         libraries: dict[str, pytorch.library.Library] = {}
         missing = []
         self._overridden.clear()
-        for name in sorted({*self.policy.ops, *native.ops, *self._also, *outer}):
+        for name in sorted({*self.policy.ops, *native.ops, *told._also, *outer}):
             wanted, own = self.policy.ops.get(name), native.ops.get(name)
-            if self._observe is None and name not in outer and _same(wanted, own):
+            if told._observe is None and name not in outer and _same(wanted, own):
                 continue
             namespace, _, rest = name.partition("::")
             try:
-                kernel = make_kernel(name, wanted, self._cache, self._observe)
+                kernel = make_kernel(name, wanted, self._cache, told._observe)
             except (AttributeError, RuntimeError):
                 missing.append(name)
                 continue

@@ -368,6 +368,17 @@ def test_a_region_that_was_made_outside_works_inside(restored: None) -> None:
         assert product_and_exp(x, x).dtype is torch.float32
 
 
+def test_who_records_hears_of_an_emulation_inside(restored: None) -> None:
+    heard: list[tuple[str, str]] = []
+    x = torch.ones(2, 2)
+    with Emulation(emulated_policy("cpu"), observe=lambda op, rule, *_: heard.append((op, rule))):
+        with emulate("cuda", torch.float16):
+            x.exp()
+        with torch.autocast("cpu", torch.float16):
+            _ = x @ x
+    assert heard == [("aten::exp", "fp32"), ("aten::matmul", "lower_precision")]
+
+
 def test_ops_that_this_pytorch_lacks_are_named() -> None:
     with emulate("cpu", torch="2.4") as emulation:
         known = set(torch._C._dispatch_get_all_op_names())
