@@ -145,7 +145,7 @@ def measure_calls(
     error: Exception | None = None
     no_backward = ""
     substitutes: AbstractContextManager[Any] = nullcontext() if recorder.device == "cpu" else MissingKernels()
-    with _seeded(), warnings.catch_warnings(), recorder, substitutes, trace:
+    with seeded(), warnings.catch_warnings(), recorder, substitutes, trace:
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:
@@ -304,7 +304,7 @@ def _order(call: OpCall) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _seeded() -> Iterator[None]:
+def seeded() -> Iterator[None]:
     """The same random numbers in every run, and the caller's generators untouched."""
     import numpy
 

@@ -337,3 +337,21 @@ def test_without_a_project_nothing_above_the_test_is_searched(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="no file above"):
         LockTarget.of("above.py:net", near=tmp_path / "tests")
+
+
+def test_a_model_whose_weights_decide_what_is_called_is_locked_to_the_same_ops(tmp_path: Path) -> None:
+    (tmp_path / "routed.py").write_text(
+        "import torch\nfrom torch import nn\n\n\n"
+        "class Routed(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.router, self.experts = nn.Linear(4, 2), nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])\n\n"
+        "    def forward(self, x):\n"
+        "        return self.experts[int(self.router(x.float()).sum(0).argmax())](x)\n\n\n"
+        "def subject():\n    return Routed(), (torch.randn(2, 4),)\n"
+    )
+    target = f"{tmp_path / 'routed.py'}:subject"
+    write_lock(LockTarget.of(target), "cpu", "bfloat16")
+    for seed in range(6):
+        torch.manual_seed(seed)
+        assert not compare_lock(LockTarget.of(target)).failed

@@ -298,7 +298,7 @@ def check_gap(cpu: PolicyCalls, device: PolicyCalls) -> tuple[list[Finding], Tab
     told += [f"{_listed(banned)} banned there"] if banned else []
     message = f"what runs on the cpu should tell what happens on {device.device}; of {seen} ops {', and '.join(told)}"
     first = next(call for call in device.calls if call.op == (wider or banned)[0])
-    hint = f"judge it under the device's policy: ampcheck audit --device {device.device}, ampcheck.emulate"
+    hint = f"judge it under the device's policy, as ampcheck audit --device {device.device} and ampcheck.emulate do"
     return [Finding(slug, Verdict.WARN, subject, message, first.where, hint=hint)], table
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ampcheck.autocast.calls import CallRecorder, PolicyCalls, measure_calls
+from ampcheck.autocast.calls import CallRecorder, PolicyCalls, measure_calls, seeded
 from ampcheck.autocast.locks.checks import check_banned, check_gap, check_lock, check_unregistered, refresh, subject_of
 from ampcheck.autocast.locks.file import (
     ANY_WAY,
@@ -98,7 +98,8 @@ class LockTarget:
             place, _, attribute = target.rpartition(":")
             place = str(_found(Path(place), near)) if place.endswith(".py") else place
             loaded = f"{place}:{attribute}" if place else target
-            subject = load_subject(loaded)
+            with seeded():  # weights decide which experts a router calls; the same ones each time
+                subject = load_subject(loaded)
             subject = replace(subject, name=target) if subject.name == loaded else subject
             source = Path(place if place.endswith(".py") else sys.modules[place].__file__ or place)
             entry, folder = name or f"{source.name}:{attribute}", source.parent
