@@ -222,12 +222,17 @@ def test_a_missing_device_is_emulated(folder: Path, capfd: pytest.CaptureFixture
         assert f"{device.partition(':')[0]} emulated" in " ".join(done.out.split())
 
 
-@pytest.mark.parametrize("kind", ["training", "call"])
-def test_the_use_of_autocast_is_judged(folder: Path, capfd: pytest.CaptureFixture[str], kind: str) -> None:
-    done = command(capfd, "audit", f"targets.py:{kind}", "-v")
+def test_the_use_of_autocast_is_judged(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = command(capfd, "audit", "targets.py:call", "-v")
     assert done.code == 0
     assert "autocast-state" in done.out
     assert "coverage" in done.out
+
+
+def test_a_training_loop_that_computes_nothing_fails(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = command(capfd, "audit", "targets.py:training")
+    assert done.code == 1
+    assert "FAIL coverage" in done.out
 
 
 def test_a_device_without_values_is_a_usage_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

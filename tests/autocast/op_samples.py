@@ -85,8 +85,20 @@ def harvest(*, each: int = 2) -> dict[str, list[Call]]:
     return {name: found[name] for name in sorted(found) if found[name]}
 
 
+@contextmanager
+def _flags_left_settable() -> Iterator[None]:
+    """PyTorch's test utilities forbid this process to set the flags of cuDNN when they are imported."""
+    held = torch.backends.disable_global_flags
+    torch.backends.disable_global_flags = lambda: None
+    try:
+        yield
+    finally:
+        torch.backends.disable_global_flags = held
+
+
 def _run_samples(wanted: set[str], each: int) -> None:
-    from torch.testing._internal.common_methods_invocations import op_db
+    with _flags_left_settable():
+        from torch.testing._internal.common_methods_invocations import op_db
 
     packets = {name.partition("::")[2].partition(".")[0].strip("_") for name in wanted}
     for info in op_db:
