@@ -1,0 +1,185 @@
+"""PyTorch's compiler as this house sees it: the one file that touches private interfaces of Dynamo, AOTAutograd, Inductor.
+
+Everything private is named here and nowhere else, imported when it is used, and held by tests/test_compiler.py. A release
+in which a name is missing or takes other arguments is told by `unsupported()`; who asks then skips with that reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+Runnable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+"""Compiled code of one graph: takes its inputs as a list, which it empties, and gives its outputs."""
+
+FORWARD, BACKWARD, INFERENCE = "forward", "backward", "inference"
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredGraph:
+    """One functional ATen graph on its way into Inductor, after AOTAutograd, joint passes and partitioning.
+
+    phase: `forward`, `backward` or `inference` (a forward that saves nothing). key: shared by a forward graph and its
+    backward. sources: what each input is in the user's frame, `L['self'].blocks.0.up.weight`; "" where that is unknown.
+    saved: positions of the outputs that are kept for backward.
+    """
+
+    module: fx.GraphModule
+    phase: str
+    key: int
+    sources: tuple[str, ...]
+    saved: tuple[int, ...]
+    _lower: Callable[[fx.GraphModule], Runnable]
+
+    def compiled(self) -> Runnable:
+        """The graph as PyTorch would have compiled it. To be called once, after any `variant`."""
+        return self._lower(self.module)
+
+    def copied(self) -> fx.GraphModule:
+        """The graph again, to be changed; tensors that it holds are shared."""
+        held = [getattr(self.module, str(n.target), None) for n in self.module.graph.nodes if n.op == "get_attr"]
+        if any(isinstance(one, fx.GraphModule) for one in held):  # branches and regions are changed by Inductor's passes
+            return copy.deepcopy(self.module)
+        twin = fx.GraphModule(self.module, copy.deepcopy(self.module.graph))
+        twin.meta.update(self.module.meta)
+        _output(twin).meta.update(_output(self.module).meta)
+        return twin
+
+    def variant(self, module: fx.GraphModule) -> tuple[Runnable, tuple[Any, ...]]:
+        """A changed copy, compiled beside the graph itself; and the strides of its outputs, as Inductor tells them."""
+        from torch._guards import TracingContext
+
+        with TracingContext.report_output_strides() as strides:
+            run = self._lower(module)
+        return run, tuple(strides or ())
+
+    def strides(self) -> tuple[Any, ...]:
+        """The strides of the graph's own outputs, once it is `compiled`."""
+        from torch._guards import TracingContext
+
+        context = TracingContext.try_get()
+        return tuple((context.output_strides if context is not None else None) or ())
+
+
+Handler: TypeAlias = Callable[[LoweredGraph], Runnable]
+
+
+def unsupported() -> str:
+    """Why graphs cannot be intercepted in this PyTorch; "" where they can."""
+    try:
+        from torch._guards import TracingContext
+        from torch._inductor import compile_fx
+
+        outer = inspect.signature(compile_fx.compile_fx).parameters
+        inner = inspect.signature(compile_fx.compile_fx_inner).parameters
+        found = TracingContext.report_output_strides
+    except (ImportError, AttributeError) as error:
+        return f"PyTorch {torch.__version__} has other compiler internals than the ones known here: {error}"
+    if "inner_compile" not in outer or list(inner)[:2] != ["gm", "example_inputs"] or not callable(found):
+        return f"PyTorch {torch.__version__} compiles graphs through another interface than the one known here"
+    return ""
+
+
+@contextmanager
+def intercepted(handler: Handler) -> Iterator[None]:
+    """Give every graph that Inductor compiles inside to `handler`, and run what it returns in the graph's place.
+
+    Holds for `torch.compile` with any options, since Inductor's entry point itself is replaced; a backward graph that is
+    compiled later, after the block, still goes to the handler. Caches of whole AOTAutograd results are off meanwhile:
+    what they give back has no graph any more. Uses `torch._inductor.compile_fx.compile_fx(inner_compile=)` (2.0 and
+    later), `torch._guards.TracingContext.report_output_strides` (2.0), `torch._functorch.config.enable_autograd_cache`.
+    """
+    from torch._functorch import config as functorch
+    from torch._inductor import compile_fx as room
+
+    compile_fx, default = room.compile_fx, room.compile_fx_inner
+
+    def replaced(model: Any, inputs: Any, inner_compile: Any = default, *args: Any, **kwargs: Any) -> Any:
+        if inner_compile is not default:  # compile_fx calls itself again, with options applied
+            return compile_fx(model, inputs, inner_compile, *args, **kwargs)
+        sources = _sources(model)
+
+        def inner(module: fx.GraphModule, examples: Any, **options: Any) -> Any:
+            phase = BACKWARD if options.get("is_backward") else INFERENCE if options.get("is_inference") else FORWARD
+
+            def lower(graph: fx.GraphModule) -> Runnable:
+                made: Runnable = default(graph, examples, **options)
+                return made
+
+            graph = LoweredGraph(
+                module=module,
+                phase=phase,
+                key=options.get("graph_id") or 0,
+                sources=_inputs(module, sources),
+                saved=_saved(module),
+                _lower=lower,
+            )
+            run = handler(graph)
+            run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd asks how the inputs are handed over
+            return run
+
+        return compile_fx(model, inputs, inner, *args, **kwargs)
+
+    patch = {"enable_autograd_cache": False} if hasattr(functorch, "enable_autograd_cache") else {}
+    room.compile_fx = replaced
+    try:
+        with functorch.patch(patch):
+            yield
+    finally:
+        room.compile_fx = compile_fx
+
+
+def reset() -> None:
+    """Forget everything that was compiled; functions are compiled again when they are next called."""
+    torch.compiler.reset()
+
+
+def _output(module: fx.GraphModule) -> fx.Node:
+    return next(node for node in reversed(module.graph.nodes) if node.op == "output")
+
+
+def _sources(model: Any) -> list[str]:
+    """What each input of a Dynamo graph is in the user's frame. `_dynamo_source` of its node (2.7 and later)."""
+    if not isinstance(model, fx.GraphModule):
+        return []
+    found = []
+    for node in model.graph.nodes:
+        if node.op == "placeholder":
+            source = getattr(node, "_dynamo_source", None)
+            if source is None and (argument := node.meta.get("grapharg")) is not None:
+                source = argument.source
+            name = getattr(source, "name", "")
+            found.append(_dotted(str(name() if callable(name) else name)))
+    return found
+
+
+def _dotted(source: str) -> str:
+    """`L['self']._modules['up']._parameters['weight']` as `L['self'].up.weight`, the way module stacks write it."""
+    return re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", source)
+
+
+def _inputs(module: fx.GraphModule, sources: Sequence[str]) -> tuple[str, ...]:
+    """The source of each input of a lowered graph: its place in the Dynamo graph stands in `desc` (2.9), or its name."""
+    found = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            index = getattr(node.meta.get("desc"), "idx", None)
+            if index is None and (match := re.fullmatch(r"primals_(\d+)", node.name)):
+                index = int(match[1]) - 1
+            known = index is not None and node.name.startswith(("primals", "arg")) and index < len(sources)
+            found.append(sources[index] if known else "")
+    return tuple(found)
+
+
+def _saved(module: fx.GraphModule) -> tuple[int, ...]:
+    """Positions of the outputs that a forward graph keeps for its backward, from their descriptors (2.9)."""
+    kinds = [type(one).__name__ for one in _output(module).meta.get("desc") or ()]
+    return tuple(place for place, kind in enumerate(kinds) if kind == "SavedForBackwardsAOTOutput")
