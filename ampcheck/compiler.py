@@ -7,15 +7,21 @@ in which a name is missing or takes other arguments is told by `unsupported()`; 
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
+import logging
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+
+from ampcheck.errors import UsageError
 
 Runnable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 """Compiled code of one graph: takes its inputs as a list, which it empties, and gives its outputs."""
@@ -137,6 +143,24 @@ def intercepted(handler: Handler) -> Iterator[None]:
         room.compile_fx = compile_fx
 
 
+@contextmanager
+def configured(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Settings of the compiler inside, by their full names, such as `torch._inductor.config.fallback_random`.
+
+    Raises `UsageError` for one that this release lacks. `torch._inductor.config` and `torch._functorch.config` have
+    `patch` since 2.0; `fallback_random` stands there since 2.0, `emulate_precision_casts` since 2.6,
+    `backward_pass_autocast` since 2.8.
+    """
+    with ExitStack() as stack:
+        for name, value in settings.items():
+            place, _, setting = name.rpartition(".")
+            module = importlib.import_module(place)
+            if not hasattr(module, setting):
+                raise UsageError(f"PyTorch {torch.__version__} has no {name}")
+            stack.enter_context(module.patch({setting: value}))
+        yield
+
+
 def reset() -> None:
     """Forget everything that was compiled; functions are compiled again when they are next called."""
     torch.compiler.reset()
@@ -183,3 +207,136 @@ def _saved(module: fx.GraphModule) -> tuple[int, ...]:
     """Positions of the outputs that a forward graph keeps for its backward, from their descriptors (2.9)."""
     kinds = [type(one).__name__ for one in _output(module).meta.get("desc") or ()]
     return tuple(place for place, kind in enumerate(kinds) if kind == "SavedForBackwardsAOTOutput")
+
+
+# What Dynamo tells while it compiles ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One record of PyTorch's structured trace, the one that `TORCH_TRACE` writes to a folder.
+
+    name: that of the record or artifact, such as `compilation_metrics` or `recompile_reasons`. compile_id: which
+    compilation of which frame, `3/1`. fields: what came as data. text: what came as text or JSON.
+    """
+
+    name: str
+    compile_id: str
+    fields: Mapping[str, Any]
+    text: str
+
+
+TOLD = frozenset(
+    "dynamo_start compilation_metrics bwd_compilation_metrics compilation_metrics_runtime dynamo_graph_break_reason "
+    "recompile_reasons fx_graph_cache_hit fx_graph_cache_miss fx_graph_cache_bypass aotautograd_cache_hit "
+    "aotautograd_cache_miss aotautograd_cache_bypass".split()
+)
+"""The records that are handed on."""
+
+_MEASURED = tuple(
+    "compile_id co_name co_filename co_firstlineno graph_op_count has_guarded_code fail_type fail_reason "
+    "fail_user_frame_filename fail_user_frame_lineno recompile_reason".split()
+)
+
+
+def untold() -> str:
+    """Why this PyTorch does not tell what it compiles in the way known here; "" where it does.
+
+    The logger `torch.__trace` with its records stands since 2.3, `CompilationMetrics.recompile_reason` since 2.7.
+    """
+    try:
+        from torch._dynamo.utils import CompilationMetrics
+        from torch._logging._internal import trace_log
+    except ImportError as error:
+        return f"PyTorch {torch.__version__} has no structured trace of compilation as it is known here: {error}"
+    missing = [name for name in _MEASURED if name not in getattr(CompilationMetrics, "__dataclass_fields__", {})]
+    if missing or not isinstance(trace_log, logging.Logger):
+        return f"PyTorch {torch.__version__} does not tell {', '.join(missing) or 'anything'} of what it compiles"
+    return ""
+
+
+@contextmanager
+def compile_trace(listener: Callable[[Told], None]) -> Iterator[None]:
+    """Hand every record of `TOLD` to `listener`, in the thread that compiles. Other handlers of the trace stay."""
+    from torch._logging._internal import trace_log
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            data = getattr(record, "metadata", {})
+            name = next((name for name in TOLD if name in data), "")
+            fields = data.get(name)
+            if "artifact" in data:
+                fields = data["artifact"]
+                name = str(fields.get("name"))
+            if name in TOLD:
+                identity = f"{data.get('frame_id')}/{data.get('frame_compile_id')}"
+                listener(Told(name, identity, fields or {}, getattr(record, "payload", None) or ""))
+
+    handler = Handler(logging.DEBUG)
+    trace_log.addHandler(handler)
+    try:
+        yield
+    finally:
+        trace_log.removeHandler(handler)
+
+
+def counted(group: str, name: str) -> int:
+    """One of Dynamo's counters, such as `stats`, `unique_graphs`. `torch._dynamo.utils.counters` (2.0)."""
+    from torch._dynamo.utils import counters
+
+    return int(counters[group][name]) if group in counters else 0
+
+
+def is_compiled_code(code: CodeType) -> bool:
+    """Whether a code object is one that Dynamo wrote: it calls a graph or resumes behind a break (names of 2.0)."""
+    return any(name.startswith(("__compiled_fn", "__resume_at")) for name in code.co_names)
+
+
+def resumed_at(code: CodeType) -> int | None:
+    """The line behind a graph break at which Dynamo's function `torch_dynamo_resume_in_f_at_12` (2.1) goes on."""
+    match = re.fullmatch(r"torch_dynamo_resume_in_.*_at_(\d+)", code.co_name)
+    return int(match[1]) if match else None
+
+
+def asked_for(frame: FrameType | None) -> bool:
+    """Whether a frame runs inside what `torch.compile` wrapped, and not inside `torch.compiler.disable`.
+
+    Both wrappers stand in `torch/_dynamo/eval_frame.py` and close over `self`, an object of a class named in 2.0.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_EVAL_FRAME) and frame.f_code.co_name in ("_fn", "compile_wrapper"):
+            owner = type(frame.f_locals.get("self")).__name__
+            return owner not in ("DisableContext", "RunOnlyContext")
+        frame = frame.f_back
+    return False
+
+
+_EVAL_FRAME = os.path.join("torch", "_dynamo", "eval_frame.py")
+
+
+def is_compiled(part: Any) -> bool:
+    """Whether a module or function is a result of `torch.compile`, or a module on which `compile()` was called.
+
+    `OptimizedModule` and `_torchdynamo_orig_callable` stand since 2.0, `Module._compiled_call_impl` since 2.2.
+    """
+    from torch._dynamo import OptimizedModule
+
+    if isinstance(part, OptimizedModule) or getattr(part, "_compiled_call_impl", None) is not None:
+        return True
+    wrapped = hasattr(part, "_torchdynamo_orig_callable") and not getattr(part, "_torchdynamo_disable", False)
+    return wrapped and not isinstance(part, torch.nn.Module)
+
+
+def keep_marks(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Carry over what `torch._dynamo.mark_dynamic` and `mark_static` (2.1) wrote on a tensor as attributes."""
+    for name, value in vars(source).items():
+        if name.startswith("_dynamo_"):
+            setattr(target, name, copy.copy(value))
+
+
+def explained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """The graph breaks that `torch._dynamo.explain` (2.1 in this form) counts; None where it raises."""
+    try:
+        return int(torch._dynamo.explain(function)(*args, **kwargs).graph_break_count)
+    except Exception:  # noqa: BLE001  # it runs the user's model; what that raises is told by the run itself
+        return None

@@ -2,4 +2,7 @@
 
 hygiene         runs a subject compiled and notes breaks, recompiles, fallbacks, caches; assert_graph, observe_graphs
 hygiene_checks  judges what was noted; no torch
+accuracy        eager mode, compiled code and float64 on equal data and random streams; assert_compiled, judge_accuracy
+accuracy_checks judges the errors of both; no torch
+ladder          one arm at one stage of the compiler: eager, aot_eager, emulated casts, inductor
 """

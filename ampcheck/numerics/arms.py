@@ -77,12 +77,12 @@ def run_arm(
             for number, call in enumerate(prepared.calls):
                 outcome.phase = "forward"
                 with torch.enable_grad(), autocast:
-                    result = _forward(blocks, call)
+                    result = forward_through(blocks, call)
                     prefix = f"{number}." if len(prepared.calls) > 1 else ""
                     for path, tensor in tensors(result):
                         if (values := _values(tensor)) is not None:
                             outcome.outputs[prefix + path] = values
-                    total = None if outcome.no_backward else _total(result, loss, finite_loss)
+                    total = None if outcome.no_backward else total_loss(result, loss, finite_loss)
                 if loss is not None or not any(name.startswith("input.") for name in leaves):
                     outcome.losses += _scalar_losses(result, total if loss else None)
                 if outcome.no_backward:
@@ -118,7 +118,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
         return torch.view_as_real(copy.resolve_conj()) if copy.is_complex() else copy
 
 
-def _forward(blocks: Sequence[Callable[..., Any]], call: Call) -> Any:
+def forward_through(blocks: Sequence[Callable[..., Any]], call: Call) -> Any:
     result: Any = blocks[0](*call.args, **call.kwargs)
     for block in blocks[1:]:
         result = block(*result) if isinstance(result, tuple) else block(result)
@@ -144,7 +144,7 @@ def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
     return found
 
 
-def _total(result: Any, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
+def total_loss(result: Any, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
     """The loss: the user's, or the mean of squares of every floating output, whose ops are ours and not traced."""
     if loss is not None:
         return loss(result)

@@ -1,0 +1,146 @@
+"""From the trajectories of the arms to one record of each tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ampcheck.compiled.accuracy_arms import Key, Trajectory
+from ampcheck.compiled.accuracy_stats import Deviation
+from ampcheck.formats import format_of
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Eager mode beside float64 on equal data."""
+
+    eager: Trajectory
+    wide: Trajectory
+
+
+def deviations(
+    draws: Sequence[Draw], compiled: Sequence[Trajectory], hair: Trajectory, *, masked: bool = False
+) -> tuple[Deviation, ...]:
+    """Every tensor that eager mode and float64 gave; the n-th compiled arm is that of the n-th draw.
+
+    hair: float64 with its data rounded to float32. masked: of weights only those are compared whose gradient eager mode
+    knows: an optimizer that divides by the gradient's size makes a full step of what is zero but for rounding.
+    A tensor that compiled code did not give, or in another shape, is infinitely far off.
+    """
+    first, wide = draws[0].eager, draws[0].wide
+    known = _known_weights(draws) if masked else {}
+    whole = _wholes(wide)
+    found = []
+    for key, tensor in first.values.items():
+        if key not in wide.values or wide.values[key].shape != tensor.shape:
+            continue
+        kind, name, step = key
+        mask = known.get(name) if kind == "update" else None
+        if mask is not None and not bool(mask.any()):
+            continue
+        size = whole[kind, step]
+
+        def far(one: Trajectory, other: Trajectory, key: Key = key, mask: torch.Tensor | None = mask) -> float:
+            return _distance(_cut(one.values.get(key), mask), _cut(other.values.get(key), mask), whole[key[0], key[2]])
+
+        twin, mine = wide.values[key], compiled[0].values.get(key)
+        found.append(
+            Deviation(
+                kind=kind,
+                name=name,
+                step=step,
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                eager=tuple(far(draw.eager, draw.wide) for draw in draws),
+                compiled=tuple(far(arm, draw.wide) for arm, draw in zip(compiled, draws, strict=False)),
+                grain=_grain(first, key, tensor),
+                float32=far(hair, wide),
+                sensitivity=max((far(draw.wide, wide) for draw in draws[1:]), default=0.0),
+                share=_share(mine, twin, size),
+                eager_share=max(_share(d.eager.values.get(key), d.wide.values.get(key), size) for d in draws),
+                between=far(compiled[0], first),
+                nonfinite=_unlike(mine, twin),
+                eager_nonfinite=max(_unlike(d.eager.values.get(key), d.wide.values.get(key)) for d in draws),
+                numel=tensor.numel() if mask is None else int(mask.sum()),
+            )
+        )
+    return tuple(found)
+
+
+def _distance(tensor: torch.Tensor | None, twin: torch.Tensor | None, whole: float) -> float:
+    """Relative, over what is finite on both sides; beside an exact zero relative to all tensors of the kind."""
+    if twin is None or tensor is None or tensor.shape != twin.shape:
+        return math.inf
+    if not twin.is_floating_point():
+        return float((tensor != twin).double().mean())
+    if _unlike(tensor, twin):
+        return math.inf
+    both = twin.isfinite()
+    off = _norm(torch.where(both, tensor.double() - twin.double(), 0.0))
+    size = _norm(torch.where(both, twin.double(), 0.0)) or whole
+    return off / size if size else off
+
+
+def _share(tensor: torch.Tensor | None, twin: torch.Tensor | None, whole: float) -> float:
+    if twin is None or tensor is None or tensor.shape != twin.shape:
+        return math.inf
+    if not twin.is_floating_point():
+        return 0.0
+    both = tensor.isfinite() & twin.isfinite()
+    off = _norm(torch.where(both, tensor.double() - twin.double(), 0.0))
+    return off / whole if whole else off
+
+
+def _unlike(tensor: torch.Tensor | None, twin: torch.Tensor | None) -> int:
+    """Elements that are finite on one side only, or infinite of another sign."""
+    if tensor is None or twin is None or tensor.shape != twin.shape or not twin.is_floating_point():
+        return 0
+    both = tensor.isfinite() & twin.isfinite()
+    alike = both | (tensor.isnan() & twin.isnan()) | (tensor.isinf() & twin.isinf() & (tensor.sign() == twin.sign()))
+    return int((~alike).sum())
+
+
+def _grain(arm: Trajectory, key: Key, tensor: torch.Tensor) -> float:
+    """One rounding of the tensor to its own dtype, relative to its norm; of a change, that of what is changed."""
+    if not tensor.is_floating_point():
+        return 0.0
+    if key in arm.size:
+        change = _norm(tensor)
+        return arm.grain[key] * arm.size[key] / change if change else 0.0
+    return format_of(tensor.dtype).unit_roundoff
+
+
+def _wholes(wide: Trajectory) -> dict[tuple[str, int], float]:
+    found: dict[tuple[str, int], float] = {}
+    for (kind, _, step), tensor in wide.values.items():
+        if tensor.is_floating_point():
+            part = _norm(torch.where(tensor.isfinite(), tensor.double(), 0.0))
+            found[kind, step] = math.hypot(found.get((kind, step), 0.0), part)
+        else:
+            found.setdefault((kind, step), 0.0)
+    return found
+
+
+def _known_weights(draws: Sequence[Draw]) -> dict[str, torch.Tensor]:
+    """Of each parameter the elements whose gradient is larger than eager mode's error in it, at every step."""
+    found: dict[str, torch.Tensor] = {}
+    for draw in draws:
+        for key, twin in draw.wide.values.items():
+            grad = draw.eager.values.get(key)
+            if key[0] != "gradient" or grad is None or grad.shape != twin.shape:
+                continue
+            noise = (grad.double() - twin.double()).square().mean().sqrt()
+            name = key[1]
+            clear = twin.abs() > 2 * noise
+            found[name] = found[name] & clear if name in found else clear
+    return found
+
+
+def _cut(tensor: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor if tensor is None or mask is None or tensor.shape != mask.shape else tensor[mask]
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.double()))

@@ -1,0 +1,162 @@
+"""The frozen record of a compiled run beside the eager one, both held against float64, and the line between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ampcheck.formats import format_of
+from ampcheck.record import Coverage, Where
+
+LOST = 0.25
+"""Relative error from which less than two bits agree: the value is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far one tensor lies from float64, in eager mode and compiled.
+
+    kind: `output`, `loss`, `gradient`, `update` or `buffer`. eager, compiled: relative errors (Euclidean norm of the
+    difference over that of the reference; of integers the part that differs), the first on the data as they are, the
+    others on data nudged by a rounding. grain: what storing the tensor in its own dtype costs by itself. float32: how far
+    the reference moves when its data are rounded to float32; sensitivity: when they are rounded to the arm's format.
+    share, eager_share: the norms of the difference over that of all tensors of this kind together. between: how far the
+    two lie from each other. nonfinite, eager_nonfinite: elements that are inf or NaN where float64 is not, or the other
+    way round.
+    """
+
+    kind: str
+    name: str
+    step: int
+    dtype: str
+    eager: tuple[float, ...]
+    compiled: tuple[float, ...]
+    grain: float = 0.0
+    float32: float = 0.0
+    sensitivity: float = 0.0
+    share: float = 0.0
+    eager_share: float = 0.0
+    between: float = 0.0
+    nonfinite: int = 0
+    eager_nonfinite: int = 0
+    numel: int = 1
+
+    @property
+    def worst_eager(self) -> float:
+        """The largest error of eager mode on any of the data."""
+        return max(self.eager, default=math.inf)
+
+    @property
+    def least_compiled(self) -> float:
+        """The smallest error of compiled code on any of the data: what is wrong by luck is right on the next."""
+        return min(self.compiled, default=math.inf)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".strip() + (f" at step {self.step}" if self.step else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The compiled arm once more under one setting or at another stage.
+
+    rung: of the ladder, or the setting. mends: whether everything that was beyond its limit is within it.
+    worst: the largest error among what was beyond. raised: the exception that it ended with.
+    """
+
+    rung: str
+    mends: bool
+    worst: float = 0.0
+    raised: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exceptions:
+    """What the arms raised, in one line each; "" where an arm ran to its end.
+
+    float32: what eager mode raises in float32. missing: for want of a compiler or a kernel on this machine.
+    """
+
+    eager: str = ""
+    compiled: str = ""
+    float32: str = ""
+    missing: str = ""
+    where: Where = field(default_factory=Where)
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyStats:
+    """Compiled against eager, both against float64.
+
+    arm: `bfloat16`, `float16 native`, `float32`. format: the narrowest format that the arm computes in. chain: the most
+    roundings in a row; reduction: the length of the longest sum. reference: what judges; "" where there is none, and
+    then `incomparable` says why. eager_shapes, compiled_shapes: dtype and shape of everything that a call gave.
+    near_ties: discrete decisions that a rounding of the data turns, which compiled code may take otherwise.
+    trials: stages and settings that were tried after a failure.
+    """
+
+    subject: str
+    arm: str
+    format: str
+    device: str
+    backend: str = "inductor"
+    reference: str = ""
+    incomparable: str = ""
+    autocast: bool = False
+    steps: int = 1
+    deviations: tuple[Deviation, ...] = ()
+    exceptions: Exceptions = field(default_factory=Exceptions)
+    eager_shapes: Mapping[str, str] = field(default_factory=dict)
+    compiled_shapes: Mapping[str, str] = field(default_factory=dict)
+    near_ties: int = 0
+    trials: tuple[Trial, ...] = ()
+    chain: int = 1
+    reduction: int = 1
+    draws: bool = False
+    graphs: int = 0
+    unsupported: str = ""
+    no_gradients: str = ""
+    coverage: Coverage = field(default_factory=Coverage)
+
+    def float32_floor(self, factor: float, float32: float) -> float:
+        """What float32 arithmetic in another order may do: its roundings add like a random walk along the longest sum
+        and the longest chain, and each acts as a rounding of the data does (`float32`)."""
+        walk = math.sqrt(self.chain + self.reduction)
+        return factor * walk * (format_of("float32").unit_roundoff + float32)
+
+    def limit(self, deviation: Deviation, factor: float) -> float:
+        """The largest error that compiled code may have.
+
+        Compiled code does the same roundings as eager mode, or fewer, in another order: its error is another draw of the
+        same kind. What was measured of eager mode lies within `factor` times of its usual size, and so does compiled
+        code, hence the square. To that comes what one storage in the tensor's dtype costs, and the float32 floor; a
+        lucky eager error of zero is no measure.
+        """
+        floor = deviation.grain + self.float32_floor(factor, deviation.float32)
+        return factor**2 * deviation.worst_eager + floor
+
+    def beyond(self, deviation: Deviation, factor: float) -> bool:
+        """Whether compiled code is worse than eager mode by more than chance and reordering explain."""
+        if math.isinf(deviation.worst_eager) or deviation.eager_nonfinite:
+            return False
+        if deviation.dtype in INTEGERS:
+            few = max(1.0, self.limit(deviation, factor) * deviation.numel) if self.near_ties else 0.0
+            return deviation.least_compiled * deviation.numel > few
+        if not deviation.least_compiled > self.limit(deviation, factor):
+            return False
+        if deviation.kind not in ("gradient", "update") or deviation.nonfinite:
+            return True
+        if deviation.worst_eager > LOST:  # eager mode knows nothing of it: only what moves the whole is a failure
+            return deviation.share > factor**2 * deviation.eager_share
+        return deviation.share > self.float32_floor(factor, 0.0)
+
+    def excused(self, deviation: Deviation, factor: float) -> bool:
+        """Whether a decision near a tie explains an excess: it moves the reference as far when its data are rounded."""
+        return bool(self.near_ties) and deviation.least_compiled <= factor * max(deviation.sensitivity, deviation.grain)
+
+    def excess(self, factor: float, kinds: tuple[str, ...] = ()) -> tuple[Deviation, ...]:
+        """What is beyond its limit, of these kinds or of all."""
+        return tuple(d for d in self.deviations if (not kinds or d.kind in kinds) and self.beyond(d, factor))
+
+
+INTEGERS = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"))

@@ -1,0 +1,218 @@
+"""The ladder from eager mode to Inductor: the same subject at each stage of the compiler, held against float64.
+
+eager                               no compiler
+aot_eager                           Dynamo and AOTAutograd trace and differentiate; eager kernels run the graphs
+inductor + emulate_precision_casts  Inductor rounds to 16 bits wherever eager mode does
+inductor                            as torch.compile runs by default
+
+A `Bench` holds what every rung is judged by: float64 and eager mode, on the data as they are and on data nudged by a
+rounding. `run_rung` runs one rung on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ampcheck.compiled.accuracy_arms import Plan, Trajectory, nudge, nudged, run_plan
+from ampcheck.compiled.accuracy_compare import Draw, deviations
+from ampcheck.compiled.accuracy_stats import Deviation
+from ampcheck.compiler import configured
+from ampcheck.errors import brief
+from ampcheck.formats import format_of
+from ampcheck.nest import tensors
+from ampcheck.numerics.compiled import measure_graphs
+from ampcheck.numerics.decisions import Decisions
+from ampcheck.numerics.equal_random import EqualRandom
+from ampcheck.numerics.ops import OpWatch
+from ampcheck.numerics.reference import PromoteMixed, WholeNumbers
+from ampcheck.prepare import modules_of, prepare
+from ampcheck.subject import Subject
+from ampcheck.trace import Observer, Trace
+
+EAGER, AOT_EAGER, EMULATED, INDUCTOR = "eager", "aot_eager", "inductor + emulate_precision_casts", "inductor"
+LADDER = (EAGER, AOT_EAGER, EMULATED, INDUCTOR)
+
+EMULATE = "torch._inductor.config.emulate_precision_casts"
+EQUAL_STREAMS = "torch._inductor.config.fallback_random"
+BACKWARD_AUTOCAST = "torch._functorch.config.backward_pass_autocast"
+
+DRAWS = 3
+"""On how many data eager mode is measured: as they are, and nudged twice. Compiled code must be beyond its limit on all
+of them, which chance does to one number in two thousand, were it as good as eager mode."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """What the compiled arms of one subject are judged by.
+
+    draws: eager mode and float64 on the same data, as they are and nudged; empty where nothing can be compared, and
+    `incomparable` says why. hair: float64 with its data rounded to float32. how: what the reference is. options: of
+    `torch.compile`. settings: of the compiler, in every compiled arm. random: whether the model draws.
+    """
+
+    subject: Subject
+    plan: Plan
+    dtype: torch.dtype
+    options: Mapping[str, Any]
+    eager: Trajectory
+    how: str = ""
+    incomparable: str = ""
+    draws: tuple[Draw, ...] = ()
+    hair: Trajectory = field(default_factory=Trajectory)
+    settings: dict[str, Any] = field(default_factory=dict)
+    random: bool = False
+    chain: int = 1
+    reduction: int = 1
+    low: int = 0
+    ops: int = 0
+    near_ties: int = 0
+    _nudged: tuple[Subject, ...] = ()
+
+    @property
+    def masked(self) -> bool:
+        """Whether weights are compared where their gradient is known alone."""
+        return self.plan.optimizer is not None
+
+    def data(self, draw: int) -> Subject:
+        """The subject with the data of one draw."""
+        return self._nudged[draw - 1] if draw else self.subject
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """One rung: the tensors against float64, the exception that ended it, and how many graphs were compiled."""
+
+    rung: str
+    deviations: tuple[Deviation, ...] = ()
+    raised: str = ""
+    graphs: int = 0
+    unsupported: str = ""
+    unseen: Mapping[str, int] = field(default_factory=dict)
+    arm: Trajectory = field(default_factory=Trajectory, repr=False, compare=False)
+
+
+def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Mapping[str, Any] | None = None) -> Bench:
+    """Run eager mode and float64.
+
+    dtype: the narrowest format that the arm computes in. Where eager mode raises only it is kept, and where no wide run
+    comes to its end, or random numbers cannot be made equal, `incomparable` says so.
+    """
+    decisions, ops, plain = Decisions(), OpWatch(shadow=False), EqualRandom()
+    prepared = prepare(subject, device=plan.device)
+    eager = run_plan(plan, prepared, around=[plain, Trace(prepared.root, observers=(decisions, ops))])
+    bench = Bench(subject, plan, dtype, dict(options or {}), eager)
+    bench.chain, bench.reduction = max(1, ops.longest_chain), ops.longest_reduction
+    bench.low, bench.ops = ops.low, ops.measured
+    bench.random = plain.drew or eager.drew
+    if bench.random:
+        bench.settings[EQUAL_STREAMS] = True
+        untouched = run_plan(plan, prepare(subject, device=plan.device))
+        if not _same(eager, untouched):
+            bench.incomparable = f"random numbers in {format_of(dtype).name} are others than in float64"
+    if eager.error is not None:
+        return bench
+    for how, width, promote in _widths(dtype):
+        turned = Decisions()
+        wide = _wide(subject, plan, width, promote, turned)
+        if wide.error is None and _as_finite(wide, eager):
+            break
+    else:
+        bench.incomparable = bench.incomparable or f"it does not run in float64: {_why(wide)}"
+        return bench
+    bench.how = how
+    flips = len(turned.flips(decisions))
+    draws = [Draw(eager, wide)]
+    # Two unit roundoffs are one step of the format, which a weight that is kept in it cannot ignore.
+    for seed in range(1, DRAWS):
+        near = nudged(subject, 2 * format_of(dtype).unit_roundoff, seed)
+        mine = Decisions()
+        draw = Draw(run_plan(plan, prepare(near, device=plan.device)), _wide(near, plan, width, promote, mine))
+        if draw.eager.error is None and draw.wide.error is None:
+            draws.append(draw)
+            bench._nudged = (*bench._nudged, near)
+            flips = max(flips, len(turned.flips(mine)))
+    bench.draws, bench.near_ties = tuple(draws), flips
+    bench.hair = _wide(subject, plan, width, promote, Decisions(), hair=True)
+    return bench
+
+
+def run_rung(
+    bench: Bench, rung: str = INDUCTOR, *, settings: Mapping[str, Any] | None = None, draws: Sequence[int] = (0,)
+) -> Climb:
+    """Run the subject at one rung of the ladder, under more settings of the compiler if any are given.
+
+    draws: on which data, by number; the first must be 0. Dynamo is reset before and after.
+    """
+    changed = {**bench.settings, **(settings or {}), **({EMULATE: True} if rung == EMULATED else {})}
+    options = dict(bench.options)
+    if rung == AOT_EAGER:
+        options = {k: v for k, v in options.items() if k not in ("mode", "options")} | {"backend": "aot_eager"}
+    transform: Callable[[Any], Any] | None = None if rung == EAGER else lambda block: torch.compile(block, **options)
+    arms: list[Trajectory] = []
+    climb = Climb(rung)
+    for number in draws:
+        prepared = prepare(bench.data(number), device=bench.plan.device)
+        around: list[AbstractContextManager[Any]] = []
+        with ExitStack() as stack, measure_graphs() as graphs:
+            stack.enter_context(configured(changed))
+            arms.append(run_plan(bench.plan, prepared, transform=transform, around=around))
+        if not number:
+            error = arms[0].error
+            climb = replace(climb, raised=brief(error) if error is not None else "", arm=arms[0])
+            climb = replace(climb, graphs=graphs.count, unsupported=graphs.unsupported, unseen=graphs.unseen)
+            if error is not None or not bench.draws or bench.incomparable:
+                return climb
+    return replace(climb, deviations=deviations(bench.draws, arms, bench.hair, masked=bench.masked))
+
+
+def _widths(dtype: torch.dtype) -> list[tuple[str, torch.dtype, bool]]:
+    """What may judge, the widest first; float32 judges 16 bits."""
+    found = [("float64", torch.float64, False), ("float64, mixed operands promoted", torch.float64, True)]
+    return [*found, ("float32", torch.float32, False)] if dtype.itemsize <= 2 else found
+
+
+def _wide(
+    subject: Subject, plan: Plan, width: torch.dtype, promote: bool, decisions: Decisions, *, hair: bool = False
+) -> Trajectory:
+    prepared = prepare(subject, device=plan.device, to=width)
+    if hair:
+        nudge(prepared, format_of("float32").unit_roundoff, 1)
+    observers: tuple[Observer, ...] = (decisions, WholeNumbers()) if promote else (decisions,)
+    around: list[AbstractContextManager[Any]] = [EqualRandom(), Trace(prepared.root, observers=observers)]
+    if promote:
+        around.append(PromoteMixed())
+    return run_plan(replace(plan, autocast=None, scale=1.0), prepared, around=around)
+
+
+def _as_finite(wide: Trajectory, eager: Trajectory) -> bool:
+    """Whether the wide run is finite wherever eager mode is."""
+    for key, tensor in eager.values.items():
+        twin = wide.values.get(key)
+        if twin is not None and bool(tensor.isfinite().all()) and not bool(twin.isfinite().all()):
+            return False
+    return True
+
+
+def _same(one: Trajectory, other: Trajectory) -> bool:
+    if one.values.keys() != other.values.keys():
+        return False
+    return all(torch.equal(t.nan_to_num(), other.values[key].nan_to_num()) for key, t in one.values.items())
+
+
+def _why(wide: Trajectory) -> str:
+    return brief(wide.error) if wide.error is not None else "its values are not finite there"
+
+
+def holds_parameters(subject: Subject) -> bool:
+    """Whether anything in the subject is trained."""
+    return any(p.requires_grad for module in modules_of(subject.model) for p in module.parameters())
+
+
+def floating_inputs(subject: Subject) -> bool:
+    """Whether any input is floating."""
+    return any(t.is_floating_point() for c in subject.calls for _, t in tensors((c.args, dict(c.kwargs))))
