@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ampcheck.autocast.drift import shipped_devices
 from ampcheck.autocast.snapshots import releases
@@ -22,6 +22,7 @@ from ampcheck.autocast.views import (
 )
 from ampcheck.errors import UsageError
 from ampcheck.record import Table
+from ampcheck.report import print_tables
 
 
 def add_commands(commands: Any) -> None:
@@ -187,28 +188,8 @@ def _print(tables: Sequence[Table], data: Any, options: argparse.Namespace) -> i
     elif options.markdown:
         print("\n\n".join(map(_markdown, tables)))
     else:
-        _print_tables(tables)
+        print_tables(tables)
     return 0
-
-
-def _print_tables(tables: Sequence[Table]) -> None:
-    from rich import box, table, text
-    from rich.console import Console
-
-    console = Console()
-    for shown in tables:
-        console.print(text.Text(("\n" if shown is not tables[0] else "") + shown.title, "bold"))
-        if shown.rows:
-            printed = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-            for number, (column, cell) in enumerate(zip(shown.columns, shown.rows[0], strict=True)):
-                side: Literal["left", "right"] = "right" if isinstance(cell, int) else "left"
-                # What stands first names the row: the other columns give way.
-                printed.add_column(column, justify=side, overflow="fold", no_wrap=not number)
-            for row in shown.rows:
-                printed.add_row(*(text.Text(str(cell)) for cell in row))
-            console.print(printed)
-        if shown.note:
-            console.print(text.Text(shown.note))
 
 
 def _markdown(table: Table) -> str:

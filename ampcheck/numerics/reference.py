@@ -95,6 +95,21 @@ class Reference:
             self._kept[key] = self._again(forced=forced)
         return cast(WideRun, self._kept[key])
 
+    def observed(
+        self,
+        observer: Observer,
+        dtype: torch.dtype | None = None,
+        rounded_inputs: Collection[str] = (),
+        *,
+        seed: int = 1,
+        forced: Decisions | None = None,
+    ) -> WideRun:
+        """The reference once more, seen by one observer more; with a `dtype` its data are moved as in `moved`."""
+        change: Change | None = None
+        if dtype is not None:
+            change = partial(_move, format_of(dtype).unit_roundoff, frozenset(rounded_inputs), seed)
+        return self._again(change=change, draws_in=dtype, forced=forced, observers=(observer,))
+
     def forget(self) -> None:
         """Free the runs that were kept for one low-precision dtype."""
         self._kept.clear()
@@ -150,13 +165,14 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
         change: Change | None = None,
         draws_in: torch.dtype | None = None,
         forced: Decisions | None = None,
+        observers: tuple[Observer, ...] = (),
     ) -> WideRun:
         prepared = prepare(subject, device=device, to=dtype)
         if change is not None:
             change(prepared)
         decisions, ops, draws = Decisions(forced), OpWatch(shadow=False), EqualRandom(draws_in)
-        observers: tuple[Observer, ...] = (decisions, ops, WholeNumbers()) if promote else (decisions, ops)
-        around: list[AbstractContextManager[Any]] = [draws, Trace(prepared.root, observers=observers)]
+        ours: tuple[Observer, ...] = (decisions, ops, WholeNumbers()) if promote else (decisions, ops)
+        around: list[AbstractContextManager[Any]] = [draws, Trace(prepared.root, observers=(*ours, *observers))]
         if promote:
             around.append(PromoteMixed())
         outcome = run_arm(prepared, device=device, loss=subject.loss, around=around, finite_loss=finite_loss)

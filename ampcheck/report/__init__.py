@@ -7,7 +7,17 @@ imported when something is drawn.
 from __future__ import annotations
 
 from ampcheck.report.html import render_html, write_html
+from ampcheck.report.listing import print_tables
 from ampcheck.report.sections import CheckSection, Sections, arrange
 from ampcheck.report.terminal import print_run, summary_lines
 
-__all__ = ["CheckSection", "Sections", "arrange", "print_run", "render_html", "summary_lines", "write_html"]
+__all__ = [
+    "CheckSection",
+    "Sections",
+    "arrange",
+    "print_run",
+    "print_tables",
+    "render_html",
+    "summary_lines",
+    "write_html",
+]
