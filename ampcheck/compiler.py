@@ -161,6 +161,14 @@ def configured(settings: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
+def backend(name: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """What `torch.compile(backend=name)` gives a Dynamo graph and its examples to. `torch._dynamo.lookup_backend` (2.0)."""
+    from torch._dynamo import lookup_backend
+
+    found: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]] = lookup_backend(name)
+    return found
+
+
 def reset() -> None:
     """Forget everything that was compiled; functions are compiled again when they are next called."""
     torch.compiler.reset()
