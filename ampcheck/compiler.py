@@ -161,12 +161,11 @@ def configured(settings: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def backend(name: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
-    """What `torch.compile(backend=name)` gives a Dynamo graph and its examples to. `torch._dynamo.lookup_backend` (2.0)."""
+def backend(name: str) -> Callable[[fx.GraphModule, Any], Callable[..., Any]]:
+    """The backend of this name, which takes a Dynamo graph and its examples. `torch._dynamo.lookup_backend` (2.0)."""
     from torch._dynamo import lookup_backend
 
-    found: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]] = lookup_backend(name)
-    return found
+    return lookup_backend(name)
 
 
 def reset() -> None:
