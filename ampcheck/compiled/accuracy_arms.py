@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -162,8 +162,8 @@ def _one_call(
 
 def _keep_state(
     found: Trajectory,
-    parameters: dict[str, torch.Tensor],
-    buffers: dict[str, torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
     begun: dict[str, torch.Tensor],
 ) -> None:
     """What the steps changed: of floating weights and buffers the change, of counters the new value."""

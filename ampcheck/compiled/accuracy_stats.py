@@ -9,6 +9,14 @@ from dataclasses import dataclass, field
 from ampcheck.formats import format_of
 from ampcheck.record import Coverage, Where
 
+EAGER, AOT_EAGER, EMULATED, INDUCTOR = "eager", "aot_eager", "inductor + emulate_precision_casts", "inductor"
+LADDER = (EAGER, AOT_EAGER, EMULATED, INDUCTOR)
+"""The stages of the compiler, see `ampcheck.compiled.ladder`."""
+
+EMULATE = "torch._inductor.config.emulate_precision_casts"
+EQUAL_STREAMS = "torch._inductor.config.fallback_random"
+BACKWARD_AUTOCAST = "torch._functorch.config.backward_pass_autocast"
+
 LOST = 0.25
 """Relative error from which less than two bits agree: the value is lost."""
 

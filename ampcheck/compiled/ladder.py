@@ -20,7 +20,17 @@ import torch
 
 from ampcheck.compiled.accuracy_arms import Plan, Trajectory, nudge, nudged, run_plan
 from ampcheck.compiled.accuracy_compare import Draw, deviations
-from ampcheck.compiled.accuracy_stats import Deviation
+from ampcheck.compiled.accuracy_stats import (
+    AOT_EAGER,
+    BACKWARD_AUTOCAST,
+    EAGER,
+    EMULATE,
+    EMULATED,
+    EQUAL_STREAMS,
+    INDUCTOR,
+    LADDER,
+    Deviation,
+)
 from ampcheck.compiler import configured
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
@@ -34,12 +44,18 @@ from ampcheck.prepare import modules_of, prepare
 from ampcheck.subject import Subject
 from ampcheck.trace import Observer, Trace
 
-EAGER, AOT_EAGER, EMULATED, INDUCTOR = "eager", "aot_eager", "inductor + emulate_precision_casts", "inductor"
-LADDER = (EAGER, AOT_EAGER, EMULATED, INDUCTOR)
-
-EMULATE = "torch._inductor.config.emulate_precision_casts"
-EQUAL_STREAMS = "torch._inductor.config.fallback_random"
-BACKWARD_AUTOCAST = "torch._functorch.config.backward_pass_autocast"
+__all__ = [
+    "AOT_EAGER",
+    "BACKWARD_AUTOCAST",
+    "EAGER",
+    "EMULATED",
+    "INDUCTOR",
+    "LADDER",
+    "Bench",
+    "Climb",
+    "measure_bench",
+    "run_rung",
+]
 
 DRAWS = 3
 """On how many data eager mode is measured: as they are, and nudged twice. Compiled code must be beyond its limit on all
@@ -116,15 +132,14 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
             bench.incomparable = f"random numbers in {format_of(dtype).name} are others than in float64"
     if eager.error is not None:
         return bench
-    for how, width, promote in _widths(dtype):
+    for bench.how, width, promote in _widths(dtype):
         turned = Decisions()
         wide = _wide(subject, plan, width, promote, turned)
         if wide.error is None and _as_finite(wide, eager):
             break
     else:
-        bench.incomparable = bench.incomparable or f"it does not run in float64: {_why(wide)}"
+        bench.how, bench.incomparable = "", bench.incomparable or f"it does not run in float64: {_why(wide)}"
         return bench
-    bench.how = how
     flips = len(turned.flips(decisions))
     draws = [Draw(eager, wide)]
     # Two unit roundoffs are one step of the format, which a weight that is kept in it cannot ignore.

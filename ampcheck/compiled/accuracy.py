@@ -1,0 +1,355 @@
+"""Is the compiled model as good as the eager one? Three arms on equal data: eager mode, compiled code, and float64.
+
+Eager mode is no oracle: fused kernels round less often than it does. Compiled code fails where it lies further from
+float64 than eager mode does, by more than chance and another order of the sums explain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ampcheck.autocast.emulate import active
+from ampcheck.autocast.missing import lacks_kernel
+from ampcheck.compiled.accuracy_arms import Optimizer, Plan, input_leaves, run_plan
+from ampcheck.compiled.accuracy_checks import check_accuracy, who
+from ampcheck.compiled.accuracy_stats import AccuracyStats, Exceptions, Trial
+from ampcheck.compiled.ladder import (
+    AOT_EAGER,
+    BACKWARD_AUTOCAST,
+    EMULATED,
+    Bench,
+    Climb,
+    floating_inputs,
+    holds_parameters,
+    measure_bench,
+    run_rung,
+)
+from ampcheck.environment import environment
+from ampcheck.errors import UsageError, brief
+from ampcheck.formats import format_of
+from ampcheck.numerics.measure import LOSS_SCALES, native_format
+from ampcheck.placement import place
+from ampcheck.places import users_place
+from ampcheck.prepare import prepare
+from ampcheck.record import Coverage, Run, Scalar, Table, Where, merge, verify
+from ampcheck.settings import Limits, load_settings
+from ampcheck.subject import Kind, Subject, as_subject
+
+KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
+STRIDE = 2.0**-7
+"""How far the plain gradient descent that stands in for an optimizer moves the weights in one step, relative to their
+norm: one step of bfloat16, the least that 16-bit weights can keep."""
+ROWS = 60
+
+
+def measure_accuracy(
+    subject: Subject,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    steps: int = 1,
+    optimizer: Optimizer | None = None,
+    options: Mapping[str, Any] | None = None,
+    factor: float = 2.0,
+) -> AccuracyStats:
+    """Run the arms, and after a failure the stages of the compiler.
+
+    device: one that is there. dtype: what autocast casts to; None runs the model as it is. options: of `torch.compile`.
+    factor: the `precision` limit, which decides what is tried again. Dynamo is reset. Raises `UsageError` for a subject
+    that cannot be copied.
+    """
+    native = native_format(subject)
+    narrow = dtype or native or torch.float32
+    found = [
+        _measure(subject, plan, narrow, dict(options or {}), factor)
+        for plan in _plans(subject, device, dtype, narrow, steps, optimizer)
+    ]
+    stats = found[0]
+    if len(found) > 1 and not found[1].exceptions.eager:
+        more = found[1]
+        stats = replace(
+            stats if stats.exceptions.compiled or stats.incomparable else more,
+            deviations=stats.deviations + tuple(d for d in more.deviations if d.kind == "gradient"),
+            trials=stats.trials or more.trials,
+            coverage=stats.coverage + more.coverage,
+            no_gradients=more.no_gradients,
+        )
+    return stats
+
+
+def judge_accuracy(
+    subject: Any,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    steps: int = 1,
+    optimizer: Optimizer | None = None,
+    options: Mapping[str, Any] | None = None,
+    checks: Collection[str] | None = None,
+    limits: Limits | None = None,
+) -> Run:
+    """Judge a subject of the kinds forward, compile and regional, compiled beside eager; nothing is raised or emitted.
+
+    The arguments are those of `measure_accuracy`; device must be there, see `ampcheck.placement`.
+    """
+    made = as_subject(subject)
+    if made.kind not in KINDS:
+        raise UsageError(f"{made.name} is of kind '{made.kind.value}': compiled code is judged through its model")
+    bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
+    stats = measure_accuracy(
+        made,
+        device=device,
+        dtype=dtype,
+        steps=steps,
+        optimizer=optimizer,
+        options=options,
+        factor=bounds.precision,
+    )
+    findings = tuple(check_accuracy(stats, bounds, checks))
+    return Run(findings=findings, coverage=stats.coverage, tables=_tables(stats, bounds))
+
+
+def assert_compiled(
+    model: Any,
+    inputs: Any = None,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    steps: int = 1,
+    dtype: str | torch.dtype | Sequence[str | torch.dtype] | None = None,
+    device: str = "cpu",
+    autocast: bool | None = None,
+    optimizer: Optimizer | None = None,
+    backend: str | Callable[..., Any] = "inductor",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    checks: Collection[str] | None = None,
+    limits: Limits | None = None,
+    name: str = "",
+    **subject: Any,
+) -> Run:
+    """Assert that `torch.compile(model)` is as good as `model`, both held against float64.
+
+    Outputs, loss, gradients of every parameter and of the inputs that require one, dtypes and structure, exceptions; with
+    `steps`, so many calls in a row, each with an update, and the updated weights and buffers. model, inputs: a module or
+    function and its arguments (a tuple, a mapping of keyword arguments, or the one argument; a list of these is so many
+    successive calls); or a `Subject` alone. dtype: what autocast casts to, several one after the other; None runs the
+    model as it is. autocast: None decides by the model: one whose weights or inputs are 16-bit already is run as it is.
+    optimizer: makes one from a list of parameters, by default plain gradient descent. backend, mode, options, dynamic,
+    fullgraph: as for `torch.compile`. subject: what `Subject` takes besides.
+
+    Dynamo is reset. Returns the run; raises `AssertionError` with every failure, `UsageError` for what cannot be judged.
+    """
+    __tracebackhide__ = True
+    made = model if inputs is None else (model, inputs)
+    if isinstance(made, Subject):
+        if subject or name or loss:
+            raise UsageError("a Subject says itself what it is: its name, loss and limits belong into it")
+    else:
+        made = Subject(made, name=name or getattr(model, "__name__", type(model).__name__), loss=loss, **subject)
+    if type(steps) is not int or steps < 1:
+        raise UsageError(f"steps must be a positive whole number; found {steps!r}")
+    asked = _dtypes(made, dtype, autocast)
+    given = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic, "fullgraph": fullgraph}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    placement = place(device)
+    with placement.entered():
+        runs = [
+            judge_accuracy(
+                made,
+                device=placement.device,
+                dtype=low,
+                steps=steps,
+                optimizer=optimizer,
+                options=chosen,
+                checks=checks,
+                limits=limits,
+            )
+            for low in asked
+        ]
+    told: dict[str, Scalar] = dict(environment(placement.device))
+    return verify(replace(merge(runs), environment=told, title=f"{made.name}, compiled"))
+
+
+def _dtypes(
+    subject: Subject, dtype: str | torch.dtype | Sequence[str | torch.dtype] | None, autocast: bool | None
+) -> list[torch.dtype | None]:
+    """What autocast casts to in each judgement; None for the model as it is."""
+    native = native_format(subject) is not None
+    if dtype is None:
+        if autocast:
+            raise UsageError("autocast=True needs a dtype to cast to: float16 or bfloat16")
+        return [None]
+    named = [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype)
+    if not named:
+        raise UsageError("no dtype was asked for; there are float16, bfloat16, and None for the model as it is")
+    names = list(dict.fromkeys(format_of(one).name for one in named))
+    if unknown := [n for n in names if n not in ("float16", "bfloat16", "float32")]:
+        raise UsageError(f"autocast casts to float16 or bfloat16, not to {unknown[0]}; float32 is the model as it is")
+    if native and not autocast:
+        return [None]
+    if autocast is False and set(names) != {"float32"}:
+        raise UsageError(f"{subject.name} has no 16-bit weights or inputs, and autocast=False leaves only float32")
+    return [None if n == "float32" else getattr(torch, n) for n in names]
+
+
+def _plans(
+    subject: Subject,
+    device: str,
+    autocast: torch.dtype | None,
+    narrow: torch.dtype,
+    steps: int,
+    optimizer: Optimizer | None,
+) -> list[Plan]:
+    """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any."""
+    wanted = input_leaves(subject, every=False)
+    plan = Plan(device=device, autocast=autocast, loss=subject.loss, steps=steps, optimizer=optimizer, leaves=wanted)
+    if wanted or holds_parameters(subject) or not floating_inputs(subject):
+        return [_probed(subject, plan, narrow)]
+    every = replace(plan, leaves=input_leaves(subject, every=True), optimizer=None)
+    return [replace(plan, backward=False), _probed(subject, every, narrow)]
+
+
+def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
+    """The plan with what an eager step tells: the loss scale without overflow, the rate, whether all is finite."""
+    for scale in LOSS_SCALES if narrow is torch.float16 else (1.0,):
+        probe = replace(plan, steps=1, optimizer=None, scale=scale)
+        prepared = prepare(subject, device=plan.device)
+        seen = run_plan(probe, prepared)
+        gradients = [t.double() for key, t in seen.values.items() if key[0] == "gradient" and key[2] == 0]
+        if seen.error is not None or all(bool(g.isfinite().all()) for g in gradients):
+            break
+    outputs = [t for key, t in seen.values.items() if key[0] == "output" and t.is_floating_point()]
+    rate = 0.0
+    if plan.steps * len(subject.calls) > 1 and prepared.root is not None:
+        weights = [p.detach().double() for p in prepared.root.parameters() if p.requires_grad and p.numel()]
+        steepness = math.hypot(*(float(g.norm()) for g in gradients if bool(g.isfinite().all())))
+        rate = STRIDE * math.hypot(*(float(w.norm()) for w in weights)) / steepness if steepness else 0.0
+    return replace(
+        plan, scale=scale, finite_loss=not all(bool(t.isfinite().all()) for t in outputs), rate=rate
+    )
+
+
+def _measure(subject: Subject, plan: Plan, narrow: torch.dtype, options: dict[str, Any], factor: float) -> AccuracyStats:
+    bench = measure_bench(subject, plan, narrow, options)
+    climb = run_rung(bench)
+    stats = AccuracyStats(
+        subject=subject.name,
+        arm=_arm(plan, narrow),
+        format=format_of(narrow).name,
+        device=plan.device,
+        backend=str(options.get("backend", "inductor")),
+        reference=bench.how,
+        incomparable=_incomparable(bench, climb),
+        autocast=plan.autocast is not None,
+        steps=plan.steps * len(subject.calls),
+        exceptions=_exceptions(bench, climb),
+        eager_shapes=bench.eager.shapes,
+        compiled_shapes=climb.arm.shapes,
+        near_ties=bench.near_ties,
+        chain=bench.chain,
+        reduction=bench.reduction,
+        draws=bench.random,
+        graphs=climb.graphs,
+        unsupported=climb.unsupported,
+        no_gradients="" if plan.backward else "nothing requires a gradient",
+    )
+    if climb.raised or bench.eager.error is not None or stats.incomparable:
+        return stats
+    stats = replace(stats, deviations=climb.deviations)
+    if stats.excess(factor):
+        every = run_rung(bench, draws=range(len(bench.draws)))
+        stats = replace(stats, deviations=every.deviations)
+    if stats.excess(factor):
+        stats = replace(stats, trials=_trials(bench, stats, factor))
+    return replace(stats, coverage=_coverage(stats, climb, bench))
+
+
+def _trials(bench: Bench, stats: AccuracyStats, factor: float) -> tuple[Trial, ...]:
+    """What mends a failure: the setting for the backward pass alone if it does, else the stages of the compiler."""
+    found = []
+    if bench.plan.autocast is not None and stats.excess(factor, ("gradient", "update")):
+        off = _trial(run_rung(bench, settings={BACKWARD_AUTOCAST: "off"}), BACKWARD_AUTOCAST, stats, factor)
+        if off.mends:
+            return (off,)
+        found.append(off)
+    if bench.options.get("backend", "inductor") == "inductor":
+        found += [_trial(run_rung(bench, rung), rung, stats, factor) for rung in (EMULATED, AOT_EAGER)]
+    return tuple(found)
+
+
+def _trial(climb: Climb, rung: str, stats: AccuracyStats, factor: float) -> Trial:
+    tried = replace(stats, deviations=climb.deviations)
+    left = tried.excess(factor)
+    bad = {(d.kind, d.name, d.step) for d in stats.excess(factor)}
+    now = [d.least_compiled for d in climb.deviations if (d.kind, d.name, d.step) in bad]
+    return Trial(rung, not climb.raised and bool(climb.deviations) and not left, max(now, default=0.0), climb.raised)
+
+
+def _incomparable(bench: Bench, climb: Climb) -> str:
+    if bench.incomparable or bench.eager.error is not None or climb.raised:
+        return bench.incomparable
+    if bench.random and climb.arm.streams != bench.eager.streams:
+        return "the model draws random numbers, and compiled code draws others than eager mode does"
+    return ""
+
+
+def _exceptions(bench: Bench, climb: Climb) -> Exceptions:
+    error = bench.eager.error
+    if error is None and not climb.raised:
+        return Exceptions()
+    float32 = ""
+    if error is not None:
+        wide: Exception | None = error
+        if bench.plan.autocast is not None:
+            plain = replace(bench.plan, autocast=None, scale=1.0)
+            wide = run_plan(plain, prepare(bench.subject, device=bench.plan.device)).error
+        float32 = brief(wide) if wide is not None else ""
+    missing = ""
+    raised = climb.arm.error
+    if error is not None and lacks_kernel(error):
+        missing = brief(error)
+    elif raised is not None and ("InvalidCxxCompiler" in repr(raised) or "No working C++ compiler" in str(raised)):
+        missing = brief(raised)
+    file, line = users_place(error) if error is not None else ("", None)
+    phase = bench.eager.phase if error is not None else "compile"
+    step = (bench.eager if error is not None else climb.arm).step
+    where = Where(phase=phase, file=file, line=line, step=step or None)
+    return Exceptions(brief(error) if error is not None else "", climb.raised, float32, missing, where)
+
+
+def _coverage(stats: AccuracyStats, climb: Climb, bench: Bench) -> Coverage:
+    seen: dict[str, int] = {"compiled graphs": stats.graphs}
+    for deviation in stats.deviations:
+        seen[f"{deviation.kind}s"] = seen.get(f"{deviation.kind}s", 0) + 1
+    return Coverage(seen, {**climb.unseen, **climb.arm.unseen})
+
+
+def _arm(plan: Plan, narrow: torch.dtype) -> str:
+    name = format_of(narrow).name + (" native" if plan.autocast is None and narrow.itemsize <= 2 else "")
+    emulation = active()
+    return name + (f", {emulation.policy.device} emulated" if emulation is not None else "")
+
+
+def _tables(stats: AccuracyStats, limits: Limits) -> tuple[Table, ...]:
+    rows: list[tuple[float, Sequence[Scalar]]] = []
+    for d in stats.deviations:
+        limit = stats.limit(d, limits.precision)
+        verdict = "beyond" if stats.beyond(d, limits.precision) else "within"
+        times = d.least_compiled / limit if limit else 0.0
+        rows.append((times, (d.kind, d.name, d.step, d.dtype, d.worst_eager, d.least_compiled, limit, verdict)))
+    if not rows:
+        return ()
+    rows.sort(key=lambda row: -row[0])
+    note = f"relative to {stats.reference}, Euclidean norms"
+    if len(rows) > ROWS:
+        note = f"the {ROWS} nearest to their limit of {len(rows)}; {note}"
+    columns = ("kind", "name", "step", "dtype", "eager", "compiled", "limit", "verdict")
+    return (Table(f"Eager and compiled: {who(stats)}", columns, [r for _, r in rows[:ROWS]], "compiled-error", note),)
+

@@ -1,0 +1,336 @@
+"""Is compiled code as good as eager mode? Pure functions from `AccuracyStats` to findings.
+
+Compiled code that differs from eager mode is not wrong: fused kernels round less often, and are mostly nearer to float64.
+It fails where it is worse than eager mode, by more than `AccuracyStats.limit` allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+
+from ampcheck.compiled.accuracy_stats import (
+    AOT_EAGER,
+    BACKWARD_AUTOCAST,
+    EMULATE,
+    EMULATED,
+    INTEGERS,
+    AccuracyStats,
+    Deviation,
+)
+from ampcheck.formats import format_of
+from ampcheck.record import Finding, Verdict, Where
+from ampcheck.settings import Limits
+
+VALUES = ("output", "loss", "update", "buffer")
+GRADIENTS = ("gradient",)
+LISTED = 4
+_PHASES = {"output": "forward", "loss": "forward", "buffer": "forward", "gradient": "backward", "update": "update"}
+
+
+def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Finding]:
+    """Eager mode and compiled code accept the same.
+
+    What eager mode refuses in every precision is invalid, and compiled code that computes with it gives garbage. What
+    eager mode refuses in low precision alone, and compiled code does not, is a warning.
+    """
+    check, found = "compiled-exception", stats.exceptions
+    where = found.where
+    if found.missing:
+        text = f"not judged, for want of what this machine lacks: {found.missing}"
+        return [Finding(check, Verdict.SKIP, who(stats), text)]
+    if found.compiled and found.eager:
+        text = f"eager mode raises, and so does compiled code: {found.eager}"
+        return [Finding(check, Verdict.SKIP, who(stats), text)]
+    if not stats.graphs:
+        return [Finding(check, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")]
+    if found.compiled:
+        message = f"what runs in eager mode must run compiled; compiled code raised {found.compiled}"
+        hint = "compile with backend='aot_eager' to tell tracing from code generation, and report the smaller model"
+        return [Finding(check, Verdict.FAIL, who(stats), message, where, hint=hint)]
+    if found.eager and not found.float32:
+        message = (
+            f"what runs compiled must run in eager mode; in {stats.format} eager mode raised {found.eager}, and "
+            "compiled code did not"
+        )
+        hint = "eager mode is what runs at a graph break and without a compiler: bring the operands to one dtype"
+        return [Finding(check, Verdict.WARN, who(stats), message, where, hint=hint)]
+    if found.eager:
+        message = (
+            f"what eager mode refuses compiled code must refuse too; eager mode raised {found.eager}, and compiled code "
+            "gave a result"
+        )
+        hint = "check the data before the compiled region: compiled kernels leave such checks out"
+        return [Finding(check, Verdict.FAIL, who(stats), message, where, hint=hint)]
+    return [passed(stats, check, "eager mode and compiled code ran to the end")]
+
+
+def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
+    """What compiled code gives has the dtypes, shapes and structure of eager mode."""
+    check = "compiled-dtype"
+    if skipped := not_run(stats, check):
+        return [skipped]
+    eager, compiled = stats.eager_shapes, stats.compiled_shapes
+    places = list(dict.fromkeys((*eager, *compiled)))
+    wrong = [place for place in places if eager.get(place) != compiled.get(place)]
+    if not wrong:
+        return [passed(stats, check, f"{len(places)} outputs and containers have eager mode's dtype, shape and type")]
+    told = "; ".join(
+        f"{place} is {eager.get(place, 'absent')} in eager mode and {compiled.get(place, 'absent')} compiled"
+        for place in wrong[:LISTED]
+    )
+    message = f"compiled code must give what eager mode gives; {len(wrong)} of {len(places)} differ: {told}"
+    hint = "cast the result where its dtype matters, or call the op that makes it with autocast disabled"
+    where = Where(phase="forward")
+    return [Finding(check, Verdict.FAIL, who(stats), message, where, float(len(wrong)), 0.0, "outputs", hint)]
+
+
+def check_compiled_error(stats: AccuracyStats, limits: Limits) -> list[Finding]:
+    """Outputs, loss, updated weights and buffers lie no further from float64 than eager mode's."""
+    check = "compiled-error"
+    if skipped := not_comparable(stats, check, VALUES):
+        return [skipped]
+    found = _judged(stats, check, VALUES, limits)
+    return [*found, *_hidden_overflow(stats), *_finer_than_promised(stats, limits)]
+
+
+def check_compiled_gradient(stats: AccuracyStats, limits: Limits) -> list[Finding]:
+    """Gradients of weights and inputs lie no further from float64 than eager mode's."""
+    check = "compiled-gradient"
+    if skipped := not_comparable(stats, check, GRADIENTS):
+        return [skipped]
+    return _judged(stats, check, GRADIENTS, limits)
+
+
+def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
+    """Something was compiled and compared."""
+    check = "coverage"
+    unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
+    if stats.exceptions.eager or stats.exceptions.compiled:
+        return [Finding(check, Verdict.SKIP, who(stats), "a run raised, so nothing was compared")]
+    if not stats.graphs and stats.unsupported:
+        text = f"nothing was compiled, and so nothing judged: {stats.unsupported}"
+        return [Finding(check, Verdict.SKIP, who(stats), text)]
+    if not stats.graphs:
+        message = "a compiled run must compile something; torch.compile made no graph and everything ran eager"
+        hint = "see TORCH_LOGS=graph_breaks, and whether the model is excluded by torch._dynamo.disable"
+        return [Finding(check, Verdict.FAIL, who(stats), message, Where("compile"), 0.0, 1.0, "graphs", hint)]
+    if stats.incomparable:
+        return [Finding(check, Verdict.SKIP, who(stats), f"nothing was compared: {stats.incomparable}")]
+    if not stats.deviations:
+        message = "a verdict needs evidence; no output, gradient or update was compared"
+        hint = "give inputs with which the model computes something"
+        return [Finding(check, Verdict.FAIL, who(stats), message, observed=0.0, limit=1.0, unit="tensors", hint=hint)]
+    text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
+    count = float(len(stats.deviations))
+    return [Finding(check, Verdict.PASS, who(stats), text, observed=count, limit=1.0, unit="tensors")]
+
+
+Check = Callable[[AccuracyStats, Limits], list[Finding]]
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "compiled-exception": check_compiled_exception,
+        "compiled-dtype": check_compiled_dtype,
+        "compiled-error": check_compiled_error,
+        "compiled-gradient": check_compiled_gradient,
+        "coverage": check_coverage,
+    }
+)
+
+
+def check_accuracy(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
+    """The findings of the named checks, all by default; exceptions and coverage are always among them."""
+    wanted = CHECKS if checks is None else {*checks, "compiled-exception", "coverage"}
+    return [finding for slug, check in CHECKS.items() if slug in wanted for finding in check(stats, limits)]
+
+
+def who(stats: AccuracyStats) -> str:
+    """The subject and its arm, as findings name them."""
+    backend = "" if stats.backend == "inductor" else f" by {stats.backend}"
+    return f"{stats.subject} [{stats.arm}, compiled{backend}]"
+
+
+def passed(
+    stats: AccuracyStats, check: str, text: str, observed: float | None = None, limit: float | None = None
+) -> Finding:
+    """A pass, with what was looked at."""
+    unit = "relative error" if observed is not None else ""
+    return Finding(check, Verdict.PASS, who(stats), f"{text} ({stats.coverage})", Where(), observed, limit, unit)
+
+
+def not_run(stats: AccuracyStats, check: str) -> Finding | None:
+    """A skip where an arm raised or nothing was compiled."""
+    if stats.exceptions.eager or stats.exceptions.compiled:
+        return Finding(check, Verdict.SKIP, who(stats), "a run raised before it was complete: see compiled-exception")
+    if not stats.graphs:
+        return Finding(check, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")
+    return None
+
+
+def not_comparable(stats: AccuracyStats, check: str, kinds: Collection[str]) -> Finding | None:
+    """A skip where there is nothing to compare."""
+    if skipped := not_run(stats, check):
+        return skipped
+    if stats.incomparable:
+        return Finding(check, Verdict.SKIP, who(stats), f"not comparable: {stats.incomparable}")
+    if not any(d.kind in kinds for d in stats.deviations):
+        reason = stats.no_gradients if kinds == GRADIENTS else "the calls give no tensor"
+        return Finding(check, Verdict.SKIP, who(stats), f"nothing to compare: {reason}")
+    return None
+
+
+def _judged(stats: AccuracyStats, check: str, kinds: tuple[str, ...], limits: Limits) -> list[Finding]:
+    factor = limits.precision
+    excess = stats.excess(factor, kinds)
+    bad = [d for d in excess if not stats.excused(d, factor)]
+    judged = [d for d in stats.deviations if d.kind in kinds]
+    if bad:
+        return [_worse(stats, check, bad, judged, Verdict.FAIL, factor)]
+    if excess:
+        return [_worse(stats, check, list(excess), judged, Verdict.WARN, factor)]
+    worst = max(judged, key=lambda d: _times(stats, d, factor))
+    text = (
+        f"at most {worst.least_compiled:.2g} from {stats.reference}, in {worst}, where eager mode lies "
+        f"{worst.worst_eager:.2g} away"
+    )
+    return [passed(stats, check, text, worst.least_compiled, stats.limit(worst, factor))]
+
+
+def _worse(
+    stats: AccuracyStats, check: str, excess: list[Deviation], judged: list[Deviation], verdict: Verdict, factor: float
+) -> Finding:
+    worst = max(excess, key=lambda d: _times(stats, d, factor))
+    first = min(excess, key=lambda d: (d.step, d.kind != "output"))
+    limit = stats.limit(worst, factor)
+    what = f"{worst.nonfinite:,} elements of {worst} are inf or NaN" if worst.nonfinite else _far(worst)
+    message = (
+        f"compiled code must lie as near to {stats.reference} as eager mode does, {limit:.2g} at most here; {what}, and "
+        f"{worst.worst_eager:.2g} in eager mode; {len(excess)} of {len(judged)} are beyond their limit "
+        f"({_derived(stats, worst, factor)})"
+    )
+    if first.step and stats.steps > 1:
+        message += f"; up to step {first.step - 1} they agree"
+    if verdict is Verdict.WARN:
+        message += f"; a decision near a tie explains it: {stats.near_ties:,} turn when the data are rounded"
+        hint = "compute the scores that are decided upon in float32"
+    else:
+        told, hint = _mended(stats)
+        message += told
+    where = Where(_PHASES[worst.kind], _module(worst), step=first.step if stats.steps > 1 else None)
+    return Finding(
+        check, verdict, who(stats), message, where, worst.least_compiled, limit, "relative error", hint
+    )
+
+
+def _far(worst: Deviation) -> str:
+    if worst.dtype in INTEGERS:
+        return f"{worst.least_compiled:.2g} of the elements of {worst} differ"
+    return f"{worst} lies {worst.least_compiled:.2g} away"
+
+
+def _derived(stats: AccuracyStats, worst: Deviation, factor: float) -> str:
+    """Where the limit comes from."""
+    floor = worst.grain + stats.float32_floor(factor, worst.float32)
+    draws = f"on {len(worst.eager)} draws of the data" if len(worst.eager) > 1 else "on these data"
+    return f"{factor**2:g} times eager mode's error {draws} and {floor:.2g} for storage and the order of sums"
+
+
+def _mended(stats: AccuracyStats) -> tuple[str, str]:
+    """What the trials tell: the stage that errs, and the setting that mends it."""
+    tried = {trial.rung: trial for trial in stats.trials}
+    off, emulated, aot = tried.get(BACKWARD_AUTOCAST), tried.get(EMULATED), tried.get(AOT_EAGER)
+    if off is not None and off.mends:
+        return (
+            "; AOTAutograd traces the backward pass under the autocast of the forward call, which eager mode leaves",
+            f'set {BACKWARD_AUTOCAST} = "off": tried, and it mends this (pytorch/pytorch#153044, #179804)',
+        )
+    if aot is not None and not aot.mends:
+        raised = f" (it raised {aot.raised})" if aot.raised else ""
+        return (
+            f"; backend='aot_eager' does not mend it{raised}: tracing or differentiation errs, before Inductor",
+            "look at what Dynamo traced: state that changes between calls, attributes and counters read in forward",
+        )
+    if emulated is not None and emulated.mends:
+        return (
+            "; it is gone with Inductor's casts emulated: fused kernels leave out roundings that the model asks for",
+            f"set {EMULATE} = True: tried, and it mends this; or keep the cast out of the compiled region",
+        )
+    if aot is not None:
+        return (
+            "; backend='aot_eager' mends it, so Inductor's kernels err, and emulated casts do not help",
+            "run the region with backend='aot_eager' or torch.compiler.disable until Inductor is mended; report it",
+        )
+    return "", "ampcheck blame names the stage and the place"
+
+
+def _hidden_overflow(stats: AccuracyStats) -> list[Finding]:
+    """Compiled code that is finite where eager mode overflows: no failure of compiled code, but the two disagree."""
+    hidden = [d for d in stats.deviations if d.eager_nonfinite and not d.nonfinite]
+    if not hidden:
+        return []
+    worst = max(hidden, key=lambda d: d.eager_nonfinite)
+    message = (
+        f"eager mode overflows where compiled code does not: {worst.eager_nonfinite:,} elements of {worst} are inf or NaN "
+        f"in eager mode, and {worst.nonfinite:,} compiled; {len(hidden)} tensors are so"
+    )
+    hint = "the overflow is there and fusion hides it: a graph break brings it back; see overflow of an audit"
+    where = Where(_PHASES[worst.kind], _module(worst))
+    return [
+        Finding(
+            "compiled-error", Verdict.WARN, who(stats), message, where, float(worst.eager_nonfinite), 0.0, "elements", hint
+        )
+    ]
+
+
+def _finer_than_promised(stats: AccuracyStats, limits: Limits) -> list[Finding]:
+    """A float32 output that has float32's digits compiled, and 16 bits' in eager mode.
+
+    Both are right for what they are, and a consumer that decides by the value (a quantisation scale) decides otherwise.
+    Where compiled code has no more digits than eager mode, as behind any 16-bit matmul, they only differ by rounding.
+    """
+    if stats.autocast or format_of(stats.format).bits > 16:
+        return []
+    factor = limits.precision
+    found = []
+    for d in stats.deviations:
+        floor = d.grain + stats.float32_floor(factor, d.float32)
+        coarse = d.worst_eager > factor**2 * floor
+        if d.kind == "output" and d.dtype == "float32" and max(d.compiled) <= floor and coarse:
+            found.append(d)
+    if not found:
+        return []
+    worst = max(found, key=lambda d: d.between)
+    limit = worst.grain + stats.float32_floor(factor, worst.float32)
+    message = (
+        f"a float32 output promises float32's digits; {worst} has those of {stats.format} in eager mode, "
+        f"{worst.worst_eager:.2g} from {stats.reference}, and compiled code, which fuses the roundings away, differs from "
+        f"it by {worst.between:.2g}"
+    )
+    hint = "cast to float32 before the last computation instead of after it; then both agree"
+    return [
+        Finding(
+            "compiled-error",
+            Verdict.WARN,
+            who(stats),
+            message,
+            Where("forward", step=worst.step if stats.steps > 1 else None),
+            worst.between,
+            limit,
+            "relative difference",
+            hint,
+        )
+    ]
+
+
+def _times(stats: AccuracyStats, deviation: Deviation, factor: float) -> float:
+    limit = stats.limit(deviation, factor)
+    return deviation.least_compiled / limit if limit else 0.0
+
+
+def _module(deviation: Deviation) -> str:
+    """The module of a weight or buffer; outputs and inputs belong to the root."""
+    if deviation.kind in ("output", "loss") or deviation.name.startswith("input "):
+        return ""
+    return deviation.name.rpartition(".")[0]
+
