@@ -54,13 +54,12 @@ class Cost:
 
     def __str__(self) -> str:
         low, high = self.interval
-        numbers = (
-            f"{self.median:.2f}x the time of a plain {self.step} ({self.plain * 1e3:.3g} ms), in {len(self.ratios)} "
-            f"pairs between {min(self.ratios):.2f} and {max(self.ratios):.2f}"
+        undecided = "" if self.decided else "undecided, for the noise is larger than the difference: "
+        return (
+            f"{undecided}{self.median:.2f}x the time of a plain {self.step} of {self.plain * 1e3:.3g} ms, with 95 % "
+            f"confidence {low:.2f} to {high:.2f} ({len(self.ratios)} pairs from {min(self.ratios):.2f} to "
+            f"{max(self.ratios):.2f})"
         )
-        if self.decided:
-            return f"{numbers}, the median between {low:.2f} and {high:.2f}"
-        return f"undecided: {numbers}; the median lies between {low:.2f} and {high:.2f}, which tells it not from 1"
 
 
 def measure_cost(
@@ -73,7 +72,7 @@ def measure_cost(
     steps = [_step(subject, dtype, device, compile) for subject in (plain, changed)]
     with seeded(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # shown when the subject was judged
-        for step in steps:
+        for step in (*steps, *steps):
             step()
         repeats = max(1, math.ceil(SHORTEST / max(_seconds(steps[0], 1, device), 1e-9)))
         times = []

@@ -192,7 +192,7 @@ def measure_compiled(
         )
     raised = None
     if outcome.error is not None and not reference.reached == outcome.phase == "backward":
-        raised = Raised(Where(phase="compile"), brief(outcome.error), missing=_missing_tool(outcome.error))
+        raised = Raised(Where(phase="compile"), brief(outcome.error), missing=missing_tool(outcome.error))
     moved, hair = reference.moved(dtype, eager.rounded), reference.moved(torch.float32, eager.rounded)
     errors = compare(outcome, reference.wide, moved, hair)
     if eager.stats.followed:
@@ -266,7 +266,7 @@ def _overflowed(outcome: Outcome, reference: Reference) -> bool:
     )
 
 
-def _missing_tool(error: Exception) -> bool:
+def missing_tool(error: Exception) -> bool:
     """Whether compilation lacks a compiler, or the emulation a kernel: that says nothing about the model."""
     if active() is not None and (lacks_kernel(error) or lacks_fft(error)):
         return True

@@ -1,0 +1,328 @@
+"""Name the culprit of a failure: the stage, the first op beyond its bound, the modules to keep in float32."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ampcheck.compiled.accuracy_stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, LADDER, Deviation
+from ampcheck.compiled.blame_arm import Arm
+from ampcheck.compiled.blame_stats import BlameStats, Rung, check_blame, tables
+from ampcheck.compiled.cost import measure_cost
+from ampcheck.compiled.keep import RUNS, float32_code, kept_in_float32, smallest_set
+from ampcheck.compiled.ladder import Bench, Climb
+from ampcheck.compiled.locate import Step, first_cause, measure_steps, steps_beyond
+from ampcheck.environment import environment
+from ampcheck.errors import UsageError, brief
+from ampcheck.formats import format_of
+from ampcheck.numerics import measure_compiled, measure_reference, native_format
+from ampcheck.numerics.measure import Eager
+from ampcheck.placement import place
+from ampcheck.prepare import prepare
+from ampcheck.record import Coverage, Finding, Run, Where, merge
+from ampcheck.settings import Limits, load_settings
+from ampcheck.subject import Kind, Subject, as_subject
+
+KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
+COMPILED_RUNS = 24
+"""Runs that a search under torch.compile may take, each of which compiles."""
+
+Progress = Callable[[str, int, int], None]
+
+
+def blame(
+    subject: Any,
+    *,
+    device: str = "cpu",
+    dtype: str | torch.dtype | Sequence[str | torch.dtype] | None = None,
+    compile: bool = True,
+    time: bool = True,
+    steps: int = 1,
+    runs: int = RUNS,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Say what is to blame for the failures of a subject in low precision or under `torch.compile`.
+
+    subject: a `Subject` of kind forward, compile or regional, or its shape. device: where to run; one that this machine
+    lacks is emulated. dtype: what autocast casts to, or `float32` for the model as it is; by default 16-bit models run
+    as they are, others under autocast to float16 and bfloat16, and subjects to be compiled as they are as well.
+    compile: also climb the ladder of the compiler, with `steps` calls in a row and an update after each. time: time the
+    step with and without the modules that are kept in float32. runs: how many sets of modules are tried at most.
+
+    The run has one finding `blame` for each dtype: a failure that names the stage, the op and the modules, or a pass;
+    its tables hold the ladder, the ops beyond their bound and the code to paste. Raises `UsageError` for other subjects,
+    and as `audit` does.
+    """
+    made = as_subject(subject)
+    if made.kind not in KINDS:
+        kinds = ", ".join(kind.value for kind in KINDS)
+        raise UsageError(f"blame takes subjects of the kinds {kinds}; {made.name} is a {made.kind.value} subject")
+    for name, number in (("runs", runs), ("steps", steps)):
+        if type(number) is not int or number < 1:
+            raise UsageError(f"{name} must be a positive whole number; found {number!r}")
+    placement = place(device)
+    native = native_format(made)
+    bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
+    wanted = _dtypes(made, dtype, native)
+    tell = progress or (lambda stage, done, total: None)
+    found = []
+    with placement.entered():
+        tell(f"{made.name}: float64", 0, len(wanted))
+        reference = measure_reference(made, device=placement.device)
+        for done, low in enumerate(wanted):
+            as_is = native is not None or low is torch.float32
+            arm = Arm(made, reference, low, as_is, placement.device, bounds, steps)
+            told = partial(_tell, tell, made.name, low, done, len(wanted))
+            search = Search(arm, placement.emulated, compile, time, runs, told)
+            stats = search.measure()
+            found.append(Run(findings=tuple(check_blame(stats)), coverage=stats.coverage, tables=tables(stats)))
+            reference.forget()
+    known = environment(placement.device)
+    if placement.emulated:
+        known = {**known, "autocast policy": f"{placement.emulated}, emulated"}
+    return replace(merge(found), environment=known, title=f"blame of {made.name}")
+
+
+def _tell(tell: Progress, name: str, low: torch.dtype, done: int, total: int, stage: str) -> None:
+    tell(f"{name}: {format_of(low).name}, {stage}", done, total)
+
+
+def _dtypes(made: Subject, dtype: Any, native: torch.dtype | None) -> list[torch.dtype]:
+    if native is not None:
+        return [native]
+    given: Sequence[Any] = (dtype,) if isinstance(dtype, (str, torch.dtype)) else tuple(dtype or ())
+    if dtype is None:
+        given = ("float32",) * (made.kind is not Kind.FORWARD) + ("float16", "bfloat16")
+    names = list(dict.fromkeys(format_of(one).name for one in given))
+    known = ("float16", "bfloat16", "float32")
+    if not names or any(name not in known for name in names):
+        raise UsageError(f"blame runs in {', '.join(known)}; found {', '.join(names) or 'no dtype'}")
+    return [getattr(torch, name) for name in names]
+
+
+@dataclass(slots=True)
+class Search:
+    """The search of one arm for what is to blame; `found` grows with every step of it."""
+
+    arm: Arm
+    emulated: str
+    compile: bool
+    time: bool
+    runs: int
+    tell: Callable[[str], None]
+    found: BlameStats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.found = BlameStats(self.arm.name)
+
+    def _add(self, **changes: Any) -> None:
+        self.found = replace(self.found, **changes)
+
+    def _saw(self, **counts: int) -> None:
+        seen = Coverage({name.replace("_", " "): count for name, count in counts.items() if count})
+        self._add(coverage=self.found.coverage + seen)
+
+    def measure(self) -> BlameStats:
+        """Climb the ladder until it fails, then locate the failure and search for what mends it."""
+        eager: Eager | None = None
+        if self.arm.judged_eager:
+            self.tell("eager")
+            eager, failures = self.arm.eager(self.arm.subject)
+            self._saw(eager_runs=1, ops=len(eager.stats.ops))
+            if eager.stats.raised is not None and eager.stats.raised.missing:
+                self._add(unjudged=f"for want of what this machine lacks: {eager.stats.raised.message}")
+                return self.found
+            self._add(failures=tuple(failures), rungs=(_eager_rung(eager, failures),))
+        if self.compile and not (eager is not None and eager.stats.raised is not None):
+            self._climb()
+        if not self.found.rungs:
+            self._add(unjudged="in float32 there is nothing but torch.compile to judge, and it is left out")
+        if self.found.stage == EAGER and eager is not None:
+            self._blame_eager(eager)
+        return self.found
+
+    # The format ------------------------------------------------------------------------------------------------------
+
+    def _blame_eager(self, eager: Eager) -> None:
+        arm, failures = self.arm, self.found.failures
+        beyond: list[Step] = []
+        if eager.stats.raised is None:
+            self.tell("op by op")
+            steps = measure_steps(arm.subject, arm.reference, eager, arm.low, device=arm.device, native=arm.native)
+            beyond = steps_beyond(eager.stats, steps.steps, arm.limits.precision)
+            self._saw(ops_beside_float64=len(steps.steps))
+            self._add(coverage=self.found.coverage + Coverage(unseen=steps.unseen))
+        cause = first_cause(eager.stats, failures, beyond)
+        limits = tuple((step, eager.stats.error_limit(step.as_error(), arm.limits.precision)) for step in beyond)
+        self._add(cause=cause, source=_source(cause), steps=limits)
+        modules = [[cause.module], [cause.module, *(f.where.module for f in failures)]]
+        modules += [[cause.module, *(step.where.module for step in beyond)], *_parents(cause.module)]
+
+        def judge(changed: Subject) -> str:
+            _, found = arm.eager(changed)
+            return f"{found[0].check} fails still, at {found[0].where}" if found else ""
+
+        self._search(judge, modules, self.runs, compiled=False)
+        if self.found.code and self.compile:
+            self._try_compiled()
+
+    def _try_compiled(self) -> None:
+        """What passes in eager mode now must pass compiled as well."""
+        arm = self.arm
+        self.tell("compiled with these modules in float32")
+        changed = kept_in_float32(arm.subject, self.found.code, device=arm.device)
+        eager, _ = arm.eager(changed)
+        stats = measure_compiled(changed, arm.reference, eager, arm.low, device=arm.device, native=arm.native)
+        failures = arm.failures(stats)
+        self._add(compiled_too=f"{failures[0].check} fails" if failures else "it passes")
+        self._saw(compiled_runs=1)
+
+    # The compiler ----------------------------------------------------------------------------------------------------
+
+    def _climb(self) -> None:
+        """Judge compiled code beside eager mode; where it fails, every stage of the compiler."""
+        arm, below = self.arm, self.found.rungs
+        self.tell("compiled")
+        for bench in arm.benches(arm.subject):
+            if bench.eager.error is not None or bench.incomparable or not bench.draws:
+                raised = f"eager mode raised {brief(bench.eager.error)}" if bench.eager.error is not None else ""
+                why = bench.incomparable or raised or "there is nothing to hold it against"
+                self._add(rungs=(*below, Rung(INDUCTOR, None, None, False, f"not judged: {why}")))
+                continue
+            climbs = {INDUCTOR: arm.rung(bench, INDUCTOR)}
+            climb, failing = climbs[INDUCTOR]
+            if failing is not None and self.found.stage != EAGER:
+                for name in LADDER[1:-1]:
+                    self.tell(name)
+                    climbs[name] = arm.rung(bench, name)
+            self._saw(compiled_runs=len(climbs), tensors=len(climb.deviations), graphs=climb.graphs)
+            rungs = [_rung(name, *climbs[name]) for name in LADDER if name in climbs]
+            self._add(rungs=(*(below or [_plain_rung(climb)]), *rungs))
+            if failing is not None:
+                if self.found.stage != EAGER:
+                    self._blame_compiler(bench, climbs[self.found.stage][1] or [])
+                return
+
+    def _blame_compiler(self, bench: Bench, failing: Sequence[Deviation]) -> None:
+        arm, stage = self.arm, self.found.stage
+        self.tell("bisecting the graphs")
+        bisected = arm.bisect(bench, stage, failing)
+        phase = "backward" if failing and all(d.kind == "gradient" for d in failing) else "forward"
+        if bisected.node is not None:
+            cause = replace(bisected.node.where, phase=phase)
+            self._add(cause=cause, source=bisected.node.code)
+        else:
+            self._add(cause=Where(phase=phase))
+        self._add(bisected=bisected)
+        self._saw(compiled_runs=bisected.runs, graph_nodes=bisected.nodes)
+        if phase == "backward" and not arm.native and arm.mended_by(bench, stage, {BACKWARD_AUTOCAST: "off"}):
+            self._add(setting=f'{BACKWARD_AUTOCAST} = "off"')
+        if not arm.judged_eager:
+            self._add(unsought="it runs in float32 already")
+            return
+
+        def judge(changed: Subject) -> str:
+            again = arm.again(bench, changed)
+            if again.eager.error is not None:
+                return f"eager mode raises {brief(again.eager.error)}"
+            _, found = arm.rung(again, stage)
+            return "" if found is None else f"{stage} fails still"
+
+        module = self.found.cause.module
+        self._search(judge, [[module], *_parents(module)], min(self.runs, COMPILED_RUNS), compiled=True)
+
+    # What mends it ---------------------------------------------------------------------------------------------------
+
+    def _search(
+        self, judge: Callable[[Subject], str], guesses: Sequence[Sequence[str]], runs: int, *, compiled: bool
+    ) -> None:
+        arm = self.arm
+        root = prepare(arm.subject, device=arm.device).root
+        if root is None:
+            self._add(unsought="the subject is a function without modules")
+            return
+        said: dict[tuple[str, ...], str] = {}
+
+        def passes(names: tuple[str, ...]) -> bool:
+            self.tell(f"set {len(said) + 1} of at most {runs} in float32")
+            said[names] = judge(kept_in_float32(arm.subject, self._code(names), device=arm.device))
+            return not said[names]
+
+        modules = [name for name, module in root.named_modules() if not _only_holds(module)]
+        kept = smallest_set(modules, passes, guesses=guesses, budget=runs)
+        self._saw(sets_of_modules_tried=kept.runs)
+        self._add(kept=kept, rest=list(said.values())[-1] if kept.names is None and said else "")
+        if kept.names is not None:
+            self._add(code=self._code(kept.names))
+            self._time(compiled)
+
+    def _code(self, names: Sequence[str]) -> str:
+        code = float32_code(names, self.emulated or self.arm.device, native=self.arm.native)
+        if isinstance(self.arm.subject.model, torch.nn.Module):
+            return code
+        return f"# model: torch.nn.ModuleList of the modules of this subject, in their order\n{code}"
+
+    def _time(self, compiled: bool) -> None:
+        arm = self.arm
+        if not self.time:
+            self._add(uncosted="Its cost was not asked for.")
+        elif self.emulated:
+            self._add(uncosted=f"Its cost is not known: {self.emulated} is emulated, and its time cannot be measured.")
+        else:
+            self.tell("timing the step")
+            changed = kept_in_float32(arm.subject, self.found.code, device=arm.device)
+            dtype = None if arm.native else arm.low
+            self._add(cost=measure_cost(arm.subject, changed, dtype, device=arm.device, compile=compiled))
+
+
+def _eager_rung(eager: Eager, failures: Sequence[Finding]) -> Rung:
+    stats = eager.stats
+    if stats.raised is not None:
+        return Rung(EAGER, None, None, True, f"raised {stats.raised.message}")
+    worst = [
+        max((float("inf") if e.nonfinite else e.error for e in stats.errors if e.kind == kind), default=None)
+        for kind in ("output", "gradient")
+    ]
+    return Rung(EAGER, worst[0], worst[1], bool(failures), "beyond" if failures else "within")
+
+
+def _plain_rung(climb: Climb) -> Rung:
+    """Eager mode in float32, which nothing judges: it is what compiled code is held against, beside float64."""
+    outputs, gradients = ([d.eager[0] for d in climb.deviations if (d.kind == "gradient") is g] for g in (False, True))
+    return Rung(
+        EAGER, max(outputs, default=None), max(gradients, default=None), False, "what compiled code is held against"
+    )
+
+
+def _rung(name: str, climb: Climb, failing: Sequence[Deviation] | None) -> Rung:
+    if climb.raised:
+        return Rung(name, None, None, failing is not None, f"raised {climb.raised}")
+    if not climb.graphs:
+        return Rung(name, None, None, False, f"not judged: nothing was compiled {climb.unsupported}".rstrip())
+    outputs, gradients = (
+        [d.compiled[0] for d in climb.deviations if (d.kind == "gradient") is g] for g in (False, True)
+    )
+    said = "no worse than eager mode" if failing is None else "worse than eager mode"
+    return Rung(name, max(outputs, default=None), max(gradients, default=None), failing is not None, said)
+
+
+def _source(where: Where) -> str:
+    return linecache.getline(where.file, where.line).strip() if where.file and where.line else ""
+
+
+def _parents(module: str) -> list[list[str]]:
+    """What holds a module, from the inside out."""
+    parts = module.split(".")
+    return [[".".join(parts[:depth])] for depth in range(len(parts) - 1, 0, -1)]
+
+
+def _only_holds(module: torch.nn.Module) -> bool:
+    return isinstance(
+        module, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
+    )

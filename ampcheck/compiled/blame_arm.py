@@ -1,0 +1,143 @@
+"""One subject in one dtype: eager and compiled runs of it and of changed copies, judged as the audit judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ampcheck.compiled.accuracy import plans
+from ampcheck.compiled.accuracy_arms import run_plan
+from ampcheck.compiled.accuracy_compare import deviations
+from ampcheck.compiled.accuracy_stats import AOT_EAGER, EMULATE, EMULATED, AccuracyStats, Deviation
+from ampcheck.compiled.cut import Backend, Bisected, first_failing_node
+from ampcheck.compiled.ladder import Bench, Climb, measure_bench, run_rung
+from ampcheck.compiler import backend, configured
+from ampcheck.errors import UsageError
+from ampcheck.formats import format_of
+from ampcheck.numerics import NumericsStats, Reference, arm_name, check_numerics, measure_numerics
+from ampcheck.numerics.compiled import measure_graphs
+from ampcheck.numerics.measure import Eager, missing_tool
+from ampcheck.prepare import prepare
+from ampcheck.record import Finding, Verdict
+from ampcheck.settings import Limits
+from ampcheck.subject import Subject
+
+CHECKS = (
+    "low-precision-error",
+    "compiled-exception",
+    "overflow",
+    "nonfinite-gradient",
+    "precision-loss",
+    "silent-zero",
+    "flush",
+    "integer-cast",
+)
+"""The checks of low precision whose failures are blamed on something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One subject in one dtype: under autocast, or as it is when it is `native` (`float32`: as it is, too)."""
+
+    subject: Subject
+    reference: Reference
+    low: torch.dtype
+    native: bool
+    device: str
+    limits: Limits
+    steps: int = 1
+
+    @property
+    def name(self) -> str:
+        """As findings name it: `model [float16]`."""
+        arm = arm_name(self.low, self.native and self.low.itemsize <= 2, compiled=False)
+        return f"{self.subject.name} [{arm.replace(', eager', '')}]"
+
+    @property
+    def judged_eager(self) -> bool:
+        """Whether there is an eager run in low precision to judge; one in float32 is what a model is."""
+        return self.low.itemsize <= 2
+
+    def eager(self, subject: Subject) -> tuple[Eager, list[Finding]]:
+        """The eager run of the subject, or of a changed copy, and the failures of the audit that can be blamed."""
+        measured = measure_numerics(subject, self.reference, self.low, device=self.device, native=self.native)
+        return measured, self.failures(measured.stats)
+
+    def failures(self, stats: NumericsStats) -> list[Finding]:
+        """What fails in a run, of what can be blamed."""
+        return [f for f in check_numerics(stats, self.limits) if f.verdict is Verdict.FAIL and f.check in CHECKS]
+
+    def benches(self, subject: Subject) -> Iterator[Bench]:
+        """What the compiled runs of the subject are judged by: as the user runs it, then with gradients of the inputs."""
+        autocast = None if self.native else self.low
+        for plan in plans(subject, self.device, autocast, self.low, self.steps, None):
+            yield measure_bench(subject, plan, self.low)
+
+    def again(self, bench: Bench, changed: Subject) -> Bench:
+        """The same for a changed copy."""
+        return measure_bench(changed, bench.plan, self.low)
+
+    def beyond(self, bench: Bench, found: Sequence[Deviation]) -> list[Deviation]:
+        """What compiled code got worse than eager mode and reordering explain."""
+        stats = AccuracyStats(
+            self.name,
+            arm="",
+            format=format_of(self.low).name,
+            device=self.device,
+            reference=bench.how,
+            deviations=tuple(found),
+            near_ties=bench.near_ties,
+            chain=bench.chain,
+            reduction=bench.reduction,
+            draws=bench.random,
+        )
+        factor = self.limits.precision
+        return [d for d in stats.excess(factor) if not stats.excused(d, factor)]
+
+    def rung(
+        self, bench: Bench, rung: str, settings: Mapping[str, Any] | None = None
+    ) -> tuple[Climb, list[Deviation] | None]:
+        """One rung, and what fails on every one of the data; None where nothing does, empty where it raises."""
+        climb = run_rung(bench, rung, settings=settings)
+        if climb.raised:
+            return climb, None if climb.arm.error is not None and missing_tool(climb.arm.error) else []
+        if not self.beyond(bench, climb.deviations):
+            return climb, None
+        again = run_rung(bench, rung, settings=settings, draws=range(len(bench.draws)))
+        if again.raised:
+            return climb, []
+        return climb, self.beyond(bench, again.deviations) or None
+
+    def mended_by(self, bench: Bench, rung: str, settings: Mapping[str, Any]) -> bool:
+        """Whether the rung passes under these settings of the compiler."""
+        try:
+            return self.rung(bench, rung, settings)[1] is None
+        except UsageError:  # this release has no such setting
+            return False
+
+    def bisect(self, bench: Bench, rung: str, failing: Sequence[Deviation]) -> Bisected:
+        """Which node of the graphs brings the failure of this rung, on the data as they are.
+
+        failing: what was beyond its limit there; empty for a rung that raises.
+        """
+        names = {(d.kind, d.name, d.step) for d in failing}
+        settings = {**bench.settings, **({EMULATE: True} if rung == EMULATED else {})}
+        paths: dict[int, str] = {}
+
+        def fails(cut: Backend) -> bool:
+            prepared = prepare(bench.subject, device=self.device)
+            paths.clear()
+            if prepared.root is not None:
+                paths.update((id(module), name) for name, module in prepared.root.named_modules())
+            with configured(settings), measure_graphs():
+                arm = run_plan(bench.plan, prepared, transform=partial(torch.compile, backend=cut))
+            if arm.error is not None:
+                return not names
+            found = self.beyond(bench, deviations(bench.draws, [arm], bench.hair, masked=bench.masked))
+            return any((d.kind, d.name, d.step) in names for d in found)
+
+        return first_failing_node(fails, backend("aot_eager" if rung == AOT_EAGER else "inductor"), paths)

@@ -1,0 +1,194 @@
+"""What is blamed for a failure: the record, the verdict and the tables. No torch runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ampcheck.compiled.accuracy_stats import EAGER, EMULATE, EMULATED, INDUCTOR
+from ampcheck.compiled.cost import Cost
+from ampcheck.compiled.cut import Bisected
+from ampcheck.compiled.keep import Kept
+from ampcheck.compiled.locate import Step
+from ampcheck.record import Coverage, Finding, Table, Verdict, Where
+
+SLUG = "blame"
+CODE = "Code that keeps these modules in float32"
+"""Title of the table whose rows are the lines to paste."""
+LISTED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One stage of the ladder: its largest errors against float64, and what was said of it.
+
+    output, gradient: relative errors (inf: a value is not finite where float64's is); None where there are none.
+    said: `within` or `beyond` its bound (of compiled code: no worse than eager mode, or worse), or what it raised.
+    """
+
+    name: str
+    output: float | None
+    gradient: float | None
+    failed: bool
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlameStats:
+    """One arm of a subject, and what was found to blame.
+
+    failures: of the audit of eager mode. rungs: of the ladder, from eager mode up. cause: the first op whose error
+    leaves the bound; source: its text. steps: the ops beyond their bound, in order, with the limit of each. bisected: the
+    search in the compiled graphs. kept: the search for modules to keep in float32, None where there was none and
+    `unsought` says why; rest: what still fails with everything in float32. compiled_too: what became of the compiled
+    model with them. setting: of the compiler, that mends the failure.
+    """
+
+    subject: str
+    failures: tuple[Finding, ...] = ()
+    rungs: tuple[Rung, ...] = ()
+    cause: Where = field(default_factory=Where)
+    source: str = ""
+    steps: tuple[tuple[Step, float], ...] = ()
+    bisected: Bisected | None = None
+    kept: Kept | None = None
+    unsought: str = ""
+    rest: str = ""
+    setting: str = ""
+    code: str = ""
+    compiled_too: str = ""
+    cost: Cost | None = None
+    uncosted: str = ""
+    unjudged: str = ""
+    coverage: Coverage = field(default_factory=Coverage)
+
+    @property
+    def stage(self) -> str:
+        """The first rung that fails; "" where none does."""
+        return next((rung.name for rung in self.rungs if rung.failed), "")
+
+
+def check_blame(stats: BlameStats) -> list[Finding]:
+    """A failure for an arm that fails, with its stage, its first op and the modules to keep in float32; else a pass."""
+    if not stats.rungs:
+        return [Finding(SLUG, Verdict.SKIP, stats.subject, f"not judged: {stats.unjudged}")]
+    if not stats.stage:
+        said = ", ".join(f"{rung.name} {rung.said}" for rung in stats.rungs)
+        return [Finding(SLUG, Verdict.PASS, stats.subject, f"nothing to blame: {said} ({stats.coverage})")]
+    message = f"every stage must lie within what rounding explains of float64; the first that fails is {_stage(stats)}"
+    message += f"; {_place(stats)}"
+    message += f"; {_mending(stats)}"
+    worst = next(rung for rung in stats.rungs if rung.failed)
+    errors = [error for error in (worst.output, worst.gradient) if error is not None]
+    return [
+        Finding(
+            SLUG,
+            Verdict.FAIL,
+            stats.subject,
+            message,
+            stats.cause,
+            observed=max(errors, default=None),
+            unit="relative error" if errors else "",
+            hint=_hint(stats),
+        )
+    ]
+
+
+_MEANS: Mapping[str, str] = {
+    EAGER: "eager low precision: the format or the model's own arithmetic, not the compiler",
+    "aot_eager": "aot_eager: tracing, functionalisation or the derivation of backward, before any code is generated",
+    EMULATED: "inductor, also with its casts emulated: a kernel that Inductor generates computes something else",
+    INDUCTOR: "inductor, while with its casts emulated it passes: a rounding that the model asks for is fused away",
+}
+
+
+def _stage(stats: BlameStats) -> str:
+    meaning = _MEANS.get(stats.stage, stats.stage)
+    if stats.failures:
+        names = list(dict.fromkeys(finding.check for finding in stats.failures))
+        meaning += f" ({', '.join(names)})"
+    return meaning
+
+
+def _place(stats: BlameStats) -> str:
+    where = stats.cause
+    if not where.op and not where.module and not where.file:
+        return "no single op is beyond its bound"
+    op = where.op.removeprefix("aten::") or "an op"
+    line = f" at {where.file}:{where.line}" if where.file else ""
+    source = f" (`{stats.source}`)" if stats.source else ""
+    what = (
+        "the first op that brings it, once compiled," if stats.bisected else "the first op whose error leaves the bound"
+    )
+    return f"{what} is {op} in {where.module or '(the root)'}{line}{source}"
+
+
+def _mending(stats: BlameStats) -> str:
+    kept = stats.kept
+    if kept is None:
+        return f"no modules to keep in float32 were searched: {stats.unsought}"
+    if kept.names is None:
+        ended = "" if kept.minimal else f", of those that {kept.runs} runs could try"
+        rest = f"; with everything in float32 {stats.rest}" if stats.rest else ""
+        return f"no set of modules kept in float32 mends it{ended}{rest}"
+    names = ", ".join(name or "(the root: the whole model)" for name in kept.names)
+    least = "the smallest set of modules that mends it in float32 is" if kept.minimal else "mended, so far, by"
+    ended = "" if kept.minimal else f" (the search ended after {kept.runs} runs; a smaller set may do)"
+    cost = f"; step time: {stats.cost}" if stats.cost is not None else ""
+    cost += f"; compiled with them, {stats.compiled_too}" if stats.compiled_too else ""
+    return f"{least} {names}{ended}{cost}"
+
+
+def _hint(stats: BlameStats) -> str:
+    parts = []
+    if stats.setting:
+        parts.append(f"set {stats.setting}, with which it passes")
+    elif stats.stage == INDUCTOR:
+        parts.append(f"set {EMULATE} = True, with which it passes")
+    if stats.kept is not None and stats.kept.names is not None:
+        parts.append(f"paste the code of the table '{CODE}' and call keep_in_float32(model)")
+    elif stats.stage == EAGER and stats.cause.op:
+        parts.append("compute this op in float32 where it stands: it is in no module of its own, or casts by itself")
+    elif stats.cause.module:
+        parts.append(f"leave this module out: torch.compiler.disable(model.get_submodule({stats.cause.module!r}))")
+    return "; ".join(parts)
+
+
+def tables(stats: BlameStats) -> tuple[Table, ...]:
+    """The ladder, the ops beyond their bound, the modules kept in float32 and the code that keeps them."""
+    found = []
+    if stats.rungs:
+        rows = [(rung.name, rung.output, rung.gradient, rung.said) for rung in stats.rungs]
+        columns = ("stage", "worst output", "worst gradient", "verdict")
+        note = "Relative errors against float64."
+        found.append(Table(f"Ladder: {stats.subject}", columns, rows, SLUG, note))
+    if stats.steps:
+        found.append(_first_ops(stats))
+    kept = stats.kept
+    if kept is not None and kept.names is not None:
+        rows_ = [(name or "(the root)",) for name in kept.names]
+        note = f"Found in {kept.runs} runs" + (", minimal." if kept.minimal else ", not known to be minimal.")
+        note += f" Step time: {stats.cost}." if stats.cost is not None else f" {stats.uncosted}".rstrip()
+        found.append(Table(f"Kept in float32: {stats.subject}", ("module",), rows_, SLUG, note))
+        lines = [(line,) for line in stats.code.splitlines()]
+        found.append(Table(f"{CODE}: {stats.subject}", ("code",), lines, SLUG))
+    return tuple(found)
+
+
+def _first_ops(stats: BlameStats) -> Table:
+    rows = [
+        (
+            step.where.op.removeprefix("aten::"),
+            step.where.phase,
+            step.where.module or "(the root)",
+            f"{step.where.file}:{step.where.line}" if step.where.file else "",
+            step.dtype,
+            float("inf") if step.nonfinite else step.error,
+            limit,
+        )
+        for step, limit in stats.steps[:LISTED]
+    ]
+    columns = ("op", "phase", "module", "line", "dtype", "error", "limit")
+    more = len(stats.steps) - len(rows)
+    note = "Relative errors against the same op of the float64 run" + (f"; {more} more follow." if more else ".")
+    return Table(f"First ops beyond their bound: {stats.subject}", columns, rows, SLUG, note)
