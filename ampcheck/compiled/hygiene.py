@@ -1,0 +1,267 @@
+"""Does a model stay in its graphs? `assert_graph` runs a subject compiled, `observe_graphs` watches a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ampcheck.compiled.hygiene_checks import check_graph, tables
+from ampcheck.compiled.hygiene_children import watched_children
+from ampcheck.compiled.hygiene_noting import Noting
+from ampcheck.compiled.hygiene_records import GraphStats
+from ampcheck.compiled.hygiene_run import (
+    Ended,
+    build,
+    compare_eager,
+    count_modes,
+    elsewhere,
+    is_compiled_already,
+    run_passes,
+)
+from ampcheck.compiler import reset, untold
+from ampcheck.environment import environment
+from ampcheck.errors import UsageError
+from ampcheck.formats import format_of
+from ampcheck.record import Run, emit, verify
+from ampcheck.subject import Kind, Subject
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+STEPS = 3
+"""How many steps of a training loop run; all but the last are its warm-up."""
+
+
+def assert_graph(
+    model: Any,
+    calls: Any = None,
+    *,
+    max_breaks: int = 0,
+    max_recompiles: int = 0,
+    dtype: str | torch.dtype | None = None,
+    device: str = "cpu",
+    backend: str | Callable[..., Any] = "inductor",
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    fullgraph: bool = False,
+    warmup: int = 1,
+    modes: bool = False,
+    name: str = "",
+) -> Run:
+    """Assert that a model, once compiled, stays in its graphs: no break, no recompilation, nothing that runs eager.
+
+    model, calls: a module or function with a list of calls (`assert_graph(step, [(x,), (y,)])`), or with the arguments
+    of one call as a tuple, a mapping or the one argument; a list of blocks with a list of one set of arguments; a
+    `Subject` or one of its shapes alone; or a callable without arguments that runs compiled code of its own. What went
+    through `torch.compile` or `compile()` already, whole or in parts, runs with the settings that it has; everything
+    else is copied and compiled with those given here. dtype: what autocast casts to; None runs without it.
+
+    All calls run `warmup` times and then once more. In the warm-up each frame is compiled once, and once more for each
+    value that turns out to vary, as a size that Dynamo then makes dynamic; what goes beyond is counted against
+    `max_recompiles`, and so is every compilation after it. max_breaks: graph breaks in one call, by how often they are
+    run into. modes: also tell how many graphs train, eval, no_grad, autocast and inference_mode make.
+
+    Dynamo is reset before and after. Returns the run; raises `AssertionError` with every failure, `UsageError` for what
+    cannot be judged.
+    """
+    __tracebackhide__ = True
+    subject = _subject(model, calls, name)
+    return verify(
+        judge_graph(
+            subject,
+            max_breaks=max_breaks,
+            max_recompiles=max_recompiles,
+            dtype=None if dtype is None else getattr(torch, format_of(dtype).name),
+            device=device,
+            backend=backend,
+            dynamic=dynamic,
+            mode=mode,
+            options=options,
+            fullgraph=fullgraph,
+            warmup=warmup,
+            modes=modes,
+        )
+    )
+
+
+def judge_graph(
+    subject: Subject,
+    *,
+    max_breaks: int = 0,
+    max_recompiles: int = 0,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+    **options: Any,
+) -> Run:
+    """As `assert_graph`, for a `Subject`: the verdict stands in the run, it is neither raised nor emitted."""
+    for what, given in (("max_breaks", max_breaks), ("max_recompiles", max_recompiles)):
+        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+            raise UsageError(f"{what} is a number of times, 0 or more; found {given!r}")
+    stats = measure_graph(subject, dtype=dtype, device=device, **options)
+    return _run(stats, max_breaks, max_recompiles)
+
+
+def measure_graph(
+    subject: Subject,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+    backend: str | Callable[..., Any] = "inductor",
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    fullgraph: bool = False,
+    warmup: int = 1,
+    modes: bool = False,
+) -> GraphStats:
+    """Run a subject compiled and note what Dynamo tells and what then really runs. Parameters as of `assert_graph`."""
+    settings: dict[str, Any] = {
+        "backend": backend,
+        "dynamic": dynamic,
+        "mode": mode,
+        "options": options,
+        "fullgraph": fullgraph,
+    }
+    _settings_checked(subject, settings, warmup)
+    if why := untold():
+        return GraphStats(subject.name, untold=why)
+    if subject.kind in (Kind.CALL, Kind.TRAINING):
+        return _measure_use(subject, device)
+    chosen = {key: dict(value) if key == "options" else value for key, value in settings.items() if value is not None}
+    reset()
+    noting = Noting()
+    try:
+        with noting.trace():
+            blocks = build(subject, device, chosen)
+
+            def watching(number: int) -> AbstractContextManager[Callable[[], None]]:
+                if number < warmup:
+                    return nullcontext(lambda: None)
+                noting.notes.late = True
+                return noting.calls_counted(blocks.names(), blocks.functions)
+
+            ended = run_passes(subject, blocks, device=device, dtype=dtype, warmup=warmup, watching=watching)
+        compare_eager(ended, subject, blocks, device=device, dtype=dtype)
+    finally:
+        reset()
+    stats = noting.stats(subject.name, ended, device=device, asks=_asks_for_cudagraphs(mode, options))
+    if stats.breaks and blocks.plain:
+        stats = replace(stats, elsewhere=elsewhere(subject, device, dtype))
+    return replace(stats, modes=count_modes(subject, device)) if modes and blocks.plain else stats
+
+
+class Observed:
+    """What a watched block gets: `run` holds the findings and `stats` what they rest on, once the block is left."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self.stats: GraphStats | None = None
+
+
+@contextmanager
+def observe_graphs(
+    *, max_breaks: int = 0, max_recompiles: int = 0, subject: str = "this block", raises: bool = True
+) -> Iterator[Observed]:
+    """Watch what compiled code does while the block runs: a training step, an evaluation, a whole test.
+
+    Recompilations are told by the kind of guard that failed, among them train and eval, grad mode, inference mode and
+    autocast. There is no warm-up: all count against `max_recompiles`, but for the one by which Dynamo learns that a
+    size varies. Put your own warm-up before the block. Also seen are `torch.compiler.save_cache_artifacts` and
+    `load_cache_artifacts`, here and in child processes that run this Python.
+
+    On leaving the run is emitted and stands in `run` of what `as` names; with `raises` a failure raises
+    `AssertionError`. An exception of the block itself goes on. Dynamo is not reset. Calls of the thread that entered
+    the block are counted with Python's profiling hook, which slows plain Python code down.
+    """
+    __tracebackhide__ = True
+    observed = Observed()
+    if why := untold():
+        observed.stats = GraphStats(subject, untold=why)
+        yield observed
+        observed.run = _run(observed.stats, max_breaks, max_recompiles)
+        emit(observed.run)
+        return
+    noting, ended = Noting(), Ended()
+    try:
+        with noting.trace(), watched_children() as noting.children, noting.calls_counted({}, frozenset()):
+            yield observed
+    except BaseException as error:
+        ended.error = error if isinstance(error, Exception) else None
+        observed.stats = noting.stats(subject, ended, warm=False)
+        observed.run = _run(observed.stats, max_breaks, max_recompiles)
+        emit(observed.run)
+        raise
+    observed.stats = noting.stats(subject, ended, warm=False)
+    observed.run = _run(observed.stats, max_breaks, max_recompiles)
+    (verify if raises else emit)(observed.run)
+
+
+def _measure_use(subject: Subject, device: str) -> GraphStats:
+    """A callable, or a training loop, which runs compiled code of its own."""
+    reset()
+    noting, ended = Noting(), Ended()
+    training = subject.kind is Kind.TRAINING
+    try:
+        with noting.trace(), watched_children() as noting.children, noting.calls_counted({}, frozenset()) as next_call:
+            for step in range(STEPS if training else 1):
+                next_call()
+                noting.notes.late = training and step == STEPS - 1
+                try:
+                    subject.shape["step"](step) if training else subject.shape()
+                    ended.calls += 1
+                except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
+                    ended.error = ended.eager = error
+                    break
+    finally:
+        reset()
+    return noting.stats(subject.name, ended, device=device, warm=training)
+
+
+def _run(stats: GraphStats, max_breaks: int, max_recompiles: int) -> Run:
+    findings = check_graph(stats, max_breaks=max_breaks, max_recompiles=max_recompiles)
+    return Run(
+        environment(stats.device), tuple(findings), stats.coverage, tables(stats), title=f"graphs of {stats.subject}"
+    )
+
+
+def _subject(model: Any, calls: Any, name: str) -> Subject:
+    if calls is None:
+        if isinstance(model, Subject):
+            if name:
+                raise UsageError("a Subject says itself what it is: name belongs into it")
+            return model
+        return Subject(model, name=name or getattr(model, "__name__", "subject"))
+    if isinstance(model, Subject):
+        raise UsageError("a Subject has its calls already: leave calls out")
+    return Subject((model, calls), name=name or getattr(model, "__name__", type(model).__name__))
+
+
+def _settings_checked(subject: Subject, settings: Mapping[str, Any], warmup: int) -> None:
+    """Raise `UsageError` for what `torch.compile` refuses, and for settings that nobody would apply."""
+    mode, options = settings["mode"], settings["options"]
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 1:
+        raise UsageError(f"warmup is a number of passes through the calls, 1 or more; found {warmup!r}")
+    if mode is not None and mode not in MODES:
+        raise UsageError(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
+    if mode is not None and options:
+        raise UsageError("torch.compile takes mode or options, not both: put what the mode means into options")
+    if isinstance(settings["backend"], str) and settings["backend"] not in (known := torch.compiler.list_backends(())):
+        raise UsageError(f"there is no backend {settings['backend']!r}; there are {', '.join(known)}")
+    if settings["dynamic"] not in (None, True, False):
+        raise UsageError(f"dynamic is None, True or False; found {settings['dynamic']!r}")
+    given = [key for key, value in settings.items() if value not in (None, False, "inductor")]
+    runs_its_own = subject.kind in (Kind.CALL, Kind.TRAINING)
+    if given and (runs_its_own or is_compiled_already(subject)):
+        how = "compiles by itself" if runs_its_own else "is compiled already"
+        raise UsageError(
+            f"{subject.name} {how}, so {', '.join(given)} would not be heeded: give it to its torch.compile"
+        )
+
+
+def _asks_for_cudagraphs(mode: str | None, options: Mapping[str, Any] | None) -> str:
+    if mode in ("reduce-overhead", "max-autotune"):
+        return f"mode={mode!r}"
+    return "triton.cudagraphs" if (options or {}).get("triton.cudagraphs") else ""

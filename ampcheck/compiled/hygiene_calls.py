@@ -1,0 +1,163 @@
+"""What really runs while compiled code runs: told by the code objects that Python's own profiling hook names."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from ampcheck.compiled.hygiene_records import Code
+from ampcheck.compiled.hygiene_trace import Notes
+from ampcheck.compiler import Told, asked_for, is_compiled_code, resumed_at
+from ampcheck.places import is_users, short_path, users_line
+from ampcheck.record import Where
+
+_ARTIFACTS = {"save": torch.compiler.save_cache_artifacts, "load": torch.compiler.load_cache_artifacts}
+
+
+@dataclass(frozen=True, slots=True)
+class EagerRun:
+    """A module, or a function, that ran as plain Python inside the compiled region. above: what called it, if eager."""
+
+    name: str
+    code: Code
+    above: int | None
+    is_torchs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactCall:
+    """A call that saved or loaded: the keys that it named, and what had been compiled and used by then."""
+
+    action: str
+    keys: tuple[str, ...]
+    compiled: int
+    hits: int
+    where: Where
+
+
+class CallWatch:
+    """Entered, every call of this thread is looked at, except while Dynamo compiles.
+
+    names: module paths by `id`. functions: those that were handed to `torch.compile`. Where another profiler is at work
+    it keeps its place, and `counted` is False.
+    """
+
+    def __init__(self, notes: Notes, names: Mapping[int, str], functions: Collection[Code] = ()) -> None:
+        self.ran = 0
+        self.eager: dict[int, EagerRun] = {}
+        self.artifacts: list[ArtifactCall] = []
+        self.counted = False
+        self._notes = notes
+        self._names = names
+        self._functions = frozenset(functions)
+        self._sorts: dict[int, tuple[str, CodeType]] = {}
+        self._resumed: Counter[tuple[str, int]] = Counter()
+        self._most: Counter[tuple[str, int]] = Counter()
+        self._thread = 0
+        self._kept: list[Any] = []
+
+    def __enter__(self) -> CallWatch:
+        self._thread = threading.get_ident()
+        if sys.getprofile() is None:
+            self.counted = True
+            sys.setprofile(self._on)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.counted:
+            sys.setprofile(None)
+        self._thread = 0
+        self.next_call()
+
+    def next_call(self) -> None:
+        """Another call of the subject begins: breaks are counted within one."""
+        self._most |= Counter({(short_path(file), line): n for (file, line), n in self._resumed.items()})
+        self._resumed.clear()
+
+    def times(self, file: str, line: int | None) -> int:
+        """How often code went on behind a break at this line, in the call that did so most; `file` is a short path."""
+        return self._most[file, line or 0]
+
+    def hear(self, told: Told) -> None:
+        """Stand back while Dynamo compiles: its own calls are many and say nothing."""
+        if not self.counted or threading.get_ident() != self._thread:
+            return
+        if told.name == "dynamo_start":
+            sys.setprofile(None)
+        elif told.name == "compilation_metrics":
+            sys.setprofile(self._on)
+
+    def _on(self, frame: FrameType, event: str, value: Any) -> None:
+        if event != "call" and event != "return":  # this runs at every call of C
+            return
+        code = frame.f_code
+        sort = self._sorts.get(id(code)) or self._sort(code)
+        if not sort[0]:
+            return
+        if event == "return":
+            if sort[0] in _ARTIFACTS:
+                self._artifacts(sort[0], value, frame)
+        elif sort[0] == "compiled":
+            self.ran += 1
+            if (line := resumed_at(code)) is not None:
+                self._resumed[code.co_filename, line] += 1
+        elif sort[0] == "resumed":
+            self._resumed[code.co_filename, resumed_at(code) or 0] += 1
+        elif sort[0] in ("forward", "function"):
+            self._ran_eager(frame, sort[0])
+
+    def _sort(self, code: CodeType) -> tuple[str, CodeType]:
+        """What a code object is; it is kept, so that its `id` stays its own."""
+        sort = ""
+        owner = code.co_varnames[0] if code.co_argcount else ""
+        saved = (name for name, function in _ARTIFACTS.items() if function.__code__ is code)
+        if is_compiled_code(code):
+            sort = "compiled"
+        elif resumed_at(code) is not None:
+            sort = "resumed"
+        elif action := next(saved, ""):
+            sort = action
+        elif code.co_name == "forward" and owner == "self" and not code.co_filename.startswith("<"):
+            sort = "forward"
+        elif (code.co_filename, code.co_name, code.co_firstlineno) in self._functions:
+            sort = "function"
+        self._sorts[id(code)] = found = (sort, code)
+        return found
+
+    def _ran_eager(self, frame: FrameType, sort: str) -> None:
+        code = frame.f_code
+        owner = frame.f_locals.get("self") if sort == "forward" else code
+        if sort == "forward" and not isinstance(owner, torch.nn.Module):
+            return
+        key = id(owner)
+        if key in self.eager or not asked_for(frame.f_back):
+            return
+        self._kept.append(owner)
+        name = self._names.get(key, type(owner).__name__) if sort == "forward" else code.co_name
+        identity = (code.co_filename, code.co_name, code.co_firstlineno)
+        self.eager[key] = EagerRun(name, identity, self._above(frame.f_back), not is_users(code.co_filename))
+
+    def _above(self, frame: FrameType | None) -> int | None:
+        while frame is not None:
+            sort = self._sorts.get(id(frame.f_code), ("",))[0]
+            owner = frame.f_locals.get("self") if sort == "forward" else frame.f_code if sort == "function" else None
+            if owner is not None and id(owner) in self.eager:
+                return id(owner)
+            frame = frame.f_back
+        return None
+
+    def _artifacts(self, action: str, value: Any, frame: FrameType) -> None:
+        info = value[1] if action == "save" and value is not None else value
+        groups = getattr(info, "artifacts", None) or {}
+        keys = tuple(str(key) for group in groups.values() for key in group)
+        file, line = users_line(frame.f_back)
+        reading = self._notes.read()
+        where = Where("compile", file=file, line=line)
+        self.artifacts.append(ArtifactCall(action, keys, len(reading.graphs), len(reading.hits), where))

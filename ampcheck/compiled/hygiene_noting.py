@@ -1,0 +1,166 @@
+"""What is noted while compiled code runs, brought together: breaks with how often, who ran eager and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ampcheck.compiled.hygiene_calls import ArtifactCall, CallWatch, EagerRun
+from ampcheck.compiled.hygiene_children import Children
+from ampcheck.compiled.hygiene_records import Artifacts, Code, Fallback, GraphBreak, GraphStats, Stopped
+from ampcheck.compiled.hygiene_run import Ended
+from ampcheck.compiled.hygiene_trace import Failure, Notes, Reading, frame_name
+from ampcheck.compiler import Told, compile_trace, counted
+from ampcheck.errors import brief
+from ampcheck.places import is_users, short_path, users_place
+from ampcheck.record import Coverage, Where
+
+_ASKED = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileError")
+"""Exceptions that Dynamo raises where the user asked for an error, as with `fullgraph=True`."""
+
+
+@dataclass(slots=True)
+class Noting:
+    """What listens while something runs, and what it has heard."""
+
+    notes: Notes = field(default_factory=Notes)
+    calls: CallWatch | None = None
+    children: Children = field(default_factory=Children)
+    _graphs: int = 0
+    _skipped: int = 0
+
+    @contextmanager
+    def trace(self) -> Iterator[None]:
+        """Listen to what Dynamo tells."""
+
+        def hear(told: Told) -> None:
+            self.notes(told)
+            if self.calls is not None:
+                self.calls.hear(told)
+
+        self._graphs, self._skipped = counted("stats", "unique_graphs"), counted("inductor", "cudagraph_skips")
+        try:
+            with compile_trace(hear):
+                yield
+        finally:
+            self._graphs = counted("stats", "unique_graphs") - self._graphs
+            self._skipped = counted("inductor", "cudagraph_skips") - self._skipped
+
+    @contextmanager
+    def calls_counted(self, names: Mapping[int, str], functions: Any) -> Iterator[Callable[[], None]]:
+        """Look at what runs."""
+        self.calls = CallWatch(self.notes, names, functions)
+        with self.calls as calls:
+            yield calls.next_call
+
+    def stats(self, name: str, ended: Ended, *, device: str = "cpu", warm: bool = True, asks: str = "") -> GraphStats:
+        """Everything that was heard and seen."""
+        reading, calls = self.notes.read(), self.calls
+        if self._graphs > 0 and not reading.frames:
+            return GraphStats(name, untold=f"PyTorch {torch.__version__} compiles without telling it as is known here")
+        # A Python or a PyTorch in which the hook does not meet Dynamo's code says nothing of what ran.
+        seen = calls is not None and calls.counted and (calls.ran > 0 or not reading.graphs or bool(calls.eager))
+        artifacts = [_artifacts(call, reading) for call in (calls.artifacts if calls else ())]
+        skips = reading.skips or ({"no reason given": self._skipped} if self._skipped > 0 else {})
+        unseen = _positive({"calls that could not be counted": int(calls is not None and not seen)})
+        if ended.error is not None:
+            unseen[f"what comes after the {type(ended.error).__name__}"] = 1
+        return GraphStats(
+            subject=name,
+            warm=warm,
+            graphs=tuple(reading.graphs),
+            breaks=tuple(_timed(found, calls) for found in reading.breaks.values()),
+            recompiles=tuple(reading.recompiles),
+            fallbacks=_fallbacks(reading, calls.eager if calls is not None and seen else {}),
+            artifacts=(*artifacts, *self.children.artifacts),
+            caches=dict(reading.caches),
+            skips=dict(skips),
+            wants_cudagraphs=asks,
+            device=device,
+            ran=calls.ran if calls is not None and seen else None,
+            switches=ended.switches,
+            switched_by=ended.by,
+            stopped=_stopped(ended),
+            children=self.children.processes,
+            coverage=Coverage(
+                {
+                    "graphs": len(reading.graphs),
+                    "compiled runs": calls.ran if calls is not None else 0,
+                    **_positive({"calls": ended.calls}),
+                    **_positive({"child Pythons": self.children.processes}),
+                    **_positive({"graphs of child Pythons": self.children.graphs}),
+                },
+                unseen,
+            ),
+        )
+
+
+def _positive(counts: dict[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if count}
+
+
+def _timed(found: GraphBreak, calls: CallWatch | None) -> GraphBreak:
+    times = calls.times(found.where.file, found.where.line) if calls is not None else 0
+    return replace(found, times=max(times, 1))
+
+
+def _artifacts(call: ArtifactCall, reading: Reading) -> Artifacts:
+    used = set(reading.hits[call.hits :]) & set(call.keys)
+    later = len(reading.graphs) - call.compiled
+    return Artifacts(call.action, len(call.keys), call.compiled, len(used), later, call.where)
+
+
+def _stopped(ended: Ended) -> Stopped | None:
+    if ended.error is None:
+        return None
+    kind = type(ended.error).__name__
+    file, line = users_place(ended.eager or ended.error)  # compiled code raises from a file that nobody wrote
+    eager = brief(ended.eager) if ended.eager is not None else ""
+    where = Where("compile", file=file, line=line)
+    return Stopped(brief(ended.error), kind, eager, kind in _ASKED, where)
+
+
+def _fallbacks(reading: Reading, eager: Mapping[int, EagerRun]) -> tuple[Fallback, ...]:
+    """Who ran eager, grouped by the reason; below what runs eager as a whole nothing is named."""
+    causes = {key: _cause(run, reading) for key, run in eager.items()}
+    groups: dict[Failure, list[str]] = {}
+    for key, run in eager.items():
+        above = causes[run.above] if run.above is not None else None
+        if above is not None and (above.cause != "graph break" or (run.is_torchs and causes[key].cause == "skipped")):
+            continue
+        groups.setdefault(causes[key], []).append(run.name)
+    for failure in reading.failures:
+        if failure.cause != "graph break" and failure not in groups:
+            groups[failure] = [frame_name(failure.code)] if failure.code is not None else ["a function"]
+    return tuple(
+        Fallback(tuple(dict.fromkeys(names)), failure.cause, failure.reason, failure.where)
+        for failure, names in groups.items()
+    )
+
+
+def _cause(run: EagerRun, reading: Reading) -> Failure:
+    """Why a function ran eager: a failure of its own, a break that cuts it, or none that Dynamo told."""
+    own = [failure for failure in reading.failures if _is_of(failure.code, run.code)]
+    hard = [failure for failure in own if failure.cause != "graph break"]
+    if hard:
+        return hard[-1]
+    if own or any(run.code[:2] in found.frames for found in reading.breaks.values()):
+        return Failure(run.code, "graph break", "a graph break cuts it")
+    # A module of PyTorch's own is compiled through a wrapper, whose failure is the module's.
+    wrapper = [f for f in reading.failures if f.code and not is_users(f.code[0]) and f.cause != "graph break"]
+    if wrapper and run.is_torchs and run.above is None:
+        return wrapper[-1]
+    file, _, line = run.code
+    where = Where("compile", file=short_path(file), line=line) if is_users(file) else Where("compile")
+    return Failure(run.code, "skipped", "Dynamo left it out and told no reason", where)
+
+
+def _is_of(code: Code | None, run: Code) -> bool:
+    """Whether a compiled frame is the function, or a part of it behind a graph break."""
+    if code is None or code[0] != run[0]:
+        return False
+    return code == run or code[1].startswith(f"torch_dynamo_resume_in_{run[1]}_at_")

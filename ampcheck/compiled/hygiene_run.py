@@ -1,0 +1,261 @@
+"""Runs a subject compiled, pass after pass, and beside it what eager mode, `explain` and `fullgraph=True` do."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ampcheck.autocast.guards.switches import changed, read_state, restore_state
+from ampcheck.compiled.hygiene_records import Code
+from ampcheck.compiler import counted, explained, is_compiled, keep_marks, reset
+from ampcheck.nest import map_tensors, tensors
+from ampcheck.numerics.arms import forward_through
+from ampcheck.numerics.equal_random import seeded
+from ampcheck.prepare import modules_of, prepare
+from ampcheck.subject import Call, Subject
+
+
+@dataclass(slots=True)
+class Blocks:
+    """What runs, in turn. plain: what `torch.compile` was given; empty where the user's own compiled parts run."""
+
+    compiled: tuple[Callable[..., Any], ...]
+    plain: tuple[Callable[..., Any], ...]
+    root: torch.nn.Module | None
+    functions: frozenset[Code]
+
+    def names(self) -> dict[int, str]:
+        """Module paths by `id`."""
+        found = self.root.named_modules(remove_duplicate=False) if self.root is not None else ()
+        return {id(m): n.replace("_orig_mod.", "").removesuffix("_orig_mod") for n, m in reversed(list(found))}
+
+
+@dataclass(slots=True)
+class Ended:
+    """How the passes ended.
+
+    moved: calls that changed a switch or raised, with the switches. switches: those that eager mode leaves alone;
+    by: the backend under which, where it is not the subject's own.
+    """
+
+    calls: int = 0
+    error: Exception | None = None
+    eager: Exception | None = None
+    moved: list[tuple[Call, dict[str, tuple[Any, Any]]]] = field(default_factory=list)
+    switches: dict[str, tuple[str, str]] = field(default_factory=dict)
+    by: str = ""
+
+
+def is_compiled_already(subject: Subject) -> bool:
+    """Whether the subject, or a module inside it, went through `torch.compile` or `compile()`."""
+    parts = subject.model if isinstance(subject.model, tuple) else (subject.model,)
+    held = [module for root in modules_of(subject.model) for module in root.modules()]
+    return any(is_compiled(part) for part in (*parts, *held))
+
+
+def build(subject: Subject, device: str, options: Mapping[str, Any]) -> Blocks:
+    """A compiled copy; what is compiled already is taken as it is, since a copy would lose its settings."""
+    if is_compiled_already(subject):
+        parts = subject.model if isinstance(subject.model, tuple) else (subject.model,)
+        held = modules_of(subject.model)
+        root = held[0] if len(held) == 1 else torch.nn.ModuleList(held) if held else None
+        return Blocks(parts, (), root, _functions(parts))
+    prepared = prepare(subject, device=device)
+    made = tuple(torch.compile(block, **options) for block in prepared.blocks)
+    return Blocks(made, prepared.blocks, prepared.root, _functions(prepared.blocks))
+
+
+def run_passes(
+    subject: Subject,
+    blocks: Blocks,
+    *,
+    device: str,
+    dtype: torch.dtype | None,
+    warmup: int,
+    watching: Callable[[int], AbstractContextManager[Callable[[], None]]],
+) -> Ended:
+    """Run all calls `warmup` times and once more, forward and, where there is a gradient, backward.
+
+    watching: entered around each pass with its number; what it gives is called before each call. Inputs are new in
+    each pass, buffers of the user's own modules are put back. The first exception ends the run.
+    """
+    ended = Ended()
+    autocast = _autocast(device, dtype)
+    with seeded(device), warnings.catch_warnings(), _buffers_kept(blocks):
+        warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
+        for number in range(warmup + 1):
+            with watching(number) as next_call:
+                for call in subject.calls:
+                    next_call()
+                    ended.error, moved = _switched(blocks.compiled, call, subject, device, autocast())
+                    ended.calls += ended.error is None
+                    if moved or ended.error is not None:
+                        ended.moved.append((call, moved))
+                    if ended.error is not None:
+                        return ended
+    return ended
+
+
+def compare_eager(ended: Ended, subject: Subject, blocks: Blocks, *, device: str, dtype: torch.dtype | None) -> None:
+    """What eager mode does where a compiled call raised or changed a switch; and Dynamo alone where it raised.
+
+    Inductor's code may leave the switches alone that the graph as Dynamo wrote it does not put back after an exception.
+    """
+    autocast = _autocast(device, dtype)
+    with seeded(device), warnings.catch_warnings(), _buffers_kept(blocks):
+        warnings.simplefilter("ignore")
+        for call, moved in ended.moved:
+            if ended.error is not None and blocks.plain and not moved:
+                made = [torch.compile(block, backend="eager") for block in blocks.plain]
+                _, moved = _switched(made, call, subject, device, autocast())
+                ended.by = "eager" if moved else ""
+            with nullcontext() if blocks.plain else torch.compiler.set_stance("force_eager"):
+                runs = blocks.plain or blocks.compiled
+                ended.eager, also = _switched(runs, call, subject, device, autocast())
+            for name, (old, new) in moved.items():
+                if also.get(name) != (old, new):
+                    ended.switches[name] = str(old), str(new)
+    reset()
+
+
+def _switched(
+    blocks: Sequence[Callable[..., Any]],
+    call: Call,
+    subject: Subject,
+    device: str,
+    autocast: AbstractContextManager[Any],
+) -> tuple[Exception | None, dict[str, tuple[Any, Any]]]:
+    """What a call raised, and which switches it left changed; they are put back."""
+    before, error = read_state(), None
+    try:
+        run_call(blocks, call, subject, device, autocast)
+    except Exception as raised:  # noqa: BLE001  # the user's model: its exception is a result
+        error = raised
+    moved = changed(before, read_state())
+    restore_state(before)
+    return error, moved
+
+
+def run_call(
+    blocks: Sequence[Callable[..., Any]],
+    call: Call,
+    subject: Subject,
+    device: str,
+    autocast: AbstractContextManager[Any],
+) -> None:
+    """One call through all blocks, and its gradients, which are not kept."""
+    args, kwargs = _fresh(call, device)
+    with torch.enable_grad(), autocast:
+        result = forward_through(blocks, Call(args, kwargs))
+        total = subject.loss(result) if subject.loss is not None else _total(result)
+    leaves = [p for root in modules_of(tuple(blocks)) for p in root.parameters() if p.requires_grad]
+    leaves += [t for _, t in tensors((args, kwargs)) if t.requires_grad and t.is_leaf]
+    if total is not None and total.requires_grad and leaves:
+        torch.autograd.grad(total, leaves, allow_unused=True)
+
+
+def elsewhere(subject: Subject, device: str, dtype: torch.dtype | None) -> dict[str, str]:
+    """What `torch._dynamo.explain` counts, and whether `fullgraph=True` raises, for a subject of one call."""
+    found: dict[str, str] = {}
+    with seeded(device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepared = prepare(subject, device=device)
+        args, kwargs = _fresh(subject.calls[0], device)
+        if len(prepared.blocks) == 1:
+            reset()
+            with _autocast(device, dtype)():
+                count = explained(prepared.blocks[0], args, kwargs)
+            found["torch._dynamo.explain"] = "raises" if count is None else f"{count} graph breaks"
+        reset()
+        blocks = [torch.compile(block, fullgraph=True, backend="eager") for block in prepared.blocks]
+        try:
+            run_call(blocks, subject.calls[0], subject, device, _autocast(device, dtype)())
+            found["fullgraph=True"] = "compiles without an error"
+        except Exception as error:  # noqa: BLE001  # whatever it raises is what it says
+            found["fullgraph=True"] = f"raises {type(error).__name__}"
+    reset()
+    return found
+
+
+def count_modes(subject: Subject, device: str) -> dict[str, int]:
+    """How many graphs a module has after each mode in which the same call may run, one after the other."""
+    prepared = prepare(subject, device=device)
+    found: dict[str, int] = {}
+    reset()
+    made = [torch.compile(block, backend="eager") for block in prepared.blocks]
+    off = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=False)
+    on = torch.autocast(torch.device(device).type, torch.bfloat16)
+    modes: dict[str, tuple[bool, Callable[[], AbstractContextManager[Any]]]] = {
+        "train": (True, nullcontext),
+        "eval": (False, nullcontext),
+        "no_grad": (False, torch.no_grad),
+        "autocast": (False, lambda: on),
+        "inference_mode": (False, torch.inference_mode),
+    }
+    with seeded(device), warnings.catch_warnings(), off:
+        warnings.simplefilter("ignore")
+        for name, (train, context) in modes.items():
+            if prepared.root is not None:
+                prepared.root.train(train)
+            before = counted("stats", "unique_graphs")
+            args, kwargs = _fresh(subject.calls[0], device)
+            with suppress(Exception), context():  # a mode in which the model raises has no graph
+                forward_through(made, Call(args, kwargs))
+            found[name] = counted("stats", "unique_graphs") - before
+    reset()
+    return found
+
+
+def _functions(parts: Sequence[Any]) -> frozenset[Code]:
+    found = set()
+    for part in parts:
+        code = getattr(inspect.unwrap(part), "__code__", None) if not isinstance(part, torch.nn.Module) else None
+        if code is not None:
+            found.add((code.co_filename, code.co_name, code.co_firstlineno))
+    return frozenset(found)
+
+
+def _autocast(device: str, dtype: torch.dtype | None) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
+
+
+def _fresh(call: Call, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call as new tensors, with what the user marked on them for Dynamo."""
+
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        copied = tensor.detach().clone().to(device)
+        copied.requires_grad_(tensor.requires_grad)
+        keep_marks(tensor, copied)
+        return copied
+
+    args: tuple[Any, ...] = map_tensors(twin, call.args)
+    kwargs: dict[str, Any] = map_tensors(twin, dict(call.kwargs))
+    return args, kwargs
+
+
+def _total(result: Any) -> torch.Tensor | None:
+    total: torch.Tensor | None = None
+    for _, tensor in tensors(result):
+        if tensor.requires_grad and tensor.layout is torch.strided and not tensor.is_nested and tensor.numel():
+            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            part = real.float().square().mean()
+            total = part if total is None else total + part
+    return total
+
+
+@contextmanager
+def _buffers_kept(blocks: Blocks) -> Iterator[None]:
+    """Put back the buffers of modules that are the user's own."""
+    held = {} if blocks.plain or blocks.root is None else {b: b.detach().clone() for b in blocks.root.buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in held.items():
+                buffer.copy_(value)
