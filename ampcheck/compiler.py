@@ -334,6 +334,14 @@ def is_compiled(part: Any) -> bool:
     return wrapped and not isinstance(part, torch.nn.Module)
 
 
+def uncompiled(part: Any) -> Any:
+    """The module or function that `torch.compile` was given; `_orig_mod` of a module since 2.0, and of a function
+    `_torchdynamo_orig_callable`. Parts inside it stay compiled."""
+    if not is_compiled(part):
+        return part
+    return getattr(part, "_orig_mod", None) or getattr(part, "_torchdynamo_orig_callable", part)
+
+
 def keep_marks(source: torch.Tensor, target: torch.Tensor) -> None:
     """Carry over what `torch._dynamo.mark_dynamic` and `mark_static` (2.1) wrote on a tensor as attributes."""
     for name, value in vars(source).items():

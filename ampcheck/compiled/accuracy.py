@@ -67,7 +67,7 @@ def measure_accuracy(
     narrow = dtype or native or torch.float32
     found = [
         _measure(subject, plan, narrow, dict(options or {}), factor)
-        for plan in _plans(subject, device, dtype, narrow, steps, optimizer)
+        for plan in plans(subject, device, dtype, narrow, steps, optimizer)
     ]
     stats = found[0]
     if len(found) > 1 and not found[1].exceptions.eager:
@@ -136,15 +136,16 @@ def assert_compiled(
 ) -> Run:
     """Assert that `torch.compile(model)` is as good as `model`, both held against float64.
 
-    Outputs, loss, gradients of every parameter and of the inputs that require one, dtypes and structure, exceptions; with
-    `steps`, so many calls in a row, each with an update, and the updated weights and buffers. model, inputs: a module or
-    function and its arguments (a tuple, a mapping of keyword arguments, or the one argument; a list of these is so many
-    successive calls); or a `Subject` alone. dtype: what autocast casts to, several one after the other; None runs the
-    model as it is. autocast: None decides by the model: one whose weights or inputs are 16-bit already is run as it is.
-    optimizer: makes one from a list of parameters, by default plain gradient descent. backend, mode, options, dynamic,
-    fullgraph: as for `torch.compile`. subject: what `Subject` takes besides.
+    Outputs, loss, gradients of every parameter and of the inputs that require one, dtypes and structure, exceptions;
+    with `steps`, so many calls in a row, each with an update, and the updated weights and buffers. model, inputs: a
+    module or function and its arguments (a tuple, a mapping of keyword arguments, or the one argument; a list of these
+    is so many successive calls); or a `Subject` alone. dtype: what autocast casts to, several one after the other;
+    None runs the model as it is. autocast: None decides by the model: one whose weights or inputs are 16-bit already is
+    run as it is. optimizer: makes one from a list of parameters, by default plain gradient descent. backend, mode,
+    options, dynamic, fullgraph: as for `torch.compile`. subject: what `Subject` takes besides.
 
-    Dynamo is reset. Returns the run; raises `AssertionError` with every failure, `UsageError` for what cannot be judged.
+    Dynamo is reset. Returns the run; raises `AssertionError` with every failure, and `UsageError` for what cannot be
+    judged.
     """
     __tracebackhide__ = True
     made = model if inputs is None else (model, inputs)
@@ -199,7 +200,7 @@ def _dtypes(
     return [None if n == "float32" else getattr(torch, n) for n in names]
 
 
-def _plans(
+def plans(
     subject: Subject,
     device: str,
     autocast: torch.dtype | None,
@@ -231,12 +232,12 @@ def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
         weights = [p.detach().double() for p in prepared.root.parameters() if p.requires_grad and p.numel()]
         steepness = math.hypot(*(float(g.norm()) for g in gradients if bool(g.isfinite().all())))
         rate = STRIDE * math.hypot(*(float(w.norm()) for w in weights)) / steepness if steepness else 0.0
-    return replace(
-        plan, scale=scale, finite_loss=not all(bool(t.isfinite().all()) for t in outputs), rate=rate
-    )
+    return replace(plan, scale=scale, finite_loss=not all(bool(t.isfinite().all()) for t in outputs), rate=rate)
 
 
-def _measure(subject: Subject, plan: Plan, narrow: torch.dtype, options: dict[str, Any], factor: float) -> AccuracyStats:
+def _measure(
+    subject: Subject, plan: Plan, narrow: torch.dtype, options: dict[str, Any], factor: float
+) -> AccuracyStats:
     bench = measure_bench(subject, plan, narrow, options)
     climb = run_rung(bench)
     stats = AccuracyStats(
@@ -327,7 +328,8 @@ def _exceptions(bench: Bench, climb: Climb) -> Exceptions:
 def _coverage(stats: AccuracyStats, climb: Climb, bench: Bench) -> Coverage:
     seen: dict[str, int] = {"compiled graphs": stats.graphs}
     for deviation in stats.deviations:
-        seen[f"{deviation.kind}s"] = seen.get(f"{deviation.kind}s", 0) + 1
+        kind = "losses" if deviation.kind == "loss" else f"{deviation.kind}s"
+        seen[kind] = seen.get(kind, 0) + 1
     return Coverage(seen, {**climb.unseen, **climb.arm.unseen})
 
 
@@ -352,4 +354,3 @@ def _tables(stats: AccuracyStats, limits: Limits) -> tuple[Table, ...]:
         note = f"the {ROWS} nearest to their limit of {len(rows)}; {note}"
     columns = ("kind", "name", "step", "dtype", "eager", "compiled", "limit", "verdict")
     return (Table(f"Eager and compiled: {who(stats)}", columns, [r for _, r in rows[:ROWS]], "compiled-error", note),)
-

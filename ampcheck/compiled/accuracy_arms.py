@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -13,7 +12,6 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn.parameter import UninitializedParameter
 
-from ampcheck.formats import format_of
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.arms import KEPT_BYTES, forward_through, total_loss
 from ampcheck.numerics.equal_random import seeded
@@ -22,7 +20,7 @@ from ampcheck.prepare import Prepared, prepare
 from ampcheck.subject import Call, Subject
 
 Key: TypeAlias = tuple[str, str, int]
-"""What one kept tensor is: kind (`output`, `loss`, `gradient`, `update`, `buffer`), name, step; each call is a step."""
+"""What one kept tensor is: kind (`output`, `loss`, `gradient`, `update`, `buffer`), name, step. Each call is a step."""
 
 Optimizer: TypeAlias = Callable[[list[torch.nn.Parameter]], Any]
 
@@ -31,10 +29,11 @@ Optimizer: TypeAlias = Callable[[list[torch.nn.Parameter]], Any]
 class Plan:
     """How every arm runs the subject.
 
-    autocast: what autocast casts to in forward and loss; None switches it off. steps: how often all calls are made, each
-    with an update. optimizer: makes one from the parameters; rate: of the plain gradient descent that stands in for it, 0 for no update. scale: of the loss, taken out again
-    before anything is kept. finite_loss: leave out of the default loss what is not finite. leaves: the inputs whose
-    gradient is taken, by name. backward: whether anything is differentiated at all.
+    autocast: what autocast casts to in forward and loss; None switches it off. steps: how often all calls are made,
+    each with an update. optimizer: makes one from the parameters; rate: of the plain gradient descent that stands in
+    for it, 0 for no update. scale: of the loss, taken out again before anything is kept. finite_loss: leave out of the
+    default loss what is not finite. leaves: the inputs whose gradient is taken, by name. backward: whether anything is
+    differentiated at all.
     """
 
     device: str = "cpu"
@@ -54,14 +53,14 @@ class Trajectory:
     """What one arm gave.
 
     values: detached copies; gradients without the loss scale; an update is a weight after all steps less the same
-    before. size, grain: the Euclidean norm of the weight or buffer itself, and what storing it rounds. shapes: dtype and
-    shape of every tensor that a call gave, by its path. drew: whether numpy's or Python's random numbers were used; streams: where PyTorch's random
-    streams stand at the end. error, phase, step: the exception that ended it.
+    before. dtypes, size: of the weight or buffer itself, size being its Euclidean norm. shapes: dtype and shape of
+    every tensor that a call gave, by its path. drew: whether numpy's or Python's random numbers were used; streams:
+    where PyTorch's random streams stand at the end. error, phase, step: the exception that ended it.
     """
 
     values: dict[Key, torch.Tensor] = field(default_factory=dict)
     size: dict[Key, float] = field(default_factory=dict)
-    grain: dict[Key, float] = field(default_factory=dict)
+    dtypes: dict[Key, torch.dtype] = field(default_factory=dict)
     shapes: dict[str, str] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
     drew: bool = False
@@ -102,8 +101,8 @@ def run_plan(
     found = Trajectory()
     leaves = _leaves(plan, prepared)
     root = prepared.root
-    parameters = {n: p for n, p in root.named_parameters() if p.requires_grad} if root is not None else {}
-    buffers = dict(root.named_buffers()) if root is not None else {}
+    parameters = {_path(n): p for n, p in root.named_parameters() if p.requires_grad} if root is not None else {}
+    buffers = {_path(n): b for n, b in root.named_buffers()} if root is not None else {}
     begun = {name: tensor.detach().clone() for name, tensor in (parameters | buffers).items() if _has_values(tensor)}
     watched = {**parameters, **leaves} if plan.backward else {}
     with seeded(plan.device) as drew, warnings.catch_warnings(), ExitStack() as stack:
@@ -175,7 +174,7 @@ def _keep_state(
             if tensor.is_floating_point():
                 found.keep(kind, name, found.step, tensor.detach().double() - old.double())
                 found.size[kind, name, found.step] = float(torch.linalg.vector_norm(tensor.detach().double()))
-                found.grain[kind, name, found.step] = format_of(tensor.dtype).unit_roundoff * math.sqrt(found.step + 1)
+                found.dtypes[kind, name, found.step] = tensor.dtype
             else:
                 found.keep(kind, name, found.step, tensor)
 
@@ -203,6 +202,11 @@ def _leaves(plan: Plan, prepared: Prepared) -> dict[str, torch.Tensor]:
         calls.append(Call(*map_tensors(leaf, (call.args, dict(call.kwargs)))))
     prepared.calls = tuple(calls)
     return found
+
+
+def _path(name: str) -> str:
+    """The path of a weight, whether or not a module on the way is compiled."""
+    return name.replace("_orig_mod.", "")
 
 
 def _has_values(tensor: Any) -> bool:

@@ -1,7 +1,7 @@
 """Is compiled code as good as eager mode? Pure functions from `AccuracyStats` to findings.
 
-Compiled code that differs from eager mode is not wrong: fused kernels round less often, and are mostly nearer to float64.
-It fails where it is worse than eager mode, by more than `AccuracyStats.limit` allows.
+Compiled code that differs from eager mode is not wrong: fused kernels round less often, and are mostly nearer to
+float64. It fails where it is worse than eager mode, by more than `AccuracyStats.limit` allows.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
         return [Finding(check, Verdict.WARN, who(stats), message, where, hint=hint)]
     if found.eager:
         message = (
-            f"what eager mode refuses compiled code must refuse too; eager mode raised {found.eager}, and compiled code "
-            "gave a result"
+            f"what eager mode refuses compiled code must refuse too; eager mode raised {found.eager}, and compiled "
+            "code gave a result"
         )
         hint = "check the data before the compiled region: compiled kernels leave such checks out"
         return [Finding(check, Verdict.FAIL, who(stats), message, where, hint=hint)]
@@ -205,8 +205,8 @@ def _worse(
     limit = stats.limit(worst, factor)
     what = f"{worst.nonfinite:,} elements of {worst} are inf or NaN" if worst.nonfinite else _far(worst)
     message = (
-        f"compiled code must lie as near to {stats.reference} as eager mode does, {limit:.2g} at most here; {what}, and "
-        f"{worst.worst_eager:.2g} in eager mode; {len(excess)} of {len(judged)} are beyond their limit "
+        f"compiled code must lie as near to {stats.reference} as eager mode does, {limit:.2g} at most here; {what}, "
+        f"and {worst.worst_eager:.2g} in eager mode; {len(excess)} of {len(judged)} are beyond their limit "
         f"({_derived(stats, worst, factor)})"
     )
     if first.step and stats.steps > 1:
@@ -218,9 +218,7 @@ def _worse(
         told, hint = _mended(stats)
         message += told
     where = Where(_PHASES[worst.kind], _module(worst), step=first.step if stats.steps > 1 else None)
-    return Finding(
-        check, verdict, who(stats), message, where, worst.least_compiled, limit, "relative error", hint
-    )
+    return Finding(check, verdict, who(stats), message, where, worst.least_compiled, limit, "relative error", hint)
 
 
 def _far(worst: Deviation) -> str:
@@ -233,7 +231,8 @@ def _derived(stats: AccuracyStats, worst: Deviation, factor: float) -> str:
     """Where the limit comes from."""
     floor = worst.grain + stats.float32_floor(factor, worst.float32)
     draws = f"on {len(worst.eager)} draws of the data" if len(worst.eager) > 1 else "on these data"
-    return f"{factor**2:g} times eager mode's error {draws} and {floor:.2g} for storage and the order of sums"
+    luck = stats.luck(worst, factor)
+    return f"{luck:g} times eager mode's error {draws} and {floor:.2g} for storage and the order of sums"
 
 
 def _mended(stats: AccuracyStats) -> tuple[str, str]:
@@ -271,16 +270,13 @@ def _hidden_overflow(stats: AccuracyStats) -> list[Finding]:
         return []
     worst = max(hidden, key=lambda d: d.eager_nonfinite)
     message = (
-        f"eager mode overflows where compiled code does not: {worst.eager_nonfinite:,} elements of {worst} are inf or NaN "
-        f"in eager mode, and {worst.nonfinite:,} compiled; {len(hidden)} tensors are so"
+        f"eager mode overflows where compiled code does not: {worst.eager_nonfinite:,} elements of {worst} are inf or "
+        f"NaN in eager mode, and {worst.nonfinite:,} compiled; {len(hidden)} tensors are so"
     )
     hint = "the overflow is there and fusion hides it: a graph break brings it back; see overflow of an audit"
     where = Where(_PHASES[worst.kind], _module(worst))
-    return [
-        Finding(
-            "compiled-error", Verdict.WARN, who(stats), message, where, float(worst.eager_nonfinite), 0.0, "elements", hint
-        )
-    ]
+    observed = float(worst.eager_nonfinite)
+    return [Finding("compiled-error", Verdict.WARN, who(stats), message, where, observed, 0.0, "elements", hint)]
 
 
 def _finer_than_promised(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -304,23 +300,12 @@ def _finer_than_promised(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     limit = worst.grain + stats.float32_floor(factor, worst.float32)
     message = (
         f"a float32 output promises float32's digits; {worst} has those of {stats.format} in eager mode, "
-        f"{worst.worst_eager:.2g} from {stats.reference}, and compiled code, which fuses the roundings away, differs from "
-        f"it by {worst.between:.2g}"
+        f"{worst.worst_eager:.2g} from {stats.reference}, and compiled code, which fuses the roundings away, differs "
+        f"from it by {worst.between:.2g}"
     )
     hint = "cast to float32 before the last computation instead of after it; then both agree"
-    return [
-        Finding(
-            "compiled-error",
-            Verdict.WARN,
-            who(stats),
-            message,
-            Where("forward", step=worst.step if stats.steps > 1 else None),
-            worst.between,
-            limit,
-            "relative difference",
-            hint,
-        )
-    ]
+    where, unit = Where("forward", step=worst.step if stats.steps > 1 else None), "relative difference"
+    return [Finding("compiled-error", Verdict.WARN, who(stats), message, where, worst.between, limit, unit, hint)]
 
 
 def _times(stats: AccuracyStats, deviation: Deviation, factor: float) -> float:
@@ -333,4 +318,3 @@ def _module(deviation: Deviation) -> str:
     if deviation.kind in ("output", "loss") or deviation.name.startswith("input "):
         return ""
     return deviation.name.rpartition(".")[0]
-

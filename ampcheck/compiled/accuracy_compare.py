@@ -52,7 +52,7 @@ def deviations(
                 kind=kind,
                 name=name,
                 step=step,
-                dtype=str(tensor.dtype).removeprefix("torch."),
+                dtype=str(first.dtypes.get(key, tensor.dtype)).removeprefix("torch."),
                 eager=tuple(far(draw.eager, draw.wide) for draw in draws),
                 compiled=tuple(far(arm, draw.wide) for arm, draw in zip(compiled, draws, strict=False)),
                 grain=_grain(first, key, tensor),
@@ -108,7 +108,8 @@ def _grain(arm: Trajectory, key: Key, tensor: torch.Tensor) -> float:
         return 0.0
     if key in arm.size:
         change = _norm(tensor)
-        return arm.grain[key] * arm.size[key] / change if change else 0.0
+        stored = format_of(arm.dtypes[key]).unit_roundoff * math.sqrt(key[2] + 1)
+        return stored * arm.size[key] / change if change else 0.0
     return format_of(tensor.dtype).unit_roundoff
 
 

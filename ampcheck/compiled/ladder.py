@@ -11,9 +11,10 @@ rounding. `run_rung` runs one rung on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from ampcheck.compiled.accuracy_stats import (
     LADDER,
     Deviation,
 )
-from ampcheck.compiler import configured
+from ampcheck.compiler import configured, is_compiled, uncompiled
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.nest import tensors
@@ -120,14 +121,14 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
     """
     decisions, ops, plain = Decisions(), OpWatch(shadow=False), EqualRandom()
     prepared = prepare(subject, device=plan.device)
-    eager = run_plan(plan, prepared, around=[plain, Trace(prepared.root, observers=(decisions, ops))])
+    eager = run_plan(plan, prepared, around=[_eager(), plain, Trace(prepared.root, observers=(decisions, ops))])
     bench = Bench(subject, plan, dtype, dict(options or {}), eager)
     bench.chain, bench.reduction = max(1, ops.longest_chain), ops.longest_reduction
     bench.low, bench.ops = ops.low, ops.measured
     bench.random = plain.drew or eager.drew
     if bench.random:
         bench.settings[EQUAL_STREAMS] = True
-        untouched = run_plan(plan, prepare(subject, device=plan.device))
+        untouched = run_plan(plan, prepare(subject, device=plan.device), around=[_eager()])
         if not _same(eager, untouched):
             bench.incomparable = f"random numbers in {format_of(dtype).name} are others than in float64"
     if eager.error is not None:
@@ -146,7 +147,8 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
     for seed in range(1, DRAWS):
         near = nudged(subject, 2 * format_of(dtype).unit_roundoff, seed)
         mine = Decisions()
-        draw = Draw(run_plan(plan, prepare(near, device=plan.device)), _wide(near, plan, width, promote, mine))
+        again = run_plan(plan, prepare(near, device=plan.device), around=[_eager()])
+        draw = Draw(again, _wide(near, plan, width, promote, mine))
         if draw.eager.error is None and draw.wide.error is None:
             draws.append(draw)
             bench._nudged = (*bench._nudged, near)
@@ -167,14 +169,14 @@ def run_rung(
     options = dict(bench.options)
     if rung == AOT_EAGER:
         options = {k: v for k, v in options.items() if k not in ("mode", "options")} | {"backend": "aot_eager"}
-    transform: Callable[[Any], Any] | None = None if rung == EAGER else lambda block: torch.compile(block, **options)
+    transform = None if rung == EAGER else partial(_compiled, options, again=rung == AOT_EAGER)
     arms: list[Trajectory] = []
     climb = Climb(rung)
     for number in draws:
         prepared = prepare(bench.data(number), device=bench.plan.device)
-        around: list[AbstractContextManager[Any]] = []
         with ExitStack() as stack, measure_graphs() as graphs:
             stack.enter_context(configured(changed))
+            around = [_eager()] if rung == EAGER else []
             arms.append(run_plan(bench.plan, prepared, transform=transform, around=around))
         if not number:
             error = arms[0].error
@@ -183,6 +185,20 @@ def run_rung(
             if error is not None or not bench.draws or bench.incomparable:
                 return climb
     return replace(climb, deviations=deviations(bench.draws, arms, bench.hair, masked=bench.masked))
+
+
+def _compiled(options: Mapping[str, Any], block: Any, *, again: bool) -> Any:
+    """The block compiled; one that the user has compiled, whole or in parts, as it is, or anew by another backend."""
+    parts = block.modules() if isinstance(block, torch.nn.Module) else [block]
+    if any(is_compiled(part) for part in parts) and not again:
+        return block
+    return torch.compile(uncompiled(block), **options)
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """What the user has compiled runs in eager mode inside (2.6)."""
+    stance = getattr(torch.compiler, "set_stance", None)
+    return nullcontext() if stance is None else stance("force_eager")
 
 
 def _widths(dtype: torch.dtype) -> list[tuple[str, torch.dtype, bool]]:
@@ -198,7 +214,7 @@ def _wide(
     if hair:
         nudge(prepared, format_of("float32").unit_roundoff, 1)
     observers: tuple[Observer, ...] = (decisions, WholeNumbers()) if promote else (decisions,)
-    around: list[AbstractContextManager[Any]] = [EqualRandom(), Trace(prepared.root, observers=observers)]
+    around: list[AbstractContextManager[Any]] = [_eager(), EqualRandom(), Trace(prepared.root, observers=observers)]
     if promote:
         around.append(PromoteMixed())
     return run_plan(replace(plan, autocast=None, scale=1.0), prepared, around=around)

@@ -1,0 +1,72 @@
+"""The same judgement from records that exist already: an audit has run eager mode and compiled code beside float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ampcheck.compiled.accuracy_checks import check_compiled_error, check_compiled_gradient
+from ampcheck.compiled.accuracy_stats import AccuracyStats, Deviation, Exceptions
+from ampcheck.formats import format_of
+from ampcheck.numerics.stats import NumericsStats, TensorError
+from ampcheck.record import Finding
+from ampcheck.settings import Limits
+
+
+def check_compiled_against_eager(eager: NumericsStats, compiled: NumericsStats, limits: Limits) -> list[Finding]:
+    """Outputs and gradients of the compiled arm lie no further from the reference than those of the eager arm.
+
+    eager, compiled: what `measure_numerics` and `measure_compiled` gave for one subject in one dtype. Each was run on
+    one set of data, so luck is given more room than `assert_compiled` gives, which draws again, and tries settings.
+    """
+    stats = paired(eager, compiled)
+    return [*check_compiled_error(stats, limits), *check_compiled_gradient(stats, limits)]
+
+
+def paired(eager: NumericsStats, compiled: NumericsStats) -> AccuracyStats:
+    """Two arms of one subject as one record."""
+    twins = {(e.kind, e.name): e for e in eager.errors}
+    pairs = [(twins[e.kind, e.name], e) for e in compiled.errors if (e.kind, e.name) in twins and e.kind != "module"]
+    reason = "" if compiled.comparable else "the model draws random numbers, and compiled code draws others"
+    return AccuracyStats(
+        subject=compiled.subject,
+        arm=compiled.arm.replace(", compiled", ""),
+        format=compiled.format,
+        device=compiled.device,
+        reference=compiled.reference,
+        incomparable=reason,
+        autocast=not compiled.native,
+        deviations=tuple(_deviation(one, other) for one, other in pairs),
+        exceptions=Exceptions(
+            eager="" if eager.raised is None else eager.raised.message,
+            compiled="" if compiled.raised is None else compiled.raised.message,
+        ),
+        near_ties=len(eager.flips),
+        chain=eager.chain,
+        reduction=eager.reduction,
+        draws=compiled.draws,
+        graphs=compiled.graphs,
+        unsupported=compiled.unsupported,
+        no_gradients=compiled.no_backward,
+        coverage=replace(compiled.coverage),
+    )
+
+
+def _deviation(eager: TensorError, compiled: TensorError) -> Deviation:
+    lost = compiled.nonfinite and not eager.nonfinite
+    return Deviation(
+        kind=compiled.kind,
+        name=compiled.name,
+        step=0,
+        dtype=eager.dtype,
+        eager=(eager.error,),
+        compiled=(float("inf") if lost else compiled.error,),
+        grain=format_of(eager.dtype).unit_roundoff if eager.dtype != "missing" else 0.0,
+        float32=compiled.float32,
+        sensitivity=max(compiled.sensitivity, compiled.excused),
+        share=compiled.share,
+        eager_share=eager.share,
+        between=abs(compiled.error - eager.error),
+        nonfinite=compiled.nonfinite,
+        eager_nonfinite=eager.nonfinite,
+        numel=compiled.compared + compiled.nonfinite,
+    )
