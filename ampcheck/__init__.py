@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.autocast.observe import assert_op_dtypes as assert_op_dtypes
     from ampcheck.autocast.observe import observe_ops as observe_ops
     from ampcheck.autocast.probe import measure_policy as measure_policy
+    from ampcheck.compiled.blame import blame as blame
     from ampcheck.dtypes import assert_dtypes as assert_dtypes
     from ampcheck.errors import UsageError as UsageError
     from ampcheck.formats import FORMATS as FORMATS
@@ -59,6 +60,7 @@ _HOME = {
     "assert_policy": "ampcheck.autocast.drift",
     "assert_policy_lock": "ampcheck.autocast.locks.lock",
     "audit": "ampcheck.audit",
+    "blame": "ampcheck.compiled.blame",
     "collect": "ampcheck.record",
     "emit": "ampcheck.record",
     "emulate": "ampcheck.autocast.emulate",
@@ -91,6 +93,7 @@ __all__ = [
     "assert_policy",
     "assert_policy_lock",
     "audit",
+    "blame",
     "collect",
     "emit",
     "emulate",

@@ -253,6 +253,20 @@ _PAGES = (
         "Decorate with torch.amp.custom_fwd and torch.amp.custom_bwd, or enter torch.autocast in backward.",
     ),
     Explanation(
+        "blame",
+        "A subject passes at every stage from eager low precision to torch.compile. Where it does not, the verdict "
+        "names the stage, the first op whose error leaves the bound, and the smallest set of modules that mends it in "
+        "float32.",
+        "Eager low precision is judged as the audit does, compiled code beside eager mode and float64 as "
+        "compiled-error does, at aot_eager, Inductor with emulated casts, and Inductor. In eager mode every op is held "
+        "against the same op of the float64 run; in compiled code the first k nodes of the graphs are compiled, the "
+        "rest run eagerly, and k is bisected. The modules are found by delta debugging on the tree of modules, each "
+        "set tried by running the code that is printed; the step is timed in pairs with and without it.",
+        "What the named stage, op and check say: see the page of the check.",
+        "Paste the code and call keep_in_float32(model), set what the hint names, or leave the module out of "
+        "compilation. Where no set of modules mends it, mend the op at the line that is named.",
+    ),
+    Explanation(
         "coverage",
         "Something was looked at. Nothing looked at is a failure, and so is a compiled run without a graph, unless "
         "Dynamo says why (a skip). Warns where no op computed in 16 bits.",

@@ -1,4 +1,4 @@
-"""The command line: `ampcheck audit`, `ampcheck explain`, `ampcheck formats`. Nothing here knows numerics."""
+"""The command line: `ampcheck audit`, `blame`, `explain`, `policy`, `formats`. Nothing here knows numerics."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from ampcheck import policy_cli
+from ampcheck import blame_cli, policy_cli
 from ampcheck.errors import UsageError
 
 FAILED, USAGE = 1, 2
@@ -80,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("slug", nargs="?", metavar="SLUG", help="a check; without it all are listed")
     explain.set_defaults(command=_explain)
 
+    blame_cli.add_command(commands)
     policy_cli.add_commands(commands)
 
     formats = commands.add_parser("formats", help="the facts of the floating-point formats")
@@ -100,10 +99,10 @@ def _audit(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from ampcheck.report import print_run, write_html
+    from ampcheck.report import print_run, progress_bar, write_html
 
     console = Console()
-    with _progress() as progress:
+    with progress_bar() as progress:
         progress("loading torch and the subject", 0, 1)
         from ampcheck.audit import audit
         from ampcheck.placement import place
@@ -128,29 +127,6 @@ def _audit(options: argparse.Namespace) -> int:
         run.save(options.json)
         console.print(f"JSON: {options.json}", highlight=False, markup=False)
     return FAILED if run.failed else 0
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """A bar on a terminal, nothing elsewhere; on stderr, so that stdout holds the report alone."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-
-        def tell(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
-
-        yield tell
 
 
 def _explain(options: argparse.Namespace) -> int:

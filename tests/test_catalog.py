@@ -38,6 +38,7 @@ def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -
         *CHECKS,
         "compiled-exception",
         "compiled-dtype",
+        "blame",
         "policy-drift",
         "policy-gap",
         "policy-unregistered",

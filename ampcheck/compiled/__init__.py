@@ -5,4 +5,7 @@ hygiene_checks  judges what was noted; no torch
 accuracy        eager mode, compiled code and float64 on equal data and random streams; assert_compiled, judge_accuracy
 accuracy_checks judges the errors of both; no torch
 ladder          one arm at one stage of the compiler: eager, aot_eager, emulated casts, inductor
+blame           names the stage, the op and the modules of a failure; blame_arm runs, blame_stats judges
+locate          the first op of an eager run beyond its bound; cut: the first node of the compiled graphs
+keep            the smallest set of modules to keep in float32, as code; cost: its step time
 """

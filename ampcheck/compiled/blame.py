@@ -49,15 +49,15 @@ def blame(
 ) -> Run:
     """Say what is to blame for the failures of a subject in low precision or under `torch.compile`.
 
-    subject: a `Subject` of kind forward, compile or regional, or its shape. device: where to run; one that this machine
-    lacks is emulated. dtype: what autocast casts to, or `float32` for the model as it is; by default 16-bit models run
-    as they are, others under autocast to float16 and bfloat16, and subjects to be compiled as they are as well.
-    compile: also climb the ladder of the compiler, with `steps` calls in a row and an update after each. time: time the
-    step with and without the modules that are kept in float32. runs: how many sets of modules are tried at most.
+    subject: a `Subject` of kind forward, compile or regional, or its shape. device: where to run; one that this
+    machine lacks is emulated. dtype: what autocast casts to, or `float32` for the model as it is; by default 16-bit
+    models run as they are, others under autocast to float16 and bfloat16, and subjects to be compiled as they are as
+    well. compile: also climb the ladder of the compiler, with `steps` calls in a row and an update after each. time:
+    time the step with and without the modules that are kept in float32. runs: how many sets of modules are tried.
 
     The run has one finding `blame` for each dtype: a failure that names the stage, the op and the modules, or a pass;
-    its tables hold the ladder, the ops beyond their bound and the code to paste. Raises `UsageError` for other subjects,
-    and as `audit` does.
+    its tables hold the ladder, the ops beyond their bound and the code to paste. Raises `UsageError` for other
+    subjects, and as `audit` does.
     """
     made = as_subject(subject)
     if made.kind not in KINDS:

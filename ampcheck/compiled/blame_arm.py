@@ -72,7 +72,7 @@ class Arm:
         return [f for f in check_numerics(stats, self.limits) if f.verdict is Verdict.FAIL and f.check in CHECKS]
 
     def benches(self, subject: Subject) -> Iterator[Bench]:
-        """What the compiled runs of the subject are judged by: as the user runs it, then with gradients of the inputs."""
+        """What compiled runs of the subject are judged by: as the user runs it, then with gradients of the inputs."""
         autocast = None if self.native else self.low
         for plan in plans(subject, self.device, autocast, self.low, self.steps, None):
             yield measure_bench(subject, plan, self.low)

@@ -12,7 +12,6 @@ from ampcheck.compiled.keep import Kept
 from ampcheck.compiled.locate import Step
 from ampcheck.record import Coverage, Finding, Table, Verdict, Where
 
-SLUG = "blame"
 CODE = "Code that keeps these modules in float32"
 """Title of the table whose rows are the lines to paste."""
 LISTED = 12
@@ -38,8 +37,8 @@ class BlameStats:
     """One arm of a subject, and what was found to blame.
 
     failures: of the audit of eager mode. rungs: of the ladder, from eager mode up. cause: the first op whose error
-    leaves the bound; source: its text. steps: the ops beyond their bound, in order, with the limit of each. bisected: the
-    search in the compiled graphs. kept: the search for modules to keep in float32, None where there was none and
+    leaves the bound; source: its text. steps: the ops beyond their bound, in order, with the limit of each. bisected:
+    the search in the compiled graphs. kept: the search for modules to keep in float32, None where there was none and
     `unsought` says why; rest: what still fails with everything in float32. compiled_too: what became of the compiled
     model with them. setting: of the compiler, that mends the failure.
     """
@@ -70,11 +69,12 @@ class BlameStats:
 
 def check_blame(stats: BlameStats) -> list[Finding]:
     """A failure for an arm that fails, with its stage, its first op and the modules to keep in float32; else a pass."""
+    slug = "blame"
     if not stats.rungs:
-        return [Finding(SLUG, Verdict.SKIP, stats.subject, f"not judged: {stats.unjudged}")]
+        return [Finding(slug, Verdict.SKIP, stats.subject, f"not judged: {stats.unjudged}")]
     if not stats.stage:
         said = ", ".join(f"{rung.name} {rung.said}" for rung in stats.rungs)
-        return [Finding(SLUG, Verdict.PASS, stats.subject, f"nothing to blame: {said} ({stats.coverage})")]
+        return [Finding(slug, Verdict.PASS, stats.subject, f"nothing to blame: {said} ({stats.coverage})")]
     message = f"every stage must lie within what rounding explains of float64; the first that fails is {_stage(stats)}"
     message += f"; {_place(stats)}"
     message += f"; {_mending(stats)}"
@@ -82,7 +82,7 @@ def check_blame(stats: BlameStats) -> list[Finding]:
     errors = [error for error in (worst.output, worst.gradient) if error is not None]
     return [
         Finding(
-            SLUG,
+            slug,
             Verdict.FAIL,
             stats.subject,
             message,
@@ -154,6 +154,11 @@ def _hint(stats: BlameStats) -> str:
     return "; ".join(parts)
 
 
+def is_code(table: Table) -> bool:
+    """Whether the rows of a table are lines of code, to be printed as they are."""
+    return table.title.startswith(CODE)
+
+
 def tables(stats: BlameStats) -> tuple[Table, ...]:
     """The ladder, the ops beyond their bound, the modules kept in float32 and the code that keeps them."""
     found = []
@@ -161,7 +166,7 @@ def tables(stats: BlameStats) -> tuple[Table, ...]:
         rows = [(rung.name, rung.output, rung.gradient, rung.said) for rung in stats.rungs]
         columns = ("stage", "worst output", "worst gradient", "verdict")
         note = "Relative errors against float64."
-        found.append(Table(f"Ladder: {stats.subject}", columns, rows, SLUG, note))
+        found.append(Table(f"Ladder: {stats.subject}", columns, rows, "blame", note))
     if stats.steps:
         found.append(_first_ops(stats))
     kept = stats.kept
@@ -169,9 +174,9 @@ def tables(stats: BlameStats) -> tuple[Table, ...]:
         rows_ = [(name or "(the root)",) for name in kept.names]
         note = f"Found in {kept.runs} runs" + (", minimal." if kept.minimal else ", not known to be minimal.")
         note += f" Step time: {stats.cost}." if stats.cost is not None else f" {stats.uncosted}".rstrip()
-        found.append(Table(f"Kept in float32: {stats.subject}", ("module",), rows_, SLUG, note))
+        found.append(Table(f"Kept in float32: {stats.subject}", ("module",), rows_, "blame", note))
         lines = [(line,) for line in stats.code.splitlines()]
-        found.append(Table(f"{CODE}: {stats.subject}", ("code",), lines, SLUG))
+        found.append(Table(f"{CODE}: {stats.subject}", ("code",), lines, "blame"))
     return tuple(found)
 
 
@@ -181,14 +186,13 @@ def _first_ops(stats: BlameStats) -> Table:
             step.where.op.removeprefix("aten::"),
             step.where.phase,
             step.where.module or "(the root)",
-            f"{step.where.file}:{step.where.line}" if step.where.file else "",
-            step.dtype,
+            f"{step.where.file.rpartition('/')[2]}:{step.where.line}" if step.where.file else "",
             float("inf") if step.nonfinite else step.error,
             limit,
         )
         for step, limit in stats.steps[:LISTED]
     ]
-    columns = ("op", "phase", "module", "line", "dtype", "error", "limit")
+    columns = ("op", "phase", "module", "line", "error", "limit")
     more = len(stats.steps) - len(rows)
     note = "Relative errors against the same op of the float64 run" + (f"; {more} more follow." if more else ".")
-    return Table(f"First ops beyond their bound: {stats.subject}", columns, rows, SLUG, note)
+    return Table(f"First ops beyond their bound: {stats.subject}", columns, rows, "blame", note)

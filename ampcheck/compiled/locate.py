@@ -1,8 +1,8 @@
 """Where an eager low-precision run leaves float64: every op beside the same op of the reference, in the order it ran.
 
 The comparison is of accumulated errors: the n-th result of an op, on one source line in one call of a module, beside
-the n-th of the reference there. `ampcheck.numerics.ops` judges each op on its own inputs; together they tell the op that
-loses the values from those that carry the loss on.
+the n-th of the reference there. `ampcheck.numerics.ops` judges each op on its own inputs; together they tell the op
+that loses the values from those that carry the loss on.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _beside(event: OpEvent, results: Sequence[torch.Tensor], twins: Sequence[tor
     for result, twin in zip(results, twins, strict=True):
         wide = twin.double()
         error = relative_error(result, wide)
-        if event.phase == "backward" and scale != 1:  # what backward computes of saved values alone is not scaled
+        if scale != 1:  # gradients are scaled, and the first of them, which forward makes; saved values are not
             error = min(error, relative_error(result.double() / scale, wide))
         errors.append(error)
     return Step(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ampcheck.report.html import render_html, write_html
 from ampcheck.report.listing import print_tables
+from ampcheck.report.progress import progress_bar
 from ampcheck.report.sections import CheckSection, Sections, arrange
 from ampcheck.report.terminal import print_run, summary_lines
 
@@ -17,6 +18,7 @@ __all__ = [
     "arrange",
     "print_run",
     "print_tables",
+    "progress_bar",
     "render_html",
     "summary_lines",
     "write_html",
