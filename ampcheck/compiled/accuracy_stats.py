@@ -165,8 +165,8 @@ class AccuracyStats:
             return False
         if deviation.kind not in ("gradient", "update") or deviation.nonfinite:
             return True
-        if deviation.worst_eager > LOST:  # eager mode knows nothing of it: only what moves the whole is a failure
-            return deviation.share > factor**2 * deviation.eager_share
+        if deviation.worst_eager > LOST and deviation.share <= factor**2 * deviation.eager_share:
+            return False  # eager mode knows nothing of it: only what moves the whole is a failure
         return deviation.share > self.float32_floor(factor, 0.0)
 
     def excused(self, deviation: Deviation, factor: float) -> bool:

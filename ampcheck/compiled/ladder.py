@@ -11,11 +11,11 @@ rounding. `run_rung` runs one rung on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -35,7 +35,7 @@ from ampcheck.compiled.accuracy_stats import (
 from ampcheck.compiler import configured, is_compiled, uncompiled
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
-from ampcheck.nest import tensors
+from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
@@ -60,7 +60,7 @@ __all__ = [
 
 DRAWS = 3
 """On how many data eager mode is measured: as they are, and nudged twice. Compiled code must be beyond its limit on all
-of them, which chance does to one number in two thousand, were it as good as eager mode."""
+of them, which chance does to a single number in one of a thousand cases, were it as good as eager mode."""
 
 
 @dataclass(slots=True)
@@ -133,9 +133,9 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
             bench.incomparable = f"random numbers in {format_of(dtype).name} are others than in float64"
     if eager.error is not None:
         return bench
-    for bench.how, width, promote in _widths(dtype):
+    for bench.how, width, mode in _widths(dtype):
         turned = Decisions()
-        wide = _wide(subject, plan, width, promote, turned)
+        wide = _wide(subject, plan, width, mode, turned)
         if wide.error is None and _as_finite(wide, eager):
             break
     else:
@@ -148,13 +148,13 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
         near = nudged(subject, 2 * format_of(dtype).unit_roundoff, seed)
         mine = Decisions()
         again = run_plan(plan, prepare(near, device=plan.device), around=[_eager()])
-        draw = Draw(again, _wide(near, plan, width, promote, mine))
+        draw = Draw(again, _wide(near, plan, width, mode, mine))
         if draw.eager.error is None and draw.wide.error is None:
             draws.append(draw)
             bench._nudged = (*bench._nudged, near)
             flips = max(flips, len(turned.flips(mine)))
     bench.draws, bench.near_ties = tuple(draws), flips
-    bench.hair = _wide(subject, plan, width, promote, Decisions(), hair=True)
+    bench.hair = _wide(subject, plan, width, mode, Decisions(), hair=True)
     return bench
 
 
@@ -201,22 +201,46 @@ def _eager() -> AbstractContextManager[Any]:
     return nullcontext() if stance is None else stance("force_eager")
 
 
-def _widths(dtype: torch.dtype) -> list[tuple[str, torch.dtype, bool]]:
+class _NarrowKernels(PromoteMixed):
+    """Run what has no float64 kernel in float32, besides promoting mixed operands."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            if "double" not in str(error).lower():
+                raise
+            args, kwargs = map_tensors(_to(torch.float64, torch.float32), (args, kwargs or {}))
+            return map_tensors(_to(torch.float32, torch.float64), func(*args, **kwargs))
+
+
+def _to(given: torch.dtype, wanted: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: tensor.to(wanted) if tensor.dtype is given else tensor
+
+
+_Mode: TypeAlias = "type[PromoteMixed] | None"
+
+
+def _widths(dtype: torch.dtype) -> list[tuple[str, torch.dtype, _Mode]]:
     """What may judge, the widest first; float32 judges 16 bits."""
-    found = [("float64", torch.float64, False), ("float64, mixed operands promoted", torch.float64, True)]
-    return [*found, ("float32", torch.float32, False)] if dtype.itemsize <= 2 else found
+    found: list[tuple[str, torch.dtype, _Mode]] = [
+        ("float64", torch.float64, None),
+        ("float64, mixed operands promoted", torch.float64, PromoteMixed),
+        ("float64, but for kernels that exist in float32 alone", torch.float64, _NarrowKernels),
+    ]
+    return [*found, ("float32", torch.float32, None)] if dtype.itemsize <= 2 else found
 
 
 def _wide(
-    subject: Subject, plan: Plan, width: torch.dtype, promote: bool, decisions: Decisions, *, hair: bool = False
+    subject: Subject, plan: Plan, width: torch.dtype, mode: _Mode, decisions: Decisions, *, hair: bool = False
 ) -> Trajectory:
     prepared = prepare(subject, device=plan.device, to=width)
     if hair:
         nudge(prepared, format_of("float32").unit_roundoff, 1)
-    observers: tuple[Observer, ...] = (decisions, WholeNumbers()) if promote else (decisions,)
+    observers: tuple[Observer, ...] = (decisions, WholeNumbers()) if mode is not None else (decisions,)
     around: list[AbstractContextManager[Any]] = [_eager(), EqualRandom(), Trace(prepared.root, observers=observers)]
-    if promote:
-        around.append(PromoteMixed())
+    if mode is not None:
+        around.append(mode())
     return run_plan(replace(plan, autocast=None, scale=1.0), prepared, around=around)
 
 
