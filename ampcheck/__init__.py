@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.autocast.observe import observe_ops as observe_ops
     from ampcheck.autocast.probe import measure_policy as measure_policy
     from ampcheck.compiled.blame import blame as blame
+    from ampcheck.compiled.hygiene import assert_graph as assert_graph
+    from ampcheck.compiled.hygiene import observe_graphs as observe_graphs
     from ampcheck.dtypes import assert_dtypes as assert_dtypes
     from ampcheck.errors import UsageError as UsageError
     from ampcheck.formats import FORMATS as FORMATS
@@ -55,6 +57,7 @@ _HOME = {
     "Verdict": "ampcheck.record",
     "Where": "ampcheck.record",
     "assert_dtypes": "ampcheck.dtypes",
+    "assert_graph": "ampcheck.compiled.hygiene",
     "assert_numerics": "ampcheck.audit",
     "assert_op_dtypes": "ampcheck.autocast.observe",
     "assert_policy": "ampcheck.autocast.drift",
@@ -69,6 +72,7 @@ _HOME = {
     "health_of": "ampcheck.health",
     "measure_policy": "ampcheck.autocast.probe",
     "observe": "ampcheck.audit",
+    "observe_graphs": "ampcheck.compiled.hygiene",
     "observe_ops": "ampcheck.autocast.observe",
 }
 """Each public name and the module that it is imported from."""
@@ -88,6 +92,7 @@ __all__ = [
     "Where",
     "__version__",
     "assert_dtypes",
+    "assert_graph",
     "assert_numerics",
     "assert_op_dtypes",
     "assert_policy",
@@ -102,6 +107,7 @@ __all__ = [
     "health_of",
     "measure_policy",
     "observe",
+    "observe_graphs",
     "observe_ops",
 ]
 

@@ -267,6 +267,66 @@ _PAGES = (
         "compilation. Where no set of modules mends it, mend the op at the line that is named.",
     ),
     Explanation(
+        "graph-break",
+        "A call of a compiled function stays in one graph. Fails with each place at which a graph ends, when one call "
+        "runs into more of them than max_breaks.",
+        "The subject runs compiled, as it would for its user, and Dynamo's own records of breaks are read: place, "
+        "reason, advice. How often a call runs into one is counted by the functions behind it that really run. What "
+        "torch._dynamo.explain and fullgraph=True say is told where they part: fullgraph captures .item(), a plain "
+        "compile does not.",
+        "An if on a tensor's values, .item() or print for logging, a library that Dynamo cannot follow, "
+        "torch.compiler.disable, a try block. Each costs a synchronisation or a round through Python, and what could "
+        "be fused across it is not.",
+        "Compute both sides and choose with torch.where or clamp, return what is to be logged as a tensor, set "
+        "torch._dynamo.config.capture_scalar_outputs, or accept the place with max_breaks.",
+    ),
+    Explanation(
+        "recompile",
+        "What is compiled serves all calls. Fails when more than max_recompiles compilations come after the warm-up "
+        "or, in it, for a value that had varied before.",
+        "All calls run as a warm-up and once more. Of each recompilation the guards that failed are read, one for each "
+        "older graph; told is the one that differs in something new, by kind: shape, dtype, training flag, grad mode, "
+        "autocast, inference mode, constant. In the warm-up each value may vary once: so Dynamo learns which size is "
+        "dynamic. What observe_graphs watches has no warm-up: only that first new size is free.",
+        "A Python number or a layer's index that changes, a size with dynamic=False or of 1, train and eval or grad "
+        "modes in turn, objects made anew for each call. After eight graphs of one function it runs eager.",
+        "Mark what varies with torch._dynamo.mark_dynamic, keep numbers in buffers or tensors, warm up in each mode "
+        "that occurs, or accept them with max_recompiles.",
+    ),
+    Explanation(
+        "eager-fallback",
+        "What is to run compiled does. Fails for modules and functions that ran as plain Python inside the compiled "
+        "region, though no graph break is the reason.",
+        "While the subject runs after its warm-up, Python's profiling hook tells whose own code runs where Dynamo's "
+        "should. The reason comes from Dynamo's records: the limit of recompilations, an exception of the backend that "
+        "suppress_errors swallowed, or none. Compiled block by block, each block is named.",
+        "More graphs of one function than torch._dynamo.config.recompile_limit (8), as with an integer per layer in "
+        "regional compilation; suppress_errors; code in files that Dynamo leaves out; the stance force_eager.",
+        "Mend the guard that fails, see recompile; switch suppress_errors off and read the exception; leave out of the "
+        "compiled region what is not to be compiled.",
+    ),
+    Explanation(
+        "cache-artifacts",
+        "What torch.compiler.save_cache_artifacts saves is something, and what load_cache_artifacts loads is used. "
+        "Fails otherwise, with the calling line.",
+        "Calls of the two functions are seen in this process and in Python processes that it starts, with the graphs "
+        "compiled before and after; the keys that were loaded are looked up among those that the caches hit. A child "
+        "process reports through a file, by a sitecustomize on PYTHONPATH; one started with -I, -E or -S does not.",
+        "Saving before the first compiled call, or in a process that did not compile; loading after it; another "
+        "release, model, shape or setting than when it was saved.",
+        "Run the compiled function once, forward and backward, then save; load before its first call.",
+    ),
+    Explanation(
+        "cudagraph",
+        "Where the mode asks for CUDA graphs, each graph becomes one, and no output is read after the next run has "
+        "overwritten it. Skipped without a CUDA device.",
+        "Inductor's own reasons for leaving out CUDA graphs are read, and the exception that PyTorch raises for an "
+        "output that was overwritten. With mode max-autotune a graph left out is a warning.",
+        "Tensors on the CPU, inputs changed in place, dynamic shapes, outputs kept from step to step.",
+        "Keep all inputs on the device, clone outputs that are kept, or call "
+        "torch.compiler.cudagraph_mark_step_begin() before each step.",
+    ),
+    Explanation(
         "coverage",
         "Something was looked at. Nothing looked at is a failure, and so is a compiled run without a graph, unless "
         "Dynamo says why (a skip). Warns where no op computed in 16 bits.",

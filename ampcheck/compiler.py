@@ -350,8 +350,9 @@ def keep_marks(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def explained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """The graph breaks that `torch._dynamo.explain` (2.1 in this form) counts; None where it raises."""
+    """The graph breaks that `torch._dynamo.explain` (2.1 in this form) counts; None where it raises or has no graph."""
     try:
-        return int(torch._dynamo.explain(function)(*args, **kwargs).graph_break_count)
+        found = torch._dynamo.explain(function)(*args, **kwargs)
+        return int(found.graph_break_count) if found.graph_count else None
     except Exception:  # noqa: BLE001  # it runs the user's model; what that raises is told by the run itself
         return None

@@ -12,6 +12,7 @@ import pytest
 import ampcheck
 from ampcheck.autocast.guards.guard import GUARD_CHECKS
 from ampcheck.catalog import EXPLANATIONS, Explanation, explain
+from ampcheck.compiled.hygiene_checks import GRAPH_CHECKS
 from ampcheck.errors import UsageError
 from ampcheck.numerics import CHECKS, OBSERVABLE
 
@@ -44,6 +45,7 @@ def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -
         "policy-unregistered",
         "policy-banned",
         *GUARD_CHECKS,
+        *GRAPH_CHECKS,
     }
     assert set(OBSERVABLE) <= set(EXPLANATIONS)
 

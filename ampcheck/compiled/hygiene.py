@@ -213,7 +213,7 @@ def _measure_use(subject: Subject, device: str) -> GraphStats:
                     subject.shape["step"](step) if training else subject.shape()
                     ended.calls += 1
                 except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
-                    ended.error = ended.eager = error
+                    ended.error = error
                     break
     finally:
         reset()

@@ -116,7 +116,6 @@ class CallWatch:
     def _sort(self, code: CodeType) -> tuple[str, CodeType]:
         """What a code object is; it is kept, so that its `id` stays its own."""
         sort = ""
-        owner = code.co_varnames[0] if code.co_argcount else ""
         saved = (name for name, function in _ARTIFACTS.items() if function.__code__ is code)
         if is_compiled_code(code):
             sort = "compiled"
@@ -124,7 +123,7 @@ class CallWatch:
             sort = "resumed"
         elif action := next(saved, ""):
             sort = action
-        elif code.co_name == "forward" and owner == "self" and not code.co_filename.startswith("<"):
+        elif code.co_name == "forward" and code.co_argcount and not code.co_filename.startswith("<"):
             sort = "forward"
         elif (code.co_filename, code.co_name, code.co_firstlineno) in self._functions:
             sort = "function"
@@ -133,7 +132,7 @@ class CallWatch:
 
     def _ran_eager(self, frame: FrameType, sort: str) -> None:
         code = frame.f_code
-        owner = frame.f_locals.get("self") if sort == "forward" else code
+        owner = _owner(frame, sort)
         if sort == "forward" and not isinstance(owner, torch.nn.Module):
             return
         key = id(owner)
@@ -147,9 +146,8 @@ class CallWatch:
     def _above(self, frame: FrameType | None) -> int | None:
         while frame is not None:
             sort = self._sorts.get(id(frame.f_code), ("",))[0]
-            owner = frame.f_locals.get("self") if sort == "forward" else frame.f_code if sort == "function" else None
-            if owner is not None and id(owner) in self.eager:
-                return id(owner)
+            if sort in ("forward", "function") and id(_owner(frame, sort)) in self.eager:
+                return id(_owner(frame, sort))
             frame = frame.f_back
         return None
 
@@ -161,3 +159,8 @@ class CallWatch:
         reading = self._notes.read()
         where = Where("compile", file=file, line=line)
         self.artifacts.append(ArtifactCall(action, keys, len(reading.graphs), len(reading.hits), where))
+
+
+def _owner(frame: FrameType, sort: str) -> Any:
+    """The module whose `forward` runs in a frame; of a function its code."""
+    return frame.f_locals.get(frame.f_code.co_varnames[0]) if sort == "forward" else frame.f_code

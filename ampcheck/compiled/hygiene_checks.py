@@ -78,6 +78,7 @@ def check_breaks(stats: GraphStats, limit: int) -> list[Finding]:
         message = f"at most {limit} graph breaks are allowed in one call, it has {count}"
         message += f"; {_times(found)} the graph ends here: {found.reason}"
         message += f". fullgraph=True raised it: {stats.stopped.kind}" if refused and stats.stopped else ""
+        message += f"; eager because of breaks: {_listed(_broken(stats))}" if _broken(stats) else ""
         message += _elsewhere(stats)
         hint = found.hint or "rewrite the place with tensor operations, or move it out of the compiled function"
         findings.append(_finding(slug, Verdict.FAIL, stats, message, found.where, hint, count, limit, "breaks"))
@@ -169,10 +170,15 @@ def check_fallbacks(stats: GraphStats) -> list[Finding]:
         )
     if findings or not _looked_at(stats):
         return findings
-    broken = [name or "the model" for found in stats.fallbacks if found.cause == "graph break" for name in found.names]
+    broken = _broken(stats)
     told = "nothing runs eager" if not broken else f"eager because of graph breaks alone: {_listed(broken)}"
     told += " by what Dynamo tells; calls could not be counted" if stats.ran is None else ""
     return [_finding(slug, Verdict.PASS, stats, told, observed=0, limit=0, unit="left eager")]
+
+
+def _broken(stats: GraphStats) -> list[str]:
+    """What runs eager because a graph break cuts it."""
+    return [name or "the model" for found in stats.fallbacks if found.cause == "graph break" for name in found.names]
 
 
 def _in_module(found: Fallback) -> Where:
@@ -224,17 +230,17 @@ def check_cudagraphs(stats: GraphStats) -> list[Finding]:
         message = f"no output may be read after the next run has overwritten it; it was: {stats.stopped.message}"
         hint = "clone the output, or call torch.compiler.cudagraph_mark_step_begin() before each step"
         return [_finding(slug, Verdict.FAIL, stats, message, stats.stopped.where, hint)]
-    if stats.skips and (stats.wants_cudagraphs or not stats.device.startswith("cpu")):
-        verdict = Verdict.WARN if "autotune" in stats.wants_cudagraphs else Verdict.FAIL
-        told = _listed(f"{reason} ({count})" for reason, count in stats.skips.items())
-        message = f"{stats.wants_cudagraphs or 'the mode'} asks for CUDA graphs; they were skipped: {told}"
-        hint = "keep every input on the device and unchanged in place, or leave out the mode"
-        return [_finding(slug, verdict, stats, message, Where("compile"), hint)]
     if not stats.wants_cudagraphs:
         return []
     if stats.device.startswith("cpu"):
         message = f"{stats.wants_cudagraphs} asks for CUDA graphs, which need a CUDA device; this is {stats.device}"
         return [_finding(slug, Verdict.SKIP, stats, message)]
+    if stats.skips:
+        verdict = Verdict.WARN if "autotune" in stats.wants_cudagraphs else Verdict.FAIL
+        told = _listed(f"{reason} ({count})" for reason, count in stats.skips.items())
+        message = f"{stats.wants_cudagraphs} asks for CUDA graphs; they were skipped: {told}"
+        hint = "keep every input on the device and unchanged in place, or leave out the mode"
+        return [_finding(slug, verdict, stats, message, Where("compile"), hint)]
     return [_finding(slug, Verdict.PASS, stats, "no CUDA graph was skipped")]
 
 
@@ -257,7 +263,7 @@ def check_state(stats: GraphStats) -> list[Finding]:
 def check_stopped(stats: GraphStats) -> list[Finding]:
     """The compiled run raises nothing that the eager run does not."""
     stopped = stats.stopped
-    if stopped is None or stopped.eager or (stopped.asked and stats.breaks) or "overwritten" in stopped.message:
+    if stopped is None or stopped.eager != "" or (stopped.asked and stats.breaks) or "overwritten" in stopped.message:
         return []
     if "InvalidCxxCompiler" in stopped.kind + stopped.message:
         return [_finding("compiled-exception", Verdict.SKIP, stats, f"nothing compiles here: {stopped.message}")]
@@ -269,8 +275,9 @@ def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:
     """Something was compiled or ran compiled, and the subject ran to its end."""
     slug = "coverage"
     stopped = stats.stopped
-    if stopped is not None and stopped.eager and not failed:
-        message = f"what is judged must run to its end, but it raises {stopped.eager} in eager mode too"
+    if stopped is not None and stopped.eager != "" and not failed:
+        told = f"raised {stopped.message}" if stopped.eager is None else f"raises {stopped.eager} in eager mode too"
+        message = f"what is judged must run to its end, but it {told}"
         return [_finding(slug, Verdict.FAIL, stats, message, stopped.where)]
     if _looked_at(stats) or stats.coverage.seen.get("graphs of child Pythons"):
         return []

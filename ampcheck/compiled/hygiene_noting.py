@@ -75,7 +75,7 @@ class Noting:
             graphs=tuple(reading.graphs),
             breaks=tuple(_timed(found, calls) for found in reading.breaks.values()),
             recompiles=tuple(reading.recompiles),
-            fallbacks=_fallbacks(reading, calls.eager if calls is not None and seen else {}),
+            fallbacks=_fallbacks(reading, calls.eager if calls is not None and seen else {}, ended.error),
             artifacts=(*artifacts, *self.children.artifacts),
             caches=dict(reading.caches),
             skips=dict(skips),
@@ -119,27 +119,38 @@ def _stopped(ended: Ended) -> Stopped | None:
         return None
     kind = type(ended.error).__name__
     file, line = users_place(ended.eager or ended.error)  # compiled code raises from a file that nobody wrote
-    eager = brief(ended.eager) if ended.eager is not None else ""
+    eager = (brief(ended.eager) if ended.eager is not None else "") if ended.compared else None
     where = Where("compile", file=file, line=line)
     return Stopped(brief(ended.error), kind, eager, kind in _ASKED, where)
 
 
-def _fallbacks(reading: Reading, eager: Mapping[int, EagerRun]) -> tuple[Fallback, ...]:
-    """Who ran eager, grouped by the reason; below what runs eager as a whole nothing is named."""
+def _fallbacks(reading: Reading, eager: Mapping[int, EagerRun], error: Exception | None) -> tuple[Fallback, ...]:
+    """Who ran eager, grouped by the reason; below what runs eager as a whole nothing is named.
+
+    error: what ended the run. A failure to compile that was raised is no fallback.
+    """
+    eager = {key: run for key, run in eager.items() if not _is_empty(run, reading)}
     causes = {key: _cause(run, reading) for key, run in eager.items()}
     groups: dict[Failure, list[str]] = {}
     for key, run in eager.items():
-        above = causes[run.above] if run.above is not None else None
+        above = causes.get(run.above) if run.above is not None else None
         if above is not None and (above.cause != "graph break" or (run.is_torchs and causes[key].cause == "skipped")):
             continue
         groups.setdefault(causes[key], []).append(run.name)
     for failure in reading.failures:
-        if failure.cause != "graph break" and failure not in groups:
+        if failure.cause != "graph break" and failure not in groups and failure.kind != type(error).__name__:
             groups[failure] = [frame_name(failure.code)] if failure.code is not None else ["a function"]
     return tuple(
         Fallback(tuple(dict.fromkeys(names)), failure.cause, failure.reason, failure.where)
         for failure, names in groups.items()
     )
+
+
+def _is_empty(run: EagerRun, reading: Reading) -> bool:
+    """Whether Dynamo looked at a function and found no tensor operation in it."""
+    if run.is_torchs and run.above is None:  # one of PyTorch's own modules, compiled through a wrapper
+        return any(code[0].endswith("external_utils.py") for code in reading.empty)
+    return run.code in reading.empty
 
 
 def _cause(run: EagerRun, reading: Reading) -> Failure:

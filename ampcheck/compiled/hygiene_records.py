@@ -86,12 +86,15 @@ class Artifacts:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """An exception that ended the compiled run. eager: what the same run raised in eager mode; "" where it ran through.
-    asked: raised by `fullgraph=True` at a graph break, or by a limit that was to be an error."""
+    """An exception that ended the compiled run.
+
+    eager: what the same run raised in eager mode; "" where it ran through; None where the user's own code was watched,
+    which does not run twice. asked: raised by `fullgraph=True` at a graph break, or by a limit that is to be an error.
+    """
 
     message: str
     kind: str
-    eager: str = ""
+    eager: str | None = ""
     asked: bool = False
     where: Where = field(default_factory=Where)
 

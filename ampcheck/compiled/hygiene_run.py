@@ -41,7 +41,7 @@ class Ended:
     """How the passes ended.
 
     moved: calls that changed a switch or raised, with the switches. switches: those that eager mode leaves alone;
-    by: the backend under which, where it is not the subject's own.
+    by: the backend under which, where it is not the subject's own. compared: whether eager mode ran beside it.
     """
 
     calls: int = 0
@@ -50,6 +50,7 @@ class Ended:
     moved: list[tuple[Call, dict[str, tuple[Any, Any]]]] = field(default_factory=list)
     switches: dict[str, tuple[str, str]] = field(default_factory=dict)
     by: str = ""
+    compared: bool = False
 
 
 def is_compiled_already(subject: Subject) -> bool:
@@ -108,6 +109,7 @@ def compare_eager(ended: Ended, subject: Subject, blocks: Blocks, *, device: str
     Inductor's code may leave the switches alone that the graph as Dynamo wrote it does not put back after an exception.
     """
     autocast = _autocast(device, dtype)
+    ended.compared = True
     with seeded(device), warnings.catch_warnings(), _buffers_kept(blocks):
         warnings.simplefilter("ignore")
         for call, moved in ended.moved:
@@ -171,7 +173,7 @@ def elsewhere(subject: Subject, device: str, dtype: torch.dtype | None) -> dict[
             reset()
             with _autocast(device, dtype)():
                 count = explained(prepared.blocks[0], args, kwargs)
-            found["torch._dynamo.explain"] = "raises" if count is None else f"{count} graph breaks"
+            found["torch._dynamo.explain"] = "finds no graph" if count is None else f"{count} graph breaks"
         reset()
         blocks = [torch.compile(block, fullgraph=True, backend="eager") for block in prepared.blocks]
         try:

@@ -30,12 +30,16 @@ _TEXT = 240
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A frame that was not compiled. cause: `recompile limit`, `backend error` or `graph break`."""
+    """A frame that was not compiled.
+
+    cause: `recompile limit`, `backend error` or `graph break`; kind: the class of the exception.
+    """
 
     code: Code | None
     cause: str
     reason: str
     where: Where = field(default_factory=Where)
+    kind: str = ""
 
 
 @dataclass(slots=True)
@@ -68,7 +72,10 @@ class Notes:
 
 @dataclass(slots=True)
 class Reading:
-    """What the records say, in their order. hits: keys of cached artifacts that were used. errors: as Dynamo saw it."""
+    """What the records say, in their order.
+
+    hits: keys of cached artifacts that were used. frames: how many compilations; empty: functions without a graph.
+    """
 
     graphs: list[Graph] = field(default_factory=list)
     breaks: dict[tuple[str, int, str], GraphBreak] = field(default_factory=dict)
@@ -78,6 +85,7 @@ class Reading:
     hits: list[str] = field(default_factory=list)
     skips: Counter[str] = field(default_factory=Counter)
     frames: int = 0
+    empty: set[Code] = field(default_factory=set)
     _codes: dict[str, Code] = field(default_factory=dict)
     _reasons: dict[str, tuple[str, Where]] = field(default_factory=dict)
     _broken: set[str] = field(default_factory=set)
@@ -123,7 +131,11 @@ class Reading:
             seconds = int(fields.get("duration_us") or fields.get("dynamo_cumulative_compile_time_us") or 0) / 1e6
             if ops:
                 self.graphs.append(Graph(frame_name(code), code, ops, seconds, late))
+            else:
+                self.empty.add(code)
             self._recompiled(told, code, late)
+        else:
+            self.empty.add(code)
 
     def _failed(self, told: Told, code: Code, reason: str) -> None:
         file, line = told.fields.get("fail_user_frame_filename"), told.fields.get("fail_user_frame_lineno")
@@ -133,7 +145,8 @@ class Reading:
         if soft and told.compile_id not in self._broken:
             title, advice = _titled(reason)
             self._break(GraphBreak(where, title, advice, frames=frozenset([code[:2]])))
-        self.failures.append(Failure(code, "graph break" if soft else "backend error", _short(reason), where))
+        cause = "graph break" if soft else "backend error"
+        self.failures.append(Failure(code, cause, _short(reason), where, told.fields["fail_type"]))
 
     def _recompiled(self, told: Told, code: Code, late: bool) -> None:
         text, called = self._reasons.pop(told.compile_id, ("", Where("compile")))
@@ -217,7 +230,7 @@ def _titled(reason: str) -> tuple[str, str]:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.partition("\n\n")[0].split())
+    line = re.sub(r" at 0x[0-9a-f]+", "", " ".join(text.partition("\n\n")[0].split()))
     return line if len(line) <= _TEXT else f"{line[: _TEXT - 3]}..."
 
 
