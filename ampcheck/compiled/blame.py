@@ -214,15 +214,14 @@ class Search:
         self.tell("bisecting the graphs")
         bisected = arm.bisect(bench, stage, failing)
         phase = "backward" if failing and all(d.kind == "gradient" for d in failing) else "forward"
-        if bisected.node is not None:
-            cause = replace(bisected.node.where, phase=phase)
-            self._add(cause=cause, source=bisected.node.code)
-        else:
-            self._add(cause=Where(phase=phase))
-        self._add(bisected=bisected)
+        node = bisected.node
+        cause = replace(node.where, phase=phase) if node is not None else Where(phase=phase)
+        self._add(cause=cause, source=node.code if node is not None else "", bisected=bisected)
         self._saw(compiled_runs=bisected.runs, graph_nodes=bisected.nodes)
         if phase == "backward" and not arm.native and arm.mended_by(bench, stage, {BACKWARD_AUTOCAST: "off"}):
             self._add(setting=f'{BACKWARD_AUTOCAST} = "off"')
+        elif cause.module and stage != INDUCTOR and arm.passes_without(bench, stage, failing, cause.module):
+            self._add(left_out=True)
         if not arm.judged_eager:
             self._add(unsought="it runs in float32 already")
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from ampcheck.formats import format_of
 from ampcheck.numerics import NumericsStats, Reference, arm_name, check_numerics, measure_numerics
 from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.numerics.measure import Eager, missing_tool
-from ampcheck.prepare import prepare
+from ampcheck.prepare import Prepared, prepare
 from ampcheck.record import Finding, Verdict
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
@@ -124,20 +124,45 @@ class Arm:
 
         failing: what was beyond its limit there; empty for a rung that raises.
         """
-        names = {(d.kind, d.name, d.step) for d in failing}
-        settings = {**bench.settings, **({EMULATE: True} if rung == EMULATED else {})}
         paths: dict[int, str] = {}
 
-        def fails(cut: Backend) -> bool:
-            prepared = prepare(bench.subject, device=self.device)
+        def name(prepared: Prepared) -> None:
             paths.clear()
             if prepared.root is not None:
                 paths.update((id(module), name) for name, module in prepared.root.named_modules())
-            with configured(settings), measure_graphs():
-                arm = run_plan(bench.plan, prepared, transform=partial(torch.compile, backend=cut))
-            if arm.error is not None:
-                return not names
-            found = self.beyond(bench, deviations(bench.draws, [arm], bench.hair, masked=bench.masked))
-            return any((d.kind, d.name, d.step) in names for d in found)
+
+        def fails(cut: Backend) -> bool:
+            return self._fails_with(bench, rung, failing, cut, name)
 
         return first_failing_node(fails, backend("aot_eager" if rung == AOT_EAGER else "inductor"), paths)
+
+    def passes_without(self, bench: Bench, rung: str, failing: Sequence[Deviation], module: str) -> bool:
+        """Whether the rung passes where one module is left out of compilation."""
+
+        def leave_out(prepared: Prepared) -> None:
+            assert prepared.root is not None
+            left = prepared.root.get_submodule(module)
+            left.forward = torch.compiler.disable(left.forward)  # type: ignore[no-untyped-call]
+
+        how = "aot_eager" if rung == AOT_EAGER else "inductor"
+        return not self._fails_with(bench, rung, failing, how, leave_out)
+
+    def _fails_with(
+        self,
+        bench: Bench,
+        rung: str,
+        failing: Sequence[Deviation],
+        how: Backend | str,
+        change: Callable[[Prepared], None],
+    ) -> bool:
+        """Whether what failed at a rung fails again under another backend, with a prepared copy changed first."""
+        names = {(d.kind, d.name, d.step) for d in failing}
+        settings = {**bench.settings, **({EMULATE: True} if rung == EMULATED else {})}
+        prepared = prepare(bench.subject, device=self.device)
+        change(prepared)
+        with configured(settings), measure_graphs():
+            arm = run_plan(bench.plan, prepared, transform=partial(torch.compile, backend=how))
+        if arm.error is not None:
+            return not names
+        found = self.beyond(bench, deviations(bench.draws, [arm], bench.hair, masked=bench.masked))
+        return any((d.kind, d.name, d.step) in names for d in found)

@@ -40,7 +40,8 @@ class BlameStats:
     leaves the bound; source: its text. steps: the ops beyond their bound, in order, with the limit of each. bisected:
     the search in the compiled graphs. kept: the search for modules to keep in float32, None where there was none and
     `unsought` says why; rest: what still fails with everything in float32. compiled_too: what became of the compiled
-    model with them. setting: of the compiler, that mends the failure.
+    model with them. setting: of the compiler, that mends the failure; left_out: whether leaving the module of the
+    cause out of compilation does.
     """
 
     subject: str
@@ -54,6 +55,7 @@ class BlameStats:
     unsought: str = ""
     rest: str = ""
     setting: str = ""
+    left_out: bool = False
     code: str = ""
     compiled_too: str = ""
     cost: Cost | None = None
@@ -149,8 +151,11 @@ def _hint(stats: BlameStats) -> str:
         parts.append(f"paste the code of the table '{CODE}' and call keep_in_float32(model)")
     elif stats.stage == EAGER and stats.cause.op:
         parts.append("compute this op in float32 where it stands: it is in no module of its own, or casts by itself")
-    elif stats.cause.module:
-        parts.append(f"leave this module out: torch.compiler.disable(model.get_submodule({stats.cause.module!r}))")
+    if stats.left_out:
+        parts.append(
+            f"leave this module out of compilation, with which it passes: left = model.get_submodule("
+            f"{stats.cause.module!r}); left.forward = torch.compiler.disable(left.forward)"
+        )
     return "; ".join(parts)
 
 

@@ -80,12 +80,18 @@ class CutBackend:
             return graph.forward
 
     def _cut(self, graph: fx.GraphModule, first: set[fx.Node]) -> Callable[..., Any]:
-        parts = split_module(graph, graph, lambda node: 0 if node in first else 1, keep_original_order=True)
-        part = parts.get_submodule("submod_0")
+        parts: Any = split_module(graph, graph, lambda node: 0 if node in first else 1, keep_original_order=True)
+        part: Any = parts.get_submodule("submod_0")
         call = next(node for node in parts.graph.nodes if node.op == "call_module" and node.target == "submod_0")
-        compiled = self._lower(part, [argument.meta["example_value"] for argument in call.args])  # type: ignore[arg-type]
-        part.forward = compiled
-        return parts.forward
+        output = next(node for node in reversed(part.graph.nodes) if node.op == "output")
+        alone = isinstance(output.args[0], fx.Node)
+        if alone:  # AOTAutograd asks for a tuple
+            output.args = ((output.args[0],),)
+            part.recompile()
+        compiled = self._lower(part, [argument.meta["example_value"] for argument in call.args])
+        part.forward = (lambda *inputs: compiled(*inputs)[0]) if alone else compiled
+        run: Callable[..., Any] = parts.forward
+        return run
 
     def _named(self, node: fx.Node, index: int) -> Node:
         stack = node.meta.get("nn_module_stack") or {}
