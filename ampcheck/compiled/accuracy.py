@@ -245,7 +245,7 @@ def _measure(
         arm=_arm(plan, narrow),
         format=format_of(narrow).name,
         device=plan.device,
-        backend=str(options.get("backend", "inductor")),
+        backend=_backend(options.get("backend", "inductor")),
         reference=bench.how,
         incomparable=_incomparable(bench, climb),
         autocast=plan.autocast is not None,
@@ -331,6 +331,10 @@ def _coverage(stats: AccuracyStats, climb: Climb, bench: Bench) -> Coverage:
         kind = "losses" if deviation.kind == "loss" else f"{deviation.kind}s"
         seen[kind] = seen.get(kind, 0) + 1
     return Coverage(seen, {**climb.unseen, **climb.arm.unseen})
+
+
+def _backend(backend: Any) -> str:
+    return backend if isinstance(backend, str) else str(getattr(backend, "__name__", type(backend).__name__))
 
 
 def _arm(plan: Plan, narrow: torch.dtype) -> str:

@@ -165,18 +165,18 @@ def _keep_state(
     buffers: Mapping[str, torch.Tensor],
     begun: dict[str, torch.Tensor],
 ) -> None:
-    """What the steps changed: of floating weights and buffers the change, of counters the new value."""
+    """What the steps changed, as the difference; what they left alone is not kept."""
     for kind, tensors_ in (("update", parameters), ("buffer", buffers)):
         for name, tensor in tensors_.items():
             old = begun.get(name)
             if old is None or old.shape != tensor.shape or torch.equal(old, tensor):
                 continue
-            if tensor.is_floating_point():
-                found.keep(kind, name, found.step, tensor.detach().double() - old.double())
-                found.size[kind, name, found.step] = float(torch.linalg.vector_norm(tensor.detach().double()))
-                found.dtypes[kind, name, found.step] = tensor.dtype
-            else:
-                found.keep(kind, name, found.step, tensor)
+            if tensor.is_complex():
+                tensor, old = torch.view_as_real(tensor.detach()), torch.view_as_real(old)
+            width = torch.float64 if tensor.is_floating_point() else torch.int64
+            found.keep(kind, name, found.step, tensor.detach().to(width) - old.to(width))
+            found.size[kind, name, found.step] = float(torch.linalg.vector_norm(tensor.detach().double()))
+            found.dtypes[kind, name, found.step] = tensor.dtype
 
 
 def _optimizer(plan: Plan, parameters: list[Any]) -> Any:

@@ -42,12 +42,12 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
     if found.compiled and found.eager:
         text = f"eager mode raises, and so does compiled code: {found.eager}"
         return [Finding(check, Verdict.SKIP, who(stats), text)]
-    if not stats.graphs:
-        return [Finding(check, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")]
     if found.compiled:
         message = f"what runs in eager mode must run compiled; compiled code raised {found.compiled}"
         hint = "compile with backend='aot_eager' to tell tracing from code generation, and report the smaller model"
         return [Finding(check, Verdict.FAIL, who(stats), message, where, hint=hint)]
+    if not stats.graphs:
+        return [Finding(check, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")]
     if found.eager and not found.float32:
         message = (
             f"what runs compiled must run in eager mode; in {stats.format} eager mode raised {found.eager}, and "

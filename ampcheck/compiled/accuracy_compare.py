@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -34,19 +35,17 @@ def deviations(
     known = _known_weights(draws) if masked else {}
     whole = _wholes(wide)
     found = []
-    for key, tensor in first.values.items():
-        if key not in wide.values or wide.values[key].shape != tensor.shape:
-            continue
+    for key, tensor in _everything(first, wide, compiled[0]).items():
         kind, name, step = key
+        twin, mine = _held(wide, key, tensor), _held(compiled[0], key, tensor)
+        if twin is None or twin.shape != tensor.shape:
+            continue
         mask = known.get(name) if kind == "update" else None
         if mask is not None and not bool(mask.any()):
             continue
-        size = whole[kind, step]
+        size = whole.get((kind, step), 0.0)
 
-        def far(one: Trajectory, other: Trajectory, key: Key = key, mask: torch.Tensor | None = mask) -> float:
-            return _distance(_cut(one.values.get(key), mask), _cut(other.values.get(key), mask), whole[key[0], key[2]])
-
-        twin, mine = wide.values[key], compiled[0].values.get(key)
+        far = partial(_far, key, tensor, mask, size)
         found.append(
             Deviation(
                 kind=kind,
@@ -59,14 +58,37 @@ def deviations(
                 float32=far(hair, wide),
                 sensitivity=max((far(draw.wide, wide) for draw in draws[1:]), default=0.0),
                 share=_share(mine, twin, size),
-                eager_share=max(_share(d.eager.values.get(key), d.wide.values.get(key), size) for d in draws),
+                eager_share=max(_share(_held(d.eager, key, tensor), _held(d.wide, key, tensor), size) for d in draws),
                 between=far(compiled[0], first),
                 nonfinite=_unlike(mine, twin),
-                eager_nonfinite=max(_unlike(d.eager.values.get(key), d.wide.values.get(key)) for d in draws),
+                eager_nonfinite=max(_unlike(_held(d.eager, key, tensor), _held(d.wide, key, tensor)) for d in draws),
                 numel=tensor.numel() if mask is None else int(mask.sum()),
             )
         )
     return tuple(found)
+
+
+def _everything(eager: Trajectory, wide: Trajectory, compiled: Trajectory) -> dict[Key, torch.Tensor]:
+    """What eager mode gave, and the weights and buffers that another arm alone changed."""
+    found = dict(eager.values)
+    for arm in (wide, compiled):
+        for key, tensor in arm.values.items():
+            if key[0] in ("update", "buffer") and key not in found:
+                found[key] = torch.zeros_like(tensor)
+    return found
+
+
+def _held(arm: Trajectory, key: Key, like: torch.Tensor) -> torch.Tensor | None:
+    """A tensor of one arm; a weight or buffer that it left alone changed by zero."""
+    tensor = arm.values.get(key)
+    return torch.zeros_like(like) if tensor is None and key[0] in ("update", "buffer") else tensor
+
+
+def _far(
+    key: Key, like: torch.Tensor, mask: torch.Tensor | None, whole: float, arm: Trajectory, other: Trajectory
+) -> float:
+    """How far a tensor of one arm lies from that of another."""
+    return _distance(_cut(_held(arm, key, like), mask), _cut(_held(other, key, like), mask), whole)
 
 
 def _distance(tensor: torch.Tensor | None, twin: torch.Tensor | None, whole: float) -> float:

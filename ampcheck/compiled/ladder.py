@@ -180,7 +180,7 @@ def run_rung(
             arms.append(run_plan(bench.plan, prepared, transform=transform, around=around))
         if not number:
             error = arms[0].error
-            climb = replace(climb, raised=brief(error) if error is not None else "", arm=arms[0])
+            climb = replace(climb, raised=_told(error), arm=arms[0])
             climb = replace(climb, graphs=graphs.count, unsupported=graphs.unsupported, unseen=graphs.unseen)
             if error is not None or not bench.draws or bench.incomparable:
                 return climb
@@ -257,6 +257,14 @@ def _same(one: Trajectory, other: Trajectory) -> bool:
     if one.values.keys() != other.values.keys():
         return False
     return all(torch.equal(t.nan_to_num(), other.values[key].nan_to_num()) for key, t in one.values.items())
+
+
+def _told(error: Exception | None) -> str:
+    """An exception in one line; of a compiler's that wraps another, both."""
+    if error is None:
+        return ""
+    inner = getattr(error, "inner_exception", None)
+    return brief(error) + (f" {brief(inner)}" if isinstance(inner, Exception) else "")
 
 
 def _why(wide: Trajectory) -> str:

@@ -1,0 +1,361 @@
+"""Compiled code beside eager mode, both held against float64: planted defects are found, healthy models pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ampcheck import Subject, UsageError
+from ampcheck.compiled.accuracy import assert_compiled, judge_accuracy
+from ampcheck.record import Finding, Run, Verdict, collect
+
+BAD = (Verdict.FAIL, Verdict.WARN)
+
+
+def troubles(run: Run) -> list[tuple[str, Verdict]]:
+    return [(f.check, f.verdict) for f in run.findings if f.verdict in BAD]
+
+
+def only(run: Run, check: str, verdict: Verdict) -> Finding:
+    (found,) = [f for f in run.findings if f.check == check and f.verdict is verdict]
+    return found
+
+
+class Network(nn.Module):
+    """A healthy one, with a norm, a dropout and a bias whose gradient is zero but for rounding."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 4)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.dropout(F.gelu(self.norm(self.up(x))), self.dropout))
+
+
+class Float32Island(nn.Module):
+    """pytorch/pytorch#179804: the forward is float32 by the author's word; its compiled backward is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 32) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return F.linear(x.float(), self.weight)
+
+
+class Float32Head(nn.Module):
+    """pytorch/pytorch#153044: a gradient that float32 holds overflows in the float16 of the compiled backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mix", torch.eye(8))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.mix
+        with torch.autocast("cpu", enabled=False):
+            return self.head(y.float())
+
+
+class Square(torch.autograd.Function):
+    """A custom function whose backward multiplies matrices in the dtype of what it saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        with torch.autocast("cpu", enabled=False):
+            return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight.t(), x.t() @ grad
+
+
+class CustomProduct(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 32) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Square.apply(x, self.weight)
+
+
+class CountsItsCalls(nn.Module):
+    """pytorch/pytorch#197039: a counter that forward changes and uses; its compiled backward reads the changed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.inner(x) * self.count
+
+
+def planted(change: Callable[[int, tuple[Tensor, ...]], tuple[Any, ...]]) -> Callable[..., Any]:
+    """A backend that runs the graph and changes what it gives; told the number of the call of that graph, from 0."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        calls = 0
+
+        def run(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return change(calls - 1, graph.forward(*args))
+
+        return run
+
+    return backend
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
+def test_a_healthy_model_passes_with_outputs_gradients_updates_and_buffers_looked_at(dtype: str | None) -> None:
+    run = assert_compiled(Network().train(), torch.randn(24, 16), dtype=dtype, steps=2)
+    assert troubles(run) == []
+    seen = run.coverage.seen
+    assert seen["outputs"] == 2
+    assert seen["gradients"] == 12
+    assert seen["updates"] >= 5, "that of a bias before a norm is zero"
+    assert seen["buffers"] == 3
+    assert run.tables
+
+
+def test_adams_sign_noise_on_a_gradient_that_is_zero_to_rounding_is_no_failure() -> None:
+    optimizer = torch.optim.AdamW
+    run = assert_compiled(Network().train(), torch.randn(24, 16), dtype="bfloat16", steps=3, optimizer=optimizer)
+    assert troubles(run) == []
+    assert run.coverage.seen["updates"]
+
+
+def test_dropout_is_compared_under_equal_streams() -> None:
+    run = assert_compiled(Network(dropout=0.3).train(), torch.randn(24, 16), dtype="bfloat16")
+    assert {f.verdict for f in run.findings} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize("model", [Float32Island, CustomProduct])
+def test_a_backward_that_is_compiled_under_the_forwards_autocast_is_found_with_its_setting(
+    model: type[nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(AssertionError, match=r"compiled-gradient") as caught:
+        assert_compiled(model(), torch.randn(8, 32), dtype="bfloat16")
+    assert 'torch._functorch.config.backward_pass_autocast = "off"' in str(caught.value)
+    assert "compiled-error" not in str(caught.value), "the forward agrees"
+
+
+def test_a_gradient_that_overflows_in_compiled_code_alone_is_found_with_its_setting() -> None:
+    def loss(y: Tensor) -> Tensor:
+        return (y * 16384).sum()
+
+    run = judge_accuracy(Subject((Float32Head(), (torch.ones(1, 8),)), loss=loss), dtype=torch.float16)
+    found = only(run, "compiled-gradient", Verdict.FAIL)
+    assert "inf or NaN" in found.message
+    assert 'backward_pass_autocast = "off"' in found.hint
+
+
+def test_a_counter_that_forward_changes_and_uses_gives_gradients_that_fail() -> None:
+    run = judge_accuracy((CountsItsCalls(), (torch.randn(4, 8),)), steps=2)
+    found = only(run, "compiled-gradient", Verdict.FAIL)
+    assert "aot_eager' does not mend it" in found.message
+
+
+def test_a_truncation_that_inductor_leaves_out_is_found_and_emulated_casts_are_named() -> None:
+    def fake_quantised(x: Tensor) -> Tensor:
+        return (x * 3.3).half().float().tanh() * 2.0
+
+    run = judge_accuracy((fake_quantised, [(torch.randn(64, 16),)]))
+    found = only(run, "compiled-error", Verdict.FAIL)
+    assert "emulate_precision_casts = True" in found.hint
+
+
+def test_fused_roundings_that_bring_compiled_code_nearer_to_float64_are_no_finding() -> None:
+    def rotated(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        one, two = q.chunk(2, -1)
+        return q * cos + torch.cat((-two, one), -1) * sin
+
+    angle = torch.randn(32, 16)
+    given = torch.randn(4, 32, 16).bfloat16(), angle.cos().bfloat16(), angle.sin().bfloat16()
+    eager, compiled = rotated(*given), torch.compile(rotated)(*given)
+    assert not torch.equal(eager, compiled), "the control must differ from eager mode"
+    assert troubles(judge_accuracy((rotated, [given]))) == []
+
+
+def test_a_float32_output_with_float32s_digits_compiled_and_sixteen_bits_in_eager_mode_is_a_warning() -> None:
+    def late(x: Tensor) -> Tensor:
+        return (300.0 / (x.abs().mean() + 0.1)).float()
+
+    def early(x: Tensor) -> Tensor:
+        return 300.0 / (x.float().abs().mean() + 0.1)
+
+    given = [(torch.randn(8, 96).bfloat16(),)]
+    assert troubles(judge_accuracy((late, given))) == [("compiled-error", Verdict.WARN)]
+    assert troubles(judge_accuracy((early, given))) == []
+
+
+def test_a_float32_loss_of_a_16_bit_model_is_no_warning() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)).bfloat16()
+    subject = Subject((model, (torch.randn(8, 16).bfloat16(),)), loss=lambda y: y.float().square().mean())
+    assert troubles(judge_accuracy(subject)) == []
+
+
+def test_an_overflow_that_fusion_hides_is_told() -> None:
+    def overflowing(x: Tensor) -> Tensor:
+        return x * x / x
+
+    run = judge_accuracy((overflowing, [(torch.full((8,), 300.0).half(),)]))
+    assert "eager mode overflows" in only(run, "compiled-error", Verdict.WARN).message
+    assert not run.failed
+
+
+def test_what_eager_mode_refuses_and_compiled_code_accepts_fails() -> None:
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return F.binary_cross_entropy(y, target)  # a probability of 3: the sigmoid is missing
+
+    run = judge_accuracy((loss, [(torch.full((4,), 3.0), torch.ones(4))]))
+    assert "eager mode raised RuntimeError" in only(run, "compiled-exception", Verdict.FAIL).message
+
+
+def test_what_runs_eager_and_raises_compiled_fails() -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        raise ValueError("this backend knows no such op")
+
+    run = judge_accuracy((torch.sin, [(torch.randn(4),)]), options={"backend": backend})
+    assert "knows no such op" in only(run, "compiled-exception", Verdict.FAIL).message
+
+
+def test_a_model_that_raises_everywhere_is_a_skip() -> None:
+    def raising(x: Tensor) -> Tensor:
+        return x.view(3, 5, 7)
+
+    assert troubles(judge_accuracy((raising, [(torch.randn(4),)]))) == []
+
+
+def test_a_defect_that_begins_at_the_third_call_is_found_and_the_call_is_named() -> None:
+    wrong_later = planted(lambda call, out: (out[0] * (1.001 if call >= 2 else 1.0), *out[1:]))
+    calls = [(torch.full((8,), float(n)),) for n in range(1, 5)]
+    run = judge_accuracy((lambda x: x.sin() + 2, calls), options={"backend": wrong_later, "dynamic": False})
+    found = only(run, "compiled-error", Verdict.FAIL)
+    assert found.where.step == 2
+    assert "up to step 1 they agree" in found.message
+
+
+def test_another_dtype_compiled_fails() -> None:
+    narrow = planted(lambda call, out: (out[0].half(), *out[1:]))
+    run = judge_accuracy((lambda x: x * 2, [(torch.ones(4),)]), options={"backend": narrow})
+    assert "float32 [4] in eager mode and float16 [4] compiled" in only(run, "compiled-dtype", Verdict.FAIL).message
+
+
+def test_an_index_that_compiled_code_gets_wrong_without_a_near_tie_fails() -> None:
+    scores = torch.arange(12.0).view(3, 4)
+    moved = planted(lambda call, out: (out[0] - 1, *out[1:]))
+    run = judge_accuracy((lambda x: x.argmax(-1), [(scores,)]), options={"backend": moved})
+    assert troubles(run) == [("compiled-error", Verdict.FAIL)]
+
+
+def test_running_statistics_that_compiled_code_does_not_keep_fail() -> None:
+    class Statistics(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean.lerp_(x.mean(0), 0.1)
+            return x - self.mean.detach()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        def run(*args: Tensor) -> Any:
+            held = [a.clone() for a in args]
+            out = graph.forward(*args)
+            with torch.no_grad():
+                for mine, old in zip(args, held, strict=True):
+                    mine.copy_(old)
+            return out
+
+        return run
+
+    run = judge_accuracy((Statistics(), (torch.randn(16, 4),)), options={"backend": backend})
+    assert "buffer mean" in only(run, "compiled-error", Verdict.FAIL).message
+
+
+def test_random_numbers_that_cannot_be_made_equal_are_a_skip_and_never_a_verdict() -> None:
+    def greedy(call: int, out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        torch.rand(3)
+        return out
+
+    run = judge_accuracy((lambda x: x + torch.randn_like(x), [(torch.ones(64),)]), options={"backend": planted(greedy)})
+    skipped = only(run, "compiled-error", Verdict.SKIP)
+    assert "not comparable" in skipped.message
+    assert not run.failed
+
+
+def test_the_gradient_of_an_input_that_asks_for_one_is_judged() -> None:
+    given = torch.randn(8, 16, requires_grad=True)
+    run = assert_compiled(nn.Linear(16, 4), given, backend="aot_eager")
+    assert run.coverage.seen["gradients"] == 3
+    assert given.grad is None
+
+
+def test_a_model_that_is_compiled_already_is_held_against_itself_in_eager_mode() -> None:
+    wrong = planted(lambda call, out: (out[0] * 1.01, *out[1:]))
+    compiled = torch.compile(nn.Linear(16, 4), backend=wrong)
+    run = judge_accuracy((compiled, (torch.randn(8, 16),)))
+    assert only(run, "compiled-error", Verdict.FAIL)
+    inner = nn.Sequential(nn.Linear(16, 4), nn.GELU())
+    inner[0] = torch.compile(inner[0], backend=wrong)
+    assert only(judge_accuracy((inner, (torch.randn(8, 16),))), "compiled-error", Verdict.FAIL)
+
+
+def test_a_model_of_which_nothing_is_compiled_fails_for_want_of_evidence() -> None:
+    run = judge_accuracy((torch.compiler.disable(nn.Linear(4, 4)), (torch.randn(2, 4),)))
+    assert only(run, "coverage", Verdict.FAIL)
+    assert not [f for f in run.findings if f.verdict is Verdict.PASS]
+
+
+def test_blocks_are_compiled_one_by_one() -> None:
+    blocks = [nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)]
+    run = judge_accuracy((blocks, [(torch.randn(8, 16),)]), options={"backend": "aot_eager"})
+    assert troubles(run) == []
+    assert run.coverage.seen["compiled graphs"] == 3
+
+
+def test_the_users_model_is_left_as_it_was() -> None:
+    model = Network().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random = torch.get_rng_state()
+    assert_compiled(model, torch.randn(24, 16).detach(), steps=2, backend="aot_eager")
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    torch.set_rng_state(random)
+
+
+def test_the_run_is_emitted_and_only_failures_raise() -> None:
+    with collect() as runs:
+        returned = assert_compiled(nn.Linear(4, 4), torch.randn(2, 4), backend="aot_eager", name="head")
+    assert runs == [returned]
+    assert all(f.subject.startswith("head [float32, compiled by aot_eager]") for f in returned.findings)
+
+
+def test_bad_input_is_told_in_one_sentence() -> None:
+    model, given = nn.Linear(4, 4), torch.randn(2, 4)
+    for wrong, text in (
+        ({"steps": 0}, "positive whole number"),
+        ({"dtype": "float8_e4m3fn"}, "float16 or bfloat16"),
+        ({"dtype": []}, "no dtype"),
+        ({"autocast": True}, "needs a dtype"),
+        ({"dtype": "float16", "autocast": False}, "leaves only float32"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            assert_compiled(model, given, **wrong)
+    with pytest.raises(UsageError, match="through its model"):
+        judge_accuracy({"step": lambda i: 0.0})
+    with pytest.raises(UsageError, match="belong into it"):
+        assert_compiled(Subject((model, given)), name="twice")
