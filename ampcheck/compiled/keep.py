@@ -97,8 +97,8 @@ class Kept:
     """What the search found.
 
     names: the modules to keep in float32; None where not even the whole model in float32 passes, or no set was found.
-    runs: how many sets were tried. minimal: every set with one module less, or with only some of the children of one,
-    was tried and fails; False where the budget ended the search.
+    runs: how many sets were tried. minimal: every set with one module less was tried and fails, and so was every set
+    with some children of one only; False where the budget ended the search.
     """
 
     names: tuple[str, ...] | None
@@ -150,7 +150,8 @@ def smallest_set(
         start = next((names for names in starts if names and trials(names)), None)
         if start is None:
             return Kept(None, len(trials.known), True)
-        found = _narrowed(_minimal(start, trials), modules, trials)
+        found = _minimal(_narrowed(_minimal(start, trials), modules, trials), trials)
+        found = _minimal(_gathered(found, modules, trials), trials)
         return Kept(tuple(sorted(found)), len(trials.known), True)
     except _SpentError:
         return Kept(trials.best, len(trials.known), False)
@@ -174,20 +175,29 @@ def _minimal(names: Sequence[str], passes: Callable[[Iterable[str]], bool]) -> t
     return names
 
 
-def _narrowed(names: tuple[str, ...], modules: Collection[str], passes: Callable[[Iterable[str]], bool]) -> list[str]:
-    """Each module replaced by those of its children that suffice, unless all of several are needed."""
+def _narrowed(names: Sequence[str], modules: Collection[str], passes: Callable[[Iterable[str]], bool]) -> list[str]:
+    """Each module replaced by those of its children that suffice, down to the leaves."""
     found, waiting = list(names), list(names)
     while waiting:
         name = waiting.pop()
         children = _children(name, modules)
         rest = [other for other in found if other != name]
-        if not children or not passes((*rest, *children)):
-            continue
-        enough = _minimal(children, lambda some, rest=rest: passes((*rest, *some)))  # type: ignore[misc]
-        if len(enough) == 1 or len(enough) < len(children):
+        if children and passes((*rest, *children)):
+            enough = _minimal(children, lambda some, rest=rest: passes((*rest, *some)))  # type: ignore[misc]
             found = [*rest, *enough]
             waiting.extend(enough)
-    return list(_minimal(found, passes))
+    return found
+
+
+def _gathered(names: Sequence[str], modules: Collection[str], passes: Callable[[Iterable[str]], bool]) -> list[str]:
+    """Modules all of whose children are kept, in place of these."""
+    found = list(names)
+    for name in sorted(modules, key=lambda path: path.count(".") + bool(path), reverse=True):
+        children = _children(name, modules)
+        whole = [*(other for other in found if other not in children), name]
+        if len(children) > 1 and set(children) <= set(found) and passes(whole):
+            found = whole
+    return found
 
 
 def _children(name: str, modules: Collection[str]) -> list[str]:
