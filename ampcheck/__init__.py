@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.autocast.observe import assert_op_dtypes as assert_op_dtypes
     from ampcheck.autocast.observe import observe_ops as observe_ops
     from ampcheck.autocast.probe import measure_policy as measure_policy
+    from ampcheck.compiled.accuracy import assert_compiled as assert_compiled
     from ampcheck.compiled.blame import blame as blame
     from ampcheck.compiled.hygiene import assert_graph as assert_graph
     from ampcheck.compiled.hygiene import observe_graphs as observe_graphs
@@ -56,6 +57,7 @@ _HOME = {
     "UsageError": "ampcheck.errors",
     "Verdict": "ampcheck.record",
     "Where": "ampcheck.record",
+    "assert_compiled": "ampcheck.compiled.accuracy",
     "assert_dtypes": "ampcheck.dtypes",
     "assert_graph": "ampcheck.compiled.hygiene",
     "assert_numerics": "ampcheck.audit",
@@ -91,6 +93,7 @@ __all__ = [
     "Verdict",
     "Where",
     "__version__",
+    "assert_compiled",
     "assert_dtypes",
     "assert_graph",
     "assert_numerics",

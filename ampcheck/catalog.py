@@ -125,21 +125,50 @@ _PAGES = (
     ),
     Explanation(
         "compiled-dtype",
-        "Every op gives the same dtypes compiled as in eager mode. Fails where they differ; warns where one of the two "
-        "raises and the other does not.",
-        "Each op that the model sends through autocast runs by itself, with the arguments that the model gave it, in "
-        "eager mode and compiled by Inductor, both under autocast. Each choice of dtypes counts once.",
+        "What a compiled model gives has the dtypes, shapes and containers of eager mode, and every op the dtypes "
+        "that it has there. Fails where they differ; of ops, warns where one of the two raises and the other does "
+        "not.",
+        "The outputs of each call, eager and compiled. For ops alone (assert_op_dtypes): each op that the model sends "
+        "through autocast runs by itself, with the arguments that the model gave it, in eager mode and compiled by "
+        "Inductor, both under autocast. Each choice of dtypes counts once.",
         "An op whose own kernel calls ops that autocast casts, which the compiled graph never sees; operands of two "
         "dtypes that only one of the two accepts.",
         "Cast the result where the dtype matters, call the op with autocast disabled, bring operands to one dtype.",
     ),
     Explanation(
         "compiled-exception",
-        "What runs in eager mode also runs compiled.",
-        "The subject runs under torch.compile with Inductor after its eager run succeeded.",
-        "An op that Inductor lowers wrongly, a missing C++ compiler, control flow on tensor values under fullgraph.",
-        "Compile with backend='aot_eager' to tell tracing from code generation; report it to PyTorch with the "
-        "smaller model.",
+        "Eager mode and compiled code accept the same. Fails where only compiled code raises, and where it computes "
+        "with what eager mode refuses in every precision; warns where eager mode raises in low precision alone.",
+        "The subject runs in eager mode and under torch.compile on equal data.",
+        "An op that Inductor lowers wrongly, control flow on tensor values under fullgraph; checks of the data that "
+        "eager kernels make and compiled kernels leave out.",
+        "Compile with backend='aot_eager' to tell tracing from code generation, and report it to PyTorch with the "
+        "smaller model; check the data before the compiled region.",
+    ),
+    Explanation(
+        "compiled-error",
+        "Outputs, loss, updated weights and buffers of compiled code lie as near to float64 as those of eager mode. "
+        "That the two differ is no failure: fused kernels round less often. Warns where a decision near a tie "
+        "explains the excess, where eager mode overflows and compiled code does not, and where a float32 output has "
+        "the digits of 16 bits in eager mode alone.",
+        "Three arms on equal data, weights and random streams: eager mode, compiled code, float64. Eager mode is "
+        "measured on the data as they are and on data nudged by a rounding. Compiled code may have the square of the "
+        "precision limit times its error, one rounding of the tensor's dtype, and what float32 sums of that length in "
+        "another order give; it must be beyond on all of the data. After a failure the compiler's stages and settings "
+        "are tried.",
+        "Casts that fusion leaves out, a value that is specialised and should not be, state that changes between "
+        "calls.",
+        "Use the setting that the finding names: it was tried; ampcheck blame finds the place.",
+    ),
+    Explanation(
+        "compiled-gradient",
+        "Gradients of weights and inputs of compiled code lie as near to float64 as those of eager mode.",
+        "As compiled-error. What is zero but for rounding is compared by its part in the whole gradient.",
+        "AOTAutograd traces the backward pass under the autocast of the forward call, which eager mode has left by "
+        "then: what the author keeps in float32 is differentiated in 16 bits (pytorch/pytorch#153044, #179804). A "
+        "counter that forward changes and uses (#197039).",
+        "Set torch._functorch.config.backward_pass_autocast = 'off' where the finding says that it mends it; enter "
+        "autocast inside the compiled region.",
     ),
     Explanation(
         "policy-drift",

@@ -12,6 +12,7 @@ import pytest
 import ampcheck
 from ampcheck.autocast.guards.guard import GUARD_CHECKS
 from ampcheck.catalog import EXPLANATIONS, Explanation, explain
+from ampcheck.compiled.accuracy_checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.hygiene_checks import GRAPH_CHECKS
 from ampcheck.errors import UsageError
 from ampcheck.numerics import CHECKS, OBSERVABLE
@@ -37,8 +38,7 @@ def texts(node: ast.AST) -> set[str]:
 def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -> None:
     assert set(EXPLANATIONS) == {
         *CHECKS,
-        "compiled-exception",
-        "compiled-dtype",
+        *ACCURACY_CHECKS,
         "blame",
         "policy-drift",
         "policy-gap",
