@@ -67,6 +67,19 @@ class LoweredGraph:
             run = self._lower(module)
         return run, tuple(strides or ())
 
+    def later(self, module: fx.GraphModule) -> Callable[[], Runnable]:
+        """A changed copy that is compiled only when it is asked for, with the options that hold now."""
+        from torch._guards import CompileContext, TracingContext, compile_context, tracing
+        from torch._inductor import config
+
+        traced, compiled, options = TracingContext.try_get(), CompileContext.try_get(), config.get_config_copy()
+
+        def make() -> Runnable:
+            with tracing(traced), compile_context(compiled), config.patch(options):
+                return self.variant(module)[0]
+
+        return make
+
     def strides(self) -> tuple[Any, ...]:
         """The strides of the graph's own outputs, once it is `compiled`."""
         from torch._guards import TracingContext

@@ -1,0 +1,102 @@
+"""Which modules a call of a graph runs with: blocks that share one compiled graph are told apart by their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ampcheck.telemetry.sites import split_source
+
+Owner = Mapping[str, str]
+"""For each object that a graph's paths start from (`L['self']`), its own path in the watched model."""
+
+NOBODY: Owner = MappingProxyType({})
+
+
+class Names:
+    """The names of a model's parameters and buffers by the address of their memory."""
+
+    def __init__(self, roots: Sequence[torch.nn.Module]) -> None:
+        self._roots = roots
+        self._names: dict[int, list[str]] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Look again: parameters may have been moved or replaced."""
+        self._names.clear()
+        for number, root in enumerate(self._roots):
+            first = f"{number}." if len(self._roots) > 1 else ""
+            held = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
+            for name, tensor in held:
+                if tensor.layout is torch.strided and not tensor.is_meta:
+                    self._names.setdefault(_address(tensor), []).append(first + name.replace("_orig_mod.", ""))
+
+    def of(self, tensor: torch.Tensor) -> list[str]:
+        """Every name of a tensor; none where it belongs to no module."""
+        return self._names.get(_address(tensor), [])
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+
+@dataclass(slots=True)
+class Owners:
+    """Tells for the calls of one graph which owner they run with."""
+
+    names: Names
+    sources: tuple[str, ...]
+    _weights: tuple[tuple[int, str, str], ...] = field(init=False)
+    _known: dict[int, Owner] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        split = [(place, *split_source(source)) for place, source in enumerate(self.sources) if source]
+        self._weights = tuple((place, base, path) for place, base, path in split if path)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the graph takes anything that a module of the user's frame holds."""
+        return bool(self._weights)
+
+    def of(self, inputs: Sequence[Any]) -> Owner:
+        """The owner of a call with these inputs, found by the address of its first weight."""
+        if not self._weights or not self.names:
+            return NOBODY
+        first = inputs[self._weights[0][0]]
+        if not isinstance(first, torch.Tensor):
+            return NOBODY
+        address = _address(first)
+        if address not in self._known:
+            self._known[address] = self._find(inputs) or self._find_again(inputs)
+        return self._known[address]
+
+    def _find_again(self, inputs: Sequence[Any]) -> Owner:
+        self.names.read()
+        return self._find(inputs)
+
+    def _find(self, inputs: Sequence[Any]) -> Owner:
+        """Where the full name of each weight is its path in the frame behind something, that is the base's own path."""
+        candidates: dict[str, list[str]] = {}
+        for place, base, path in self._weights:
+            value = inputs[place]
+            full = self.names.of(value) if isinstance(value, torch.Tensor) else []
+            found = [name.removesuffix(path).removesuffix(".") for name in full if f".{name}".endswith(f".{path}")]
+            if found:
+                before = candidates.get(base, found)
+                candidates[base] = [one for one in before if one in found] or before
+        return MappingProxyType({base: found[0] for base, found in candidates.items()})
+
+
+def path_of(owner: Owner, base: str, module: str) -> str:
+    """The full path of a module that a graph names from `base`."""
+    return ".".join(part for part in (owner.get(base, ""), module) if part)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
+        return id(tensor)

@@ -1,0 +1,225 @@
+"""Which values of a lowered graph are measured, and what the user calls them."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import fx
+
+from ampcheck.formats import format_of
+from ampcheck.places import is_users, op_name, short_path
+from ampcheck.record import Where
+
+WIDE = (torch.float32, torch.float64)
+MEASURED = (torch.float32, torch.bfloat16, torch.float16)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
+_ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
+
+CASTS = frozenset((_PRIMS.convert_element_type.default, _ATEN._to_copy.default))
+
+MOVES = frozenset(
+    (
+        operator.getitem,
+        *(
+            getattr(getattr(_ATEN, packet), overload)
+            for packet in (
+                "view _unsafe_view reshape permute transpose expand slice select unsqueeze squeeze t alias as_strided "
+                "detach clone full split split_with_sizes cat scalar_tensor empty copy copy_ unfold diagonal flip "
+                "constant_pad_nd slice_scatter select_scatter index gather embedding new_zeros zeros_like full_like "
+                "lift_fresh_copy zeros ones arange"
+            ).split()
+            for overload in getattr(_ATEN, packet).overloads()
+        ),
+    )
+)
+"""What only moves values that were measured where they came to be, or fills in constants."""
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product", "_scaled_mm", "_grouped_mm", "einsum")
+"""Ops that run in libraries of their own: their 16-bit result is rounded before anything else is computed from it."""
+
+
+class Level(str, Enum):
+    """How much is measured. casts: every rounding to 16 bits that stays one under fusion, which is each cast from a
+    wider value and each matrix product or convolution; ops: the result of every op of the user's model; all: every
+    floating value of the graph."""
+
+    CASTS = "casts"
+    OPS = "ops"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One measured value. base and module: the frame's name of the object that the path starts from, and the path.
+
+    format: the format whose thresholds count. cast: whether a wider value is rounded to it here; without it the value
+    is in that format already. op: of the user's model, such as `aten::gelu`. weight: the path of the
+    parameter or buffer that is measured, "" for what was computed; nth: which of the values it is that are alike in all of
+    this (the gradients of both operands of one product). before: sites that this value was computed
+    from without another site between. order: its place in the graph.
+    """
+
+    phase: str
+    base: str
+    module: str
+    op: str
+    file: str
+    line: int | None
+    format: str
+    cast: bool
+    weight: str = ""
+    nth: int = 0
+    before: tuple[int, ...] = ()
+    fed: bool = False
+    infinite: bool = False
+    order: int = 0
+
+    def where(self, module: str) -> Where:
+        """The place for a finding, with the module's path in the whole model."""
+        return Where(self.phase, module, self.op, self.file, self.line)
+
+
+def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[str] = ()) -> dict[fx.Node, Site]:
+    """The nodes of a lowered graph to measure, in its order, with what is told of them.
+
+    phase: of the graph. sources: what each input of the graph is in the user's frame.
+    """
+    found: dict[fx.Node, tuple[fx.Node, torch.dtype, bool]] = {}
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dtype not in MEASURED or value.layout is not torch.strided:
+            continue
+        if any(isinstance(n, int) and n == 0 for n in value.shape):
+            continue
+        source = node.args[0] if node.target in CASTS else None
+        if isinstance(source, fx.Node) and isinstance(held := source.meta.get("val"), torch.Tensor):
+            if value.dtype.itemsize == 2 and held.dtype in WIDE:
+                if source not in found or not found[source][2]:
+                    found[source] = (node, value.dtype, True)
+            elif level is Level.ALL and held.is_floating_point() and node not in found:
+                found[node] = (node, value.dtype, False)
+            continue
+        if node.target in MOVES or node in found:
+            continue
+        if level is Level.ALL or (level is Level.OPS and _leaves_op(node)) or _rounds(node, value):
+            found[node] = (node, value.dtype, False)
+    return _described(graph, found, phase, sources)
+
+
+def _rounds(node: fx.Node, value: torch.Tensor) -> bool:
+    name = getattr(node.target, "__name__", "").partition(".")[0]
+    return value.dtype.itemsize == 2 and name.startswith(PRODUCTS)
+
+
+def _leaves_op(node: fx.Node) -> bool:
+    """Whether the value is a result of the user's op, not a step on the way to it."""
+    key = node.meta.get("original_aten"), node.meta.get("seq_nr")
+    return any((user.meta.get("original_aten"), user.meta.get("seq_nr")) != key for user in node.users)
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What a value was computed from, back to the sites before it."""
+
+    sites: frozenset[int] = frozenset()
+    fed: bool = False
+    infinite: bool = False
+
+    def __or__(self, other: _Past) -> _Past:
+        return _Past(self.sites | other.sites, self.fed or other.fed, self.infinite or other.infinite)
+
+
+def _described(
+    graph: fx.Graph, found: dict[fx.Node, tuple[fx.Node, torch.dtype, bool]], phase: str, sources: Sequence[str]
+) -> dict[fx.Node, Site]:
+    sites: dict[fx.Node, Site] = {}
+    past: dict[fx.Node, _Past] = {}
+    places = iter(range(len(found)))
+    given = iter(split_source(source) for source in sources)
+    weights = {node: next(given, ("", "")) for node in graph.nodes if node.op == "placeholder"}
+    alike: Counter[tuple[object, ...]] = Counter()
+    for node in graph.nodes:
+        fed = node.op == "placeholder" and not weights[node][1]
+        whole = _Past(fed=fed, infinite=_writes_infinity(node))
+        for source in node.all_input_nodes:
+            whole |= past[source]
+        past[node] = whole
+        if node in found:
+            label, dtype, cast = found[node]
+            base, module = _module(label)
+            file, line = _line(label)
+            weight = weights.get(node, ("", ""))[1]
+            same = (base, module, _op(label), file, line, dtype, cast, weight, _phase(label, phase))
+            alike[same] += 1
+            sites[node] = Site(
+                phase=_phase(label, phase),
+                base=base,
+                module=module,
+                op=_op(label),
+                file=file,
+                line=line,
+                format=format_of(dtype).name,
+                cast=cast,
+                weight=weight,
+                nth=alike[same] - 1,
+                before=tuple(sorted(whole.sites)),
+                fed=whole.fed,
+                infinite=whole.infinite,
+                order=next(places),
+            )
+            past[node] = _Past(frozenset((sites[node].order,)))
+    return sites
+
+
+def _writes_infinity(node: fx.Node) -> bool:
+    """Whether a constant among the arguments is not finite; reductions start from one, but no node says so."""
+    return any(isinstance(one, float) and not math.isfinite(one) for one in (*node.args, *node.kwargs.values()))
+
+
+def _phase(node: fx.Node, phase: str) -> str:
+    """A backward graph recomputes parts of forward where activations are checkpointed; they are forward values."""
+    if phase != "backward":
+        return "forward"
+    recomputed = node.meta.get("partitioner_tag") == "is_forward" or "recompute" in node.meta
+    return "forward" if recomputed and not node.meta.get("autograd_backward") else "backward"
+
+
+def _op(node: fx.Node) -> str:
+    target: Any = node.meta.get("original_aten") or node.target
+    return op_name(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+
+
+def _module(node: fx.Node) -> tuple[str, str]:
+    """`L['self']` and `blocks.0.up` of the innermost module that the op ran in; the root's own ops have the path ''."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    paths = [_plain(entry[0]) for entry in stack.values() if isinstance(entry, tuple)]
+    return split_source(paths[-1]) if paths else ("", "")
+
+
+def _plain(path: str) -> str:
+    """Module stacks write list indices as `[0]` in some releases and as `.0` in others."""
+    return re.sub(r"\._modules\['([^']*)'\]|\[(\d+)\]", lambda m: f".{m[1] or m[2]}", path)
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """`L['self'].blocks.0.up` as `L['self']` and `blocks.0.up`."""
+    match = re.match(r"^([A-Z]\['[^']*'\]|[A-Za-z_]\w*)\.?(.*)$", source)
+    return (match[1], match[2]) if match else ("", source)
+
+
+def _line(node: fx.Node) -> tuple[str, int | None]:
+    """The innermost line of the user's code that the op came from."""
+    places = [(path, int(line)) for path, line in _FRAME.findall(node.meta.get("stack_trace") or "")]
+    users = [(path, line) for path, line in places if is_users(path)]
+    path, line = (users or places or [("", 0)])[-1]
+    return (short_path(path), line) if path else ("", None)

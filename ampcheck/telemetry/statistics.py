@@ -1,0 +1,167 @@
+"""The reductions that are appended to a lowered graph, and how their one packed result is read.
+
+Rounding to nearest is monotone, so what a cast makes of a value is told by thresholds on the value (they come from
+`formats`), and it does not matter whether a fused kernel has rounded the value already. Every reduction runs over all of a
+value at once: in that shape Inductor fuses it into the loop that computes the value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ampcheck.formats import format_of
+from ampcheck.telemetry.sites import PRODUCTS, Site
+
+_ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
+
+_EXACT = 1 << 24
+"""Counts up to here are exact in float32, which is the cheapest to add in; larger ones are added in int64."""
+
+_NEVER_SMALL = 2.0**-100
+"""Formats whose normal numbers reach further down are met by no subnormal in most models: the alarm tells if so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the packed vector is read.
+
+    entries: the site and the name of each of its numbers. amax: the largest magnitude, finite where `finite` (or, of a
+    value that is in its format already, `kept`) is counted too, else NaN or infinite if a value was; smallest: the
+    smallest nonzero one, infinity if there is none; above: how many are nonzero, which shares its test with smallest and
+    stands in for `zero` (of a value in its format: `lost`) in the lean set, where there is no NaN. All other names are
+    counts of elements, each up to a threshold on the magnitude: zero (0), lost (what rounds to zero), tiny (to zero or a subnormal), kept (to a finite value), finite, number
+    (all but NaN); nan. numels: elements of each site, None where its shape is symbolic; it then has `number` and `nan`.
+    """
+
+    entries: tuple[tuple[int, str], ...]
+    numels: tuple[int | None, ...]
+
+
+def append_statistics(module: fx.GraphModule, sites: Mapping[fx.Node, Site], *, full: bool) -> Layout:
+    """Append one float64 vector with the statistics of all `sites` to the outputs of a lowered graph.
+
+    full: everything that `Layout` names. Otherwise the lean set, which is complete as long as no value overflows, is inf
+    or NaN, or is smaller than the normal numbers of a format that reaches down as far as float32 does: `rings` tells.
+    """
+    graph = module.graph
+    nodes = list(graph.nodes)
+    place = {node: i for i, node in enumerate(nodes)}
+    output = nodes[-1]
+    entries: list[tuple[int, str]] = []
+    groups: dict[torch.dtype, list[tuple[tuple[int, str], fx.Node]]] = {}
+    for number, (node, site) in enumerate(sites.items()):
+        emit = _Emitter(graph, _spot(nodes, place, node, output), node)
+        for name, total in _reductions(emit, node, site, full or site.infinite):
+            groups.setdefault(total.meta["val"].dtype, []).append(((number, name), total))
+    emit = _Emitter(graph, output, next(iter(sites)))
+    parts: list[fx.Node] = []
+    for group in groups.values():
+        each = [emit(_ATEN.reshape.default, total, [1]) for _, total in group]
+        parts.append(emit.to(emit(_ATEN.cat.default, each) if len(each) > 1 else each[0], torch.float64))
+        entries += [entry for entry, _ in group]
+    packed = emit(_ATEN.cat.default, parts) if len(parts) > 1 else parts[0]
+    output.args = ((*output.args[0], packed),)
+    module.recompile()
+    return Layout(tuple(entries), tuple(_numel(node) for node in sites))
+
+
+class _Emitter:
+    """Adds nodes to a graph before a spot, with their shapes and dtypes as Inductor wants to know them."""
+
+    def __init__(self, graph: fx.Graph, spot: fx.Node, like: fx.Node) -> None:
+        self._graph, self._spot = graph, spot
+        self._mode = like.meta["val"].fake_mode
+        self.device: torch.device = like.meta["val"].device
+
+    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        with self._graph.inserting_before(self._spot):
+            node = self._graph.call_function(op, args, kwargs)
+        plain: Any = fx.node.map_aggregate(args, _value), fx.node.map_aggregate(kwargs, _value)  # type: ignore[arg-type]
+        with self._mode:
+            node.meta["val"] = op(*plain[0], **plain[1])
+        return node
+
+    def to(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return node if node.meta["val"].dtype is dtype else self(_PRIMS.convert_element_type.default, node, dtype)
+
+    def where(self, test: fx.Node, yes: float | fx.Node, no: float | fx.Node) -> fx.Node:
+        return self(_ATEN.where.self, test, *(one if isinstance(one, fx.Node) else self._full(one) for one in (yes, no)))
+
+    def _full(self, value: float) -> fx.Node:
+        return self(_ATEN.full.default, [], float(value), dtype=torch.float32, device=self.device, pin_memory=False)
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
+
+
+def _numel(node: fx.Node) -> int | None:
+    shape = node.meta["val"].shape
+    return math.prod(shape) if all(isinstance(n, int) for n in shape) else None
+
+
+def _spot(nodes: Sequence[fx.Node], place: Mapping[fx.Node, int], node: fx.Node, output: fx.Node) -> fx.Node:
+    """Before which node the statistics of a value stand: behind the next library call, by which Inductor has written down
+    what that call reads. It fuses a reduction into an earlier loop over the same value, not into a later one; and the
+    value must not be kept for longer than it takes."""
+    return next((nodes[i + 1] for i in range(place[node] + 1, len(nodes) - 1) if is_product(nodes[i])), output)
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a node is computed by a library, not in a kernel of Inductor's."""
+    return getattr(node.target, "__name__", "").startswith(PRODUCTS)
+
+
+def _reductions(emit: _Emitter, node: fx.Node, site: Site, full: bool) -> list[tuple[str, fx.Node]]:
+    """The statistics of one value, each 0-d, with their names."""
+    magnitude = emit(_ATEN.abs.default, emit.to(node, torch.float32))
+    dims = list(range(magnitude.meta["val"].ndim))
+    known = format_of(site.format)
+    numel = _numel(node)
+    limits = thresholds(site)
+    above = emit(_ATEN.gt.Scalar, magnitude, 0.0 if site.cast else known.flushes_at)
+    smallest = emit(_ATEN.amin.default, emit.where(above, magnitude, math.inf), dims)
+    tests: dict[str, fx.Node] = {}
+    for name in counted(site, full):
+        if name == "above":
+            tests[name] = above
+            continue
+        below = _ATEN.lt.Scalar if name in ("tiny", "kept", "finite") else _ATEN.le.Scalar
+        tests[name] = emit(below, magnitude, limits[name])
+    if numel is None:
+        tests["number"] = tests.get("number") or emit(_ATEN.le.Scalar, magnitude, math.inf)
+        tests["nan"] = emit(_ATEN.ne.Tensor, magnitude, magnitude)
+    largest = emit.where(tests["finite" if site.cast else "kept"], magnitude, 0.0) if full else magnitude
+    found = [("amax", emit(_ATEN.amax.default, largest, dims)), ("smallest", smallest)]
+    for name, test in tests.items():
+        counts = emit.where(test, 1.0, 0.0) if numel is not None and numel <= _EXACT else test
+        found.append((name, emit(_ATEN.sum.dim_IntList, counts, dims)))
+    return found
+
+
+def thresholds(site: Site) -> dict[str, float]:
+    """The magnitude up to which each count of `Layout` goes: zero, lost and number include it, the others do not."""
+    known = format_of(site.format)
+    kept = known.overflows_at if known.bits <= 16 else math.inf
+    return {
+        "zero": 0.0,
+        "lost": known.flushes_at,
+        "tiny": known.subnormal_below,
+        "kept": kept,
+        "finite": math.inf,
+        "number": math.inf,
+    }
+
+
+def counted(site: Site, full: bool) -> tuple[str, ...]:
+    """The counts that are made of a site. A value in its format already has no zero and no finite but what it rounds to."""
+    if full:
+        return ("zero", "lost", "tiny", "kept", "finite", "number") if site.cast else ("lost", "tiny", "kept", "number")
+    low = ("lost", "tiny") if site.cast else ("tiny",)
+    return ("above", *low) if format_of(site.format).smallest_normal > _NEVER_SMALL else ("above",)

@@ -1,0 +1,195 @@
+"""The plain graph and its measured twin side by side, sampled without a recompilation, and what they gave.
+
+Every graph that Inductor compiles while a `Telemetry` watches is compiled twice: as it is, and with its statistics as one
+more output. A flag outside of Dynamo's sight decides at each call which of the two runs. Nothing is read from the device
+before `read`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ampcheck.compiler import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
+from ampcheck.errors import brief
+from ampcheck.telemetry.ledger import Ledger
+from ampcheck.telemetry.owners import NOBODY, Names, Owner, Owners
+from ampcheck.telemetry.sites import Level, Site, select_sites
+from ampcheck.telemetry.statistics import append_statistics
+from ampcheck.telemetry.stats import SiteStats, TelemetryStats
+from ampcheck.telemetry.twins import Twins, written_inputs
+
+_LINKS = 100_000
+"""How many addresses are remembered to tell which forward call a backward call belongs to."""
+
+
+@dataclass(slots=True)
+class _Graph:
+    """One instrumented graph. owner: of its only owner so far; several: whether it has more than one."""
+
+    number: int
+    phase: str
+    sites: tuple[Site, ...]
+    ledger: Ledger
+    owners: Owners
+    twins: Twins
+    saved: tuple[int, ...]
+    calls: Counter[int] = field(default_factory=Counter)
+    links: dict[int, Owner] = field(default_factory=dict)
+    forward: _Graph | None = None
+    known: dict[int, Owner] = field(default_factory=dict)
+
+
+class Telemetry:
+    """Statistics of every graph that is compiled inside `watching`.
+
+    roots: the modules whose parameters name what runs; graphs that run with none of their parameters are left alone,
+    unless there are no roots. level: how much is measured. every: measure each N-th call of a graph (by the same
+    modules), the first among them.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[torch.nn.Module] = (),
+        *,
+        level: Level = Level.CASTS,
+        every: int = 1,
+    ) -> None:
+        self.level, self.every = level, every
+        self.on = True
+        self._names = Names(roots)
+        self._graphs: list[_Graph] = []
+        self._forwards: dict[int, _Graph] = {}
+        self._unseen: Counter[str] = Counter()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Instrument what is compiled inside and measure what runs inside; afterwards the plain graphs run."""
+        self.on = True
+        try:
+            with intercepted(self._instrument):
+                yield
+        finally:
+            self.on = False
+
+    def _instrument(self, lowered: LoweredGraph) -> Runnable:
+        lean, full = lowered.copied(), lowered.copied()
+        written = written_inputs(lowered.module)
+        sites, layouts = {}, []
+        try:
+            for module in (full, lean):
+                sites = select_sites(module.graph, self.level, lowered.phase, lowered.sources)
+                layouts.append(append_statistics(module, sites, full=module is full) if sites else None)
+        except Exception as error:  # noqa: BLE001  # whatever a graph holds that we do not know, the user's run goes on
+            self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
+            return lowered.compiled()
+        if layouts[0] is None or layouts[1] is None:
+            self._unseen["graphs without a value to measure"] += 1
+            return lowered.compiled()
+        later = lowered.later(full)
+        plain = lowered.compiled()
+        try:
+            run, strides = lowered.variant(lean)
+        except Exception as error:  # noqa: BLE001  # as above: the compiler may choke on what was added
+            self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
+            return plain
+        if strides and lowered.strides() and strides[:-1] != lowered.strides():
+            self._unseen["graphs whose outputs lie otherwise in memory when they are measured"] += 1
+            return plain
+        graph = _Graph(
+            number=len(self._graphs),
+            phase=lowered.phase,
+            sites=tuple(sites.values()),
+            ledger=Ledger(tuple(sites.values()), layouts[1], layouts[0]),
+            owners=Owners(self._names, lowered.sources),
+            twins=Twins(plain, run, later, written),
+            saved=lowered.saved,
+        )
+        self._graphs.append(graph)
+        if lowered.phase == BACKWARD:
+            graph.forward = self._forwards.get(lowered.key)
+        else:
+            self._forwards[lowered.key] = graph
+        return self._running(graph)
+
+    def _running(self, graph: _Graph) -> Runnable:
+        twins = graph.twins
+
+        def run(inputs: list[Any]) -> Sequence[Any]:
+            owner = self._owner(graph, inputs) if self.on else None
+            if owner is None:
+                return twins.plain(inputs)
+            call = graph.calls[id(owner)]
+            graph.calls[id(owner)] = call + 1
+            due = call % self.every == 0
+            outputs = twins.run(inputs, call, graph.ledger.of(id(owner))) if due else twins.plain(inputs)
+            if graph.saved:
+                self._link(graph, outputs, owner)
+            return outputs
+
+        return run
+
+    def _owner(self, graph: _Graph, inputs: Sequence[Any]) -> Owner | None:
+        """Whose call this is; None where it is none of the watched modules'."""
+        if graph.phase == BACKWARD and graph.forward is not None:
+            known = graph.forward.known
+            owner = next(iter(known.values()), None) if len(known) == 1 else self._linked(graph.forward, inputs)
+        else:
+            owner = graph.owners.of(inputs)
+            if not owner and graph.owners.has_weights and self._names:
+                return None
+        if owner is not None:
+            graph.known.setdefault(id(owner), owner)
+        return owner if owner is not None or not graph.forward or not graph.forward.known else NOBODY
+
+    def _link(self, graph: _Graph, outputs: Sequence[Any], owner: Owner) -> None:
+        """Remember whose forward call made what backward is given: addresses are unique while backward needs them."""
+        if len(graph.links) > _LINKS:
+            graph.links.clear()
+        for place in graph.saved:
+            value = outputs[place]
+            if isinstance(value, torch.Tensor) and value.numel():
+                graph.links[value.data_ptr()] = owner
+                if len(graph.known) == 1:
+                    break
+
+    @staticmethod
+    def _linked(forward: _Graph, inputs: Sequence[Any]) -> Owner | None:
+        for value in inputs:
+            if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in forward.links:
+                return forward.links[value.data_ptr()]
+        return None
+
+    def read(self, subject: str = "") -> TelemetryStats:
+        """What was seen so far. Waits for the device."""
+        skipped = unsupported()
+        found: dict[Any, SiteStats] = {}
+        for graph in self._graphs:
+            for stats in graph.ledger.read(graph.number, graph.known):
+                found[stats.key] = found[stats.key] + stats if stats.key in found else stats
+        measured = [graph for graph in self._graphs if graph.calls]
+        differences = [d for graph in self._graphs if (d := graph.twins.difference()) is not None]
+        unseen = Counter(self._unseen)
+        for graph in self._graphs:
+            if graph.twins.failure:
+                unseen[f"graphs whose full statistics could not be compiled: {graph.twins.failure}"] += 1
+        if silent := sum(not graph.calls for graph in self._graphs):
+            unseen["instrumented graphs that never ran"] += silent
+        return TelemetryStats(
+            subject=subject,
+            level=self.level.value,
+            every=self.every,
+            sites=tuple(sorted(found.values(), key=lambda s: (s.where.phase == BACKWARD, s.order))),
+            graphs=len(measured),
+            calls=sum(sum(graph.calls.values()) for graph in measured),
+            measured=sum(graph.ledger.measured for graph in measured),
+            perturbation=max(differences, default=None),
+            perturbed=sum(d > 0 for d in differences),
+            skipped=skipped,
+            unseen=dict(unseen),
+        )

@@ -1,0 +1,148 @@
+"""One graph in its variants: plain, with the alarm, with the full statistics; and running two of them on equal inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from ampcheck.compiler import Runnable
+from ampcheck.errors import brief
+
+_RINGS = 3
+
+
+class Account(Protocol):
+    """Where the packed statistics of a call go."""
+
+    def keep(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
+        """The statistics of one call, lean or full."""
+
+    def rings(self, packed: torch.Tensor) -> bool:
+        """Whether lean statistics leave something open, as far as that can be told without waiting for the device."""
+
+
+class Twins:
+    """One graph three times: plain, with the lean statistics, and, once these leave something open, with the full ones.
+
+    On the CPU the call in which the lean statistics ring is run again with the full ones, on equal inputs and random
+    numbers; on a device the next measured call is. A graph that rings again and again is measured in full from then on.
+    The first measured call also runs the plain variant, to tell whether measuring changes a result.
+    """
+
+    def __init__(
+        self, plain: Runnable, lean: Runnable, full: Callable[[], Runnable], written: frozenset[int]
+    ) -> None:
+        self.plain, self._lean, self._make_full, self._written = plain, lean, full, written
+        self._full: Runnable | None = None
+        self._differences: list[torch.Tensor] | None = None
+        self._rang = 0
+        self._due = False
+        self.failure = ""
+
+    def run(self, inputs: list[Any], call: int, account: Account) -> Sequence[Any]:
+        """Run with statistics; gives the graph's own outputs."""
+        if self._differences is None:
+            return self._compared(inputs, call, account)
+        if (self._due or self._rang >= _RINGS) and (full := self._compiled_full()) is not None:
+            self._due = False
+            return self._kept_of(full(inputs), call, account, full=True)
+        again = self._copied(inputs)
+        states = _random_states(inputs)
+        outputs = self._lean(inputs)
+        packed = _own(outputs[-1])
+        if account.rings(packed):
+            self._rang += 1
+            if packed.device.type != "cpu":
+                self._due = True
+            elif (full := self._compiled_full()) is not None:
+                _restore(states)
+                self._kept_of(full(again), call, account, full=True)
+                return outputs[:-1]
+        account.keep(call, packed, full=False)
+        return outputs[:-1]
+
+    def _compiled_full(self) -> Runnable | None:
+        if self._full is None and not self.failure:
+            try:
+                self._full = self._make_full()
+            except Exception as error:  # noqa: BLE001  # the user's run goes on with what the lean statistics tell
+                self.failure = brief(error)
+        return self._full
+
+    @staticmethod
+    def _kept_of(outputs: Sequence[Any], call: int, account: Account, *, full: bool) -> Sequence[Any]:
+        account.keep(call, _own(outputs[-1]), full=full)
+        return outputs[:-1]
+
+    def difference(self) -> float | None:
+        """The largest relative difference that measuring made to an output; None where both have not run."""
+        if self._differences is None:
+            return None
+        return max((float(d) for d in self._differences), default=0.0)
+
+    def _compared(self, inputs: list[Any], call: int, account: Account) -> Sequence[Any]:
+        """Twice the plain variant, then the measured one. Where two plain runs differ already (sums by atomic additions),
+        nothing can be told of an output."""
+        states = _random_states(inputs)
+        plain = []
+        for _ in range(2):
+            plain.append([_own(one) if isinstance(one, torch.Tensor) else one for one in self.plain(self._copied(inputs))])
+            _restore(states)
+        self._differences = []
+        outputs = self.run(inputs, call, account)
+        for one, again, measured in zip(*plain, outputs, strict=True):
+            if isinstance(one, torch.Tensor) and one.numel():
+                noise = _difference(one, again) > 0
+                self._differences.append(torch.where(noise, 0.0, _difference(one, measured)))
+        return outputs
+
+    def _copied(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs for a second run: what the graph writes to is copied."""
+        return [one.clone() if place in self._written else one for place, one in enumerate(inputs)]
+
+
+def written_inputs(module: fx.GraphModule) -> frozenset[int]:
+    """The places of the inputs that a lowered graph writes to."""
+    places = {node: i for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder")}
+    found: set[int] = set()
+    for node in module.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write and given in places:
+                found.add(places[given])
+    return frozenset(found)
+
+
+def _own(packed: torch.Tensor) -> torch.Tensor:
+    """On a device the memory may belong to a CUDA graph, whose next replay overwrites it."""
+    return packed if packed.device.type == "cpu" else packed.clone()
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The norm of the difference over the norm, in float64 and on the device; 0 exactly where all bits agree in value."""
+    same = (one == other) | ((one != one) & (other != other))
+    if not (one.is_floating_point() or one.is_complex()):
+        return (~same).any().double()
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    apart = torch.where(same, 0.0, one.to(wide) - other.to(wide))
+    size = torch.linalg.vector_norm(torch.where(one.isfinite(), one.to(wide), 0.0))
+    found = torch.linalg.vector_norm(apart)
+    return torch.where(same.all(), 0.0, torch.where(size > 0, found / size, torch.inf)).nan_to_num(torch.inf, torch.inf)
+
+
+def _random_states(inputs: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
+    states = [("", torch.get_rng_state())]
+    kinds = {one.device for one in inputs if isinstance(one, torch.Tensor) and one.device.type == "cuda"}
+    return states + [(str(device), torch.cuda.get_rng_state(device)) for device in sorted(kinds, key=str)]
+
+
+def _restore(states: Sequence[tuple[str, torch.Tensor]]) -> None:
+    for device, state in states:
+        if device:
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
