@@ -22,6 +22,7 @@ from ampcheck.compiled.hygiene_run import (
     is_compiled_already,
     run_passes,
 )
+from ampcheck.compiled.hygiene_trace import LATE, WARM
 from ampcheck.compiler import reset, untold
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
@@ -139,8 +140,8 @@ def measure_graph(
 
             def watching(number: int) -> AbstractContextManager[Callable[[], None]]:
                 if number < warmup:
-                    return nullcontext(lambda: None)
-                noting.notes.late = True
+                    return nullcontext(noting.notes.next_call)
+                noting.notes.stage = LATE
                 return noting.calls_counted(blocks.names(), blocks.functions)
 
             ended = run_passes(subject, blocks, device=device, dtype=dtype, warmup=warmup, watching=watching)
@@ -185,6 +186,7 @@ def observe_graphs(
         emit(observed.run)
         return
     noting, ended = Noting(), Ended()
+    noting.notes.stage = WARM  # there is no first call that would be known as such
     try:
         with noting.trace(), watched_children() as noting.children, noting.calls_counted({}, frozenset()):
             yield observed
@@ -208,7 +210,7 @@ def _measure_use(subject: Subject, device: str) -> GraphStats:
         with noting.trace(), watched_children() as noting.children, noting.calls_counted({}, frozenset()) as next_call:
             for step in range(STEPS if training else 1):
                 next_call()
-                noting.notes.late = training and step == STEPS - 1
+                noting.notes.stage = LATE if training and step == STEPS - 1 else WARM
                 try:
                     subject.shape["step"](step) if training else subject.shape()
                     ended.calls += 1

@@ -36,12 +36,14 @@ HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One failed guard. families: what varies, without its value; a family that failed before has varied before."""
+    """One failed guard. families: what varies, without its value; a family that failed before has varied before.
+    of_tensor: it is the size, layout, dtype or the like of a tensor."""
 
     kind: str
     text: str
     families: frozenset[tuple[str, ...]]
     global_state: bool = False
+    of_tensor: bool = False
     stack: str = ""
 
 
@@ -86,7 +88,8 @@ def _guard(reason: str) -> Guard:
         families = frozenset(("global", flag) for flag in flags)
         return Guard(" and ".join(kinds), text, families, global_state=True, stack=stack)
     kind, family = _kind(text)
-    return Guard(kind, text, frozenset([family]), stack=stack)
+    of_tensor = bool(_TENSOR.match(text) or _SIZE.search(text))
+    return Guard(kind, text, frozenset([family]), of_tensor=of_tensor, stack=stack)
 
 
 def _global(flag: str) -> str:

@@ -67,6 +67,8 @@ class Noting:
         artifacts = [_artifacts(call, reading) for call in (calls.artifacts if calls else ())]
         skips = reading.skips or ({"no reason given": self._skipped} if self._skipped > 0 else {})
         unseen = _positive({"calls that could not be counted": int(calls is not None and not seen)})
+        if ended.no_backward:
+            unseen[f"backward, which raised {ended.no_backward}"] = 1
         if ended.error is not None:
             unseen[f"what comes after the {type(ended.error).__name__}"] = 1
         return GraphStats(
@@ -161,6 +163,8 @@ def _cause(run: EagerRun, reading: Reading) -> Failure:
         return hard[-1]
     if own or any(run.code[:2] in found.frames for found in reading.breaks.values()):
         return Failure(run.code, "graph break", "a graph break cuts it")
+    if run.is_torchs and reading.breaks:  # what PyTorch's own code is called for at a break has no frame to compile
+        return Failure(run.code, "graph break", "a graph ends where it is called")
     # A module of PyTorch's own is compiled through a wrapper, whose failure is the module's.
     wrapper = [f for f in reading.failures if f.code and not is_users(f.code[0]) and f.cause != "graph break"]
     if wrapper and run.is_torchs and run.above is None:

@@ -14,6 +14,7 @@ import torch
 from ampcheck.autocast.guards.switches import changed, read_state, restore_state
 from ampcheck.compiled.hygiene_records import Code
 from ampcheck.compiler import counted, explained, is_compiled, keep_marks, reset
+from ampcheck.errors import brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.arms import forward_through
 from ampcheck.numerics.equal_random import seeded
@@ -36,6 +37,10 @@ class Blocks:
         return {id(m): n.replace("_orig_mod.", "").removesuffix("_orig_mod") for n, m in reversed(list(found))}
 
 
+class NoBackwardError(Exception):
+    """A backward raised. What Dynamo compiled is judged without it; gradients are another check's matter."""
+
+
 @dataclass(slots=True)
 class Ended:
     """How the passes ended.
@@ -51,6 +56,7 @@ class Ended:
     switches: dict[str, tuple[str, str]] = field(default_factory=dict)
     by: str = ""
     compared: bool = False
+    no_backward: str = ""
 
 
 def is_compiled_already(subject: Subject) -> bool:
@@ -95,6 +101,8 @@ def run_passes(
                 for call in subject.calls:
                     next_call()
                     ended.error, moved = _switched(blocks.compiled, call, subject, device, autocast())
+                    if isinstance(ended.error, NoBackwardError):
+                        ended.no_backward, ended.error = str(ended.error), None
                     ended.calls += ended.error is None
                     if moved or ended.error is not None:
                         ended.moved.append((call, moved))
@@ -151,7 +159,7 @@ def run_call(
     device: str,
     autocast: AbstractContextManager[Any],
 ) -> None:
-    """One call through all blocks, and its gradients, which are not kept."""
+    """One call through all blocks, and its gradients, which are not kept; `NoBackwardError` for what these raise."""
     args, kwargs = _fresh(call, device)
     with torch.enable_grad(), autocast:
         result = forward_through(blocks, Call(args, kwargs))
@@ -159,7 +167,10 @@ def run_call(
     leaves = [p for root in modules_of(tuple(blocks)) for p in root.parameters() if p.requires_grad]
     leaves += [t for _, t in tensors((args, kwargs)) if t.requires_grad and t.is_leaf]
     if total is not None and total.requires_grad and leaves:
-        torch.autograd.grad(total, leaves, allow_unused=True)
+        try:
+            torch.autograd.grad(total, leaves, allow_unused=True)
+        except Exception as error:
+            raise NoBackwardError(brief(error)) from error
 
 
 def elsewhere(subject: Subject, device: str, dtype: torch.dtype | None) -> dict[str, str]:

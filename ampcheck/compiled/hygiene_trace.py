@@ -24,6 +24,7 @@ _GENERIC = ("This graph break", "Dynamo has detected", "It may be possible", "Pl
 _LIMIT = "Dynamo recompile limit exceeded"
 _SOFT = ("Unsupported", "UserError", "StepUnsupported")
 _CACHES = {"fx_graph_cache": "FX graph cache", "aotautograd_cache": "AOTAutograd cache"}
+FIRST, WARM, LATE = "first call", "warm-up", "late"
 _TEXT = 240
 """Letters of a reason that are shown."""
 
@@ -44,10 +45,11 @@ class Failure:
 
 @dataclass(slots=True)
 class Notes:
-    """Listens to the trace. `late` is set once the warm-up is over."""
+    """Listens to the trace. stage: `FIRST` during the first call, `WARM` until the warm-up is over, then `LATE`."""
 
-    late: bool = False
-    _told: list[tuple[bool, Told, Where]] = field(default_factory=list)
+    stage: str = FIRST
+    _calls: int = 0
+    _told: list[tuple[str, Told, Where]] = field(default_factory=list)
 
     def __call__(self, told: Told) -> None:
         """Keep a record; of a recompilation also the user's line that called the compiled code."""
@@ -55,7 +57,12 @@ class Notes:
         if told.name == "recompile_reasons":
             file, line = users_line(_torchs(sys._getframe()))
             place = Where("compile", file=file, line=line)
-        self._told.append((self.late, told, place))
+        self._told.append((self.stage, told, place))
+
+    def next_call(self) -> None:
+        """Another call of the warm-up begins."""
+        self._calls += 1
+        self.stage = FIRST if self._calls == 1 else WARM
 
     @property
     def compiled(self) -> int:
@@ -65,8 +72,8 @@ class Notes:
     def read(self) -> Reading:
         """What the records say."""
         reading = Reading()
-        for late, told, place in self._told:
-            reading.add(told, late, place)
+        for stage, told, place in self._told:
+            reading.add(told, stage, place)
         return reading
 
 
@@ -91,8 +98,8 @@ class Reading:
     _broken: set[str] = field(default_factory=set)
     _known: dict[Code, set[tuple[str, ...]]] = field(default_factory=dict)
 
-    def add(self, told: Told, late: bool, place: Where) -> None:
-        """Take in one record, made at `place` of the user's code; `late`: after the warm-up."""
+    def add(self, told: Told, stage: str, place: Where) -> None:
+        """Take in one record, made at `place` of the user's code."""
         cache, _, result = told.name.rpartition("_")
         if told.name == "dynamo_graph_break_reason":
             self._broken.add(told.compile_id)
@@ -100,7 +107,7 @@ class Reading:
         elif told.name == "recompile_reasons":
             self._reasons[told.compile_id] = told.text, place
         elif told.name == "compilation_metrics":
-            self._compiled(told, late)
+            self._compiled(told, stage)
         elif cache in _CACHES:
             ending = {"hit": "hits", "miss": "misses", "bypass": "bypassed"}[result]
             self.caches[f"{_CACHES[cache]} {ending}"] += 1
@@ -109,7 +116,7 @@ class Reading:
         if skip := told.fields.get("cudagraph_skip_reason"):
             self.skips[str(skip)] += 1
 
-    def _compiled(self, told: Told, late: bool) -> None:
+    def _compiled(self, told: Told, stage: str) -> None:
         fields = told.fields
         frame, _, _ = told.compile_id.partition("/")
         reason = str(fields.get("fail_reason") or "")
@@ -130,10 +137,10 @@ class Reading:
             ops = int(fields.get("graph_op_count") or 0)
             seconds = int(fields.get("duration_us") or fields.get("dynamo_cumulative_compile_time_us") or 0) / 1e6
             if ops:
-                self.graphs.append(Graph(frame_name(code), code, ops, seconds, late))
+                self.graphs.append(Graph(frame_name(code), code, ops, seconds, stage == LATE))
             else:
                 self.empty.add(code)
-            self._recompiled(told, code, late)
+            self._recompiled(told, code, stage)
         else:
             self.empty.add(code)
 
@@ -148,21 +155,23 @@ class Reading:
         cause = "graph break" if soft else "backend error"
         self.failures.append(Failure(code, cause, _short(reason), where, told.fields["fail_type"]))
 
-    def _recompiled(self, told: Told, code: Code, late: bool) -> None:
+    def _recompiled(self, told: Told, code: Code, stage: str) -> None:
         text, called = self._reasons.pop(told.compile_id, ("", Where("compile")))
         text = text or str(told.fields.get("recompile_reason") or "")
         known = self._known.setdefault(code, set())
         if not text:
-            if late and told.fields.get("graph_op_count"):
+            if stage == LATE and told.fields.get("graph_op_count"):
                 first = "code that had not run before"
                 self.recompiles.append(Recompile(frame_name(code), _place_of(code), "new code", first, late=True))
             return
         guards = read_guards(text)
         guard, repeated = closest(guards, known)
+        # One call that needs a function in three sizes needs three graphs of it: those of its modules' weights.
+        repeated = repeated and not (stage == FIRST and guard.of_tensor)
         known |= guard.families
         where = _innermost(guard.stack) or (_place_of(code) if is_users(code[0]) else called)
         self.recompiles.append(
-            Recompile(frame_name(code), where, guard.kind, guard.text, repeated, late, hint(guard.kind))
+            Recompile(frame_name(code), where, guard.kind, guard.text, repeated, stage == LATE, hint(guard.kind))
         )
 
     def _guards(self, told: Told) -> str:
@@ -184,7 +193,7 @@ def read_break(text: str) -> GraphBreak:
     frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack or told)]
     inside = frames[_last_boundary(frames) :]
     place = _PLACE.search(told)
-    users = [frame for frame in inside if is_users(frame[0])]
+    users = [frame for frame in inside if is_users(frame[0]) and not _is_pythons(frame[0])]
     if users:
         file, line, _ = users[-1]
     elif place:
@@ -204,6 +213,11 @@ def frame_name(code: Code) -> str:
         return "the compiled module"
     name = re.sub(r"torch_dynamo_resume_in_(.+)_at_\d+", r"\1, behind a break", name)
     return f"{name} ({short_path(file)}:{line})"
+
+
+def _is_pythons(file: str) -> bool:
+    """Whether a file is of Python's standard library."""
+    return file.startswith(os.path.dirname(os.__file__) + os.sep) and "site-packages" not in file
 
 
 def _torchs(frame: FrameType | None) -> FrameType | None:
