@@ -7,8 +7,10 @@ source line. All of a subject's graphs count as one sequence, in the order in wh
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -65,8 +67,8 @@ class CutBackend:
     def __call__(self, graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         """Compile one graph, or the part of it that lies before the limit."""
         calls = [node for node in graph.graph.nodes if node.op.startswith("call_")]
-        start = len(self.nodes)
-        self.nodes += [self._named(node, start + place) for place, node in enumerate(calls)]
+        start, base = len(self.nodes), self._running()
+        self.nodes += [self._named(node, start + place, base) for place, node in enumerate(calls)]
         self.graphs += 1
         inside = self._limit - start
         if inside <= 0:
@@ -89,16 +91,37 @@ class CutBackend:
             output.args = ((output.args[0],),)
             part.recompile()
         compiled = self._lower(part, [argument.meta["example_value"] for argument in call.args])
-        part.forward = (lambda *inputs: compiled(*inputs)[0]) if alone else compiled
+        parts.submod_0 = _Part((lambda *inputs: compiled(*inputs)[0]) if alone else compiled)
         run: Callable[..., Any] = parts.forward
         return run
 
-    def _named(self, node: fx.Node, index: int) -> Node:
+    def _running(self) -> str:
+        """The module whose frame is being compiled, from the call stack: in a node's module stack it is left out."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, torch.nn.Module) and id(owner) in self._names:
+                return self._names[id(owner)]
+            frame = frame.f_back
+        return ""
+
+    def _named(self, node: fx.Node, index: int, base: str) -> Node:
         stack = node.meta.get("nn_module_stack") or {}
         paths = [self._names[int(key)] for key in stack if str(key).isdigit() and int(key) in self._names]
         file, line, code = _users_frame(node.meta.get("stack_trace") or "")
-        where = Where(module=paths[-1] if paths else "", op=_op(node), file=file, line=line)
+        where = Where(module=paths[-1] if paths else base, op=_op(node), file=file, line=line)
         return Node(where, code, index, self.graphs)
+
+
+class _Part(torch.nn.Module):
+    """Compiled code in the place of a graph's part."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self._run = run
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._run(*inputs)
 
 
 def _op(node: fx.Node) -> str:

@@ -35,22 +35,25 @@ def keep_in_float32(model):
 '''
 
 _NATIVE = '''
-def forward_in(dtype):
-    def forward(self, *args, **kwargs):
-        return type(self).forward(self, *cast(args, dtype), **cast(kwargs, dtype))
+def forward_in_float32(self, *args, **kwargs):
+    return type(self).forward(self, *cast(args), **cast(kwargs))
 
-    return forward
+
+def forward_in_own_dtype(self, *args, **kwargs):
+    dtype = next(self.parameters(recurse=False)).dtype
+    return type(self).forward(self, *cast(args, dtype), **cast(kwargs, dtype))
 
 
 def keep_in_float32(model):
-    """Bring the modules of FLOAT32 to float32, inputs and results too; every other layer casts what it gets."""
+    """Bring the modules of FLOAT32 to float32; every other layer casts what it gets to the dtype of its weights."""
     kept = [model.get_submodule(name).float() for name in FLOAT32]
     for module in model.modules():
         weight = next(module.parameters(recurse=False), None)
+        is_layer = weight is not None and weight.is_floating_point() and next(module.children(), None) is None
         if module in kept:
-            module.forward = types.MethodType(forward_in(torch.float32), module)
-        elif weight is not None and weight.is_floating_point() and next(module.children(), None) is None:
-            module.forward = types.MethodType(forward_in(weight.dtype), module)
+            module.forward = types.MethodType(forward_in_float32, module)
+        elif is_layer:
+            module.forward = types.MethodType(forward_in_own_dtype, module)
     return model
 '''
 
