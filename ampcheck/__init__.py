@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.record import emit as emit
     from ampcheck.settings import Limits as Limits
     from ampcheck.subject import Subject as Subject
+    from ampcheck.watch import watch as watch
 
     __version__: str
 
@@ -76,6 +77,7 @@ _HOME = {
     "observe": "ampcheck.audit",
     "observe_graphs": "ampcheck.compiled.hygiene",
     "observe_ops": "ampcheck.autocast.observe",
+    "watch": "ampcheck.watch",
 }
 """Each public name and the module that it is imported from."""
 
@@ -112,6 +114,7 @@ __all__ = [
     "observe",
     "observe_graphs",
     "observe_ops",
+    "watch",
 ]
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every misspelt name

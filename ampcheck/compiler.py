@@ -148,7 +148,7 @@ def intercepted(handler: Handler) -> Iterator[None]:
         return compile_fx(model, inputs, inner, *args, **kwargs)
 
     patch = {"enable_autograd_cache": False} if hasattr(functorch, "enable_autograd_cache") else {}
-    room.compile_fx = replaced
+    room.compile_fx = replaced  # type: ignore[assignment]
     try:
         with functorch.patch(patch):
             yield
@@ -187,7 +187,8 @@ def reset() -> None:
 
 
 def _output(module: fx.GraphModule) -> fx.Node:
-    return next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    found: fx.Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    return found
 
 
 def _sources(model: Any) -> list[str]:
@@ -218,8 +219,8 @@ def _inputs(module: fx.GraphModule, sources: Sequence[str]) -> tuple[str, ...]:
             index = getattr(node.meta.get("desc"), "idx", None)
             if index is None and (match := re.fullmatch(r"primals_(\d+)", node.name)):
                 index = int(match[1]) - 1
-            known = index is not None and node.name.startswith(("primals", "arg")) and index < len(sources)
-            found.append(sources[index] if known else "")
+            known = isinstance(index, int) and node.name.startswith(("primals", "arg")) and index < len(sources)
+            found.append(sources[index] if known and isinstance(index, int) else "")
     return tuple(found)
 
 
@@ -292,12 +293,14 @@ def compile_trace(listener: Callable[[Told], None]) -> Iterator[None]:
                 identity = f"{data.get('frame_id')}/{data.get('frame_compile_id')}"
                 listener(Told(name, identity, fields or {}, getattr(record, "payload", None) or ""))
 
-    handler = Handler(logging.DEBUG)
+    handler, passed_on = Handler(logging.DEBUG), trace_log.propagate
     trace_log.addHandler(handler)
+    trace_log.propagate = False  # pytest would show the records, which are empty lines, with each test that fails
     try:
         yield
     finally:
         trace_log.removeHandler(handler)
+        trace_log.propagate = passed_on
 
 
 def counted(group: str, name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ class Ledger:
     def __init__(self, sites: tuple[Site, ...], lean: Layout, full: Layout) -> None:
         self._book = _Book(sites, lean, full)
         self._accounts: dict[int, Account] = {}
+        """By owner, in the order of their first calls."""
 
     @property
     def measured(self) -> int:
@@ -33,13 +35,17 @@ class Ledger:
     def of(self, owner: int) -> Account:
         """The account of an owner."""
         if owner not in self._accounts:
-            self._accounts[owner] = Account(self._book)
+            self._accounts[owner] = Account(self._book, next(_TURNS))
         return self._accounts[owner]
 
-    def read(self, graph: int, owners: Mapping[int, Owner]) -> Iterator[SiteStats]:
+    def read(self, owners: Mapping[int, Owner]) -> Iterator[SiteStats]:
         """What is known of each site and owner. Waits for the device."""
         for number, account in self._accounts.items():
-            yield from account.read(graph, owners.get(number, {}))
+            yield from account.read(owners.get(number, {}))
+
+
+_TURNS = itertools.count()
+"""In which order graphs ran first, over all of them."""
 
 
 class _Book:
@@ -128,10 +134,11 @@ _COUNTS = ("zeros", "flushed", "subnormals", "overflowed", "infs", "nans", "nume
 
 @dataclass(slots=True)
 class Account:
-    """The calls of one graph by one owner. measured: how many are known of; rang: how many of them needed more than the
+    """The calls of one graph by one owner. turn: when it first ran; measured: how many are known of; rang: how many of them needed more than the
     lean statistics."""
 
     book: _Book
+    turn: int = 0
     measured: int = 0
     rang: int = 0
     _waiting: dict[bool, list[tuple[int, torch.Tensor]]] = field(default_factory=lambda: {True: [], False: []})
@@ -182,13 +189,14 @@ class Account:
         one = (book.full if full else book.lean).decoded(packed)
         over, inf, nan = one["overflowed"] > 0, one["infs"] > 0, one["nans"] > 0
         bad = over | inf | nan
-        came_bad, came_nan = ((v.double() @ book.before.T) > 0 for v in (bad, nan))
+        unasked = bad & ~book.written
+        came_bad, came_nan, came_lost = ((v.double() @ book.before.T) > 0 for v in (bad, nan, unasked))
         vanished = (one["flushed"] > 0) & (one["flushed"] + one["zeros"] == one["numel"])
         lost = one["flushed"].sqrt() * book.lost / one["amax"].clamp_min(torch.finfo(torch.float32).tiny)
         sums = {
             **{name: one[name].sum(0) for name in _COUNTS},
             "bad": bad.sum(0).double(),
-            "born": (over | (inf & ~came_bad & ~book.written) | (nan & ~came_nan)).sum(0).double(),
+            "born": (over | (inf & ~came_bad & ~book.written) | (nan & ~came_nan & ~came_lost)).sum(0).double(),
             "emptied": vanished.sum(0).double(),
             "amax": one["amax"].amax(0),
             "lost": lost.clamp_max(1.0).amax(0),
@@ -199,7 +207,7 @@ class Account:
         }
         self._sums = {name: _merged(name, self._sums, sums) for name in sums}
 
-    def read(self, graph: int, owner: Owner) -> Iterator[SiteStats]:
+    def read(self, owner: Owner) -> Iterator[SiteStats]:
         """What is known of each site. Waits for the device."""
         for full in (False, True):
             self._fold(full)
@@ -212,7 +220,7 @@ class Account:
                 cast=site.cast,
                 weight=path_of(owner, site.base, site.weight) if site.weight else "",
                 nth=site.nth,
-                order=(graph, site.order),
+                order=(self.turn, site.order),
                 calls=self.measured,
                 amax=known.get("amax", 0.0),
                 smallest=known.get("smallest", math.inf),

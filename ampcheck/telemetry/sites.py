@@ -42,7 +42,17 @@ MOVES = frozenset(
 )
 """What only moves values that were measured where they came to be, or fills in constants."""
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product", "_scaled_mm", "_grouped_mm", "einsum")
+PRODUCTS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "_scaled_dot_product",
+    "_scaled_mm",
+    "_grouped_mm",
+    "einsum",
+)
 """Ops that run in libraries of their own: their 16-bit result is rounded before anything else is computed from it."""
 
 

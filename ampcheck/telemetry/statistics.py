@@ -91,7 +91,9 @@ class _Emitter:
         return node if node.meta["val"].dtype is dtype else self(_PRIMS.convert_element_type.default, node, dtype)
 
     def where(self, test: fx.Node, yes: float | fx.Node, no: float | fx.Node) -> fx.Node:
-        return self(_ATEN.where.self, test, *(one if isinstance(one, fx.Node) else self._full(one) for one in (yes, no)))
+        return self(
+            _ATEN.where.self, test, *(one if isinstance(one, fx.Node) else self._full(one) for one in (yes, no))
+        )
 
     def _full(self, value: float) -> fx.Node:
         return self(_ATEN.full.default, [], float(value), dtype=torch.float32, device=self.device, pin_memory=False)

@@ -7,7 +7,7 @@ before `read`.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +32,6 @@ _LINKS = 100_000
 class _Graph:
     """One instrumented graph. owner: of its only owner so far; several: whether it has more than one."""
 
-    number: int
     phase: str
     sites: tuple[Site, ...]
     ledger: Ledger
@@ -70,6 +69,9 @@ class Telemetry:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Instrument what is compiled inside and measure what runs inside; afterwards the plain graphs run."""
+        if unsupported():
+            yield
+            return
         self.on = True
         try:
             with intercepted(self._instrument):
@@ -102,7 +104,6 @@ class Telemetry:
             self._unseen["graphs whose outputs lie otherwise in memory when they are measured"] += 1
             return plain
         graph = _Graph(
-            number=len(self._graphs),
             phase=lowered.phase,
             sites=tuple(sites.values()),
             ledger=Ledger(tuple(sites.values()), layouts[1], layouts[0]),
@@ -170,7 +171,7 @@ class Telemetry:
         skipped = unsupported()
         found: dict[Any, SiteStats] = {}
         for graph in self._graphs:
-            for stats in graph.ledger.read(graph.number, graph.known):
+            for stats in graph.ledger.read(graph.known):
                 found[stats.key] = found[stats.key] + stats if stats.key in found else stats
         measured = [graph for graph in self._graphs if graph.calls]
         differences = [d for graph in self._graphs if (d := graph.twins.difference()) is not None]

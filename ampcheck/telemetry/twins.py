@@ -32,9 +32,7 @@ class Twins:
     The first measured call also runs the plain variant, to tell whether measuring changes a result.
     """
 
-    def __init__(
-        self, plain: Runnable, lean: Runnable, full: Callable[[], Runnable], written: frozenset[int]
-    ) -> None:
+    def __init__(self, plain: Runnable, lean: Runnable, full: Callable[[], Runnable], written: frozenset[int]) -> None:
         self.plain, self._lean, self._make_full, self._written = plain, lean, full, written
         self._full: Runnable | None = None
         self._differences: list[torch.Tensor] | None = None
@@ -89,7 +87,9 @@ class Twins:
         states = _random_states(inputs)
         plain = []
         for _ in range(2):
-            plain.append([_own(one) if isinstance(one, torch.Tensor) else one for one in self.plain(self._copied(inputs))])
+            plain.append(
+                [_own(one) if isinstance(one, torch.Tensor) else one for one in self.plain(self._copied(inputs))]
+            )
             _restore(states)
         self._differences = []
         outputs = self.run(inputs, call, account)
