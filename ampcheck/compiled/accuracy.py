@@ -16,7 +16,7 @@ import torch
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import lacks_kernel
 from ampcheck.compiled.accuracy_arms import Optimizer, Plan, input_leaves, run_plan
-from ampcheck.compiled.accuracy_checks import check_accuracy, who
+from ampcheck.compiled.accuracy_checks import CHECKS, check_accuracy, who
 from ampcheck.compiled.accuracy_stats import AccuracyStats, Exceptions, Trial
 from ampcheck.compiled.ladder import (
     AOT_EAGER,
@@ -32,7 +32,7 @@ from ampcheck.compiled.ladder import (
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
-from ampcheck.numerics.measure import LOSS_SCALES, native_format
+from ampcheck.numerics.measure import LOSS_SCALES, missing_tool, native_format
 from ampcheck.placement import place
 from ampcheck.places import users_place
 from ampcheck.prepare import prepare
@@ -100,6 +100,8 @@ def judge_accuracy(
     made = as_subject(subject)
     if made.kind not in KINDS:
         raise UsageError(f"{made.name} is of kind '{made.kind.value}': compiled code is judged through its model")
+    if unknown := sorted(set(checks or ()) - set(CHECKS)):
+        raise UsageError(f"compiled code has no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
     bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
     stats = measure_accuracy(
         made,
@@ -259,7 +261,7 @@ def _measure(
         draws=bench.random,
         graphs=climb.graphs,
         unsupported=climb.unsupported,
-        no_gradients="" if plan.backward else "nothing requires a gradient",
+        no_gradients=_no_gradients(bench),
     )
     if climb.raised or bench.eager.error is not None or stats.incomparable:
         return stats
@@ -316,13 +318,20 @@ def _exceptions(bench: Bench, climb: Climb) -> Exceptions:
     raised = climb.arm.error
     if error is not None and lacks_kernel(error):
         missing = brief(error)
-    elif raised is not None and ("InvalidCxxCompiler" in repr(raised) or "No working C++ compiler" in str(raised)):
+    elif raised is not None and missing_tool(raised):
         missing = brief(raised)
     file, line = users_place(error) if error is not None else ("", None)
     phase = bench.eager.phase if error is not None else "compile"
     step = (bench.eager if error is not None else climb.arm).step
     where = Where(phase=phase, file=file, line=line, step=step or None)
     return Exceptions(brief(error) if error is not None else "", climb.raised, float32, missing, where)
+
+
+def _no_gradients(bench: Bench) -> str:
+    if any(kind == "gradient" for kind, _, _ in bench.eager.values):
+        return ""
+    wanted = bench.plan.leaves or holds_parameters(bench.subject)
+    return "no floating output has a gradient" if wanted else "nothing requires a gradient"
 
 
 def _coverage(stats: AccuracyStats, climb: Climb, bench: Bench) -> Coverage:

@@ -23,13 +23,19 @@ class Draw:
 
 
 def deviations(
-    draws: Sequence[Draw], compiled: Sequence[Trajectory], hair: Trajectory, *, masked: bool = False
+    draws: Sequence[Draw],
+    compiled: Sequence[Trajectory],
+    hair: Trajectory,
+    turned: Sequence[Trajectory] = (),
+    *,
+    masked: bool = False,
 ) -> tuple[Deviation, ...]:
     """Every tensor that eager mode and float64 gave; the n-th compiled arm is that of the n-th draw.
 
-    hair: float64 with its data rounded to float32. masked: of weights only those are compared whose gradient eager mode
-    knows: an optimizer that divides by the gradient's size makes a full step of what is zero but for rounding.
-    A tensor that compiled code did not give, or in another shape, is infinitely far off.
+    hair: float64 with its data rounded to float32. turned: float64 with decisions near a tie taken otherwise. masked:
+    of weights only those are compared whose gradient eager mode knows: an optimizer that divides by the gradient's size
+    makes a full step of what is zero but for rounding. A tensor that compiled code did not give, or in another shape,
+    is infinitely far off.
     """
     first, wide = draws[0].eager, draws[0].wide
     known = _known_weights(draws) if masked else {}
@@ -57,6 +63,7 @@ def deviations(
                 grain=_grain(first, key, tensor),
                 float32=far(hair, wide),
                 sensitivity=max((far(draw.wide, wide) for draw in draws[1:]), default=0.0),
+                turned=max((far(other, wide) for other in turned), default=0.0),
                 share=_share(mine, twin, size),
                 eager_share=max(_share(_held(d.eager, key, tensor), _held(d.wide, key, tensor), size) for d in draws),
                 between=far(compiled[0], first),

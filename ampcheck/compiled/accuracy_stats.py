@@ -29,9 +29,9 @@ class Deviation:
     difference over that of the reference; of integers the part that differs), the first on the data as they are, the
     others on data nudged by a rounding. grain: what storing the tensor in its own dtype costs by itself. float32: how
     far the reference moves when its data are rounded to float32; sensitivity: when they are rounded to the arm's
-    format. share, eager_share: the norms of the difference over that of all tensors of this kind together. between:
-    how far the two lie from each other. nonfinite, eager_nonfinite: elements that are inf or NaN where float64 is not,
-    or the other way round.
+    format; turned: when its decisions near a tie are taken otherwise, and nothing else. share, eager_share: the norms
+    of the difference over that of all tensors of this kind together. between: how far the two lie from each other.
+    nonfinite, eager_nonfinite: elements that are inf or NaN where float64 is not, or the other way round.
     """
 
     kind: str
@@ -43,6 +43,7 @@ class Deviation:
     grain: float = 0.0
     float32: float = 0.0
     sensitivity: float = 0.0
+    turned: float = 0.0
     share: float = 0.0
     eager_share: float = 0.0
     between: float = 0.0
@@ -156,8 +157,8 @@ class AccuracyStats:
 
     def beyond(self, deviation: Deviation, factor: float) -> bool:
         """Whether compiled code is worse than eager mode by more than chance and reordering explain."""
-        if math.isinf(deviation.worst_eager) or deviation.eager_nonfinite:
-            return False
+        if deviation.eager_nonfinite:
+            return deviation.nonfinite > factor**2 * deviation.eager_nonfinite
         if deviation.dtype in INTEGERS:
             few = max(1.0, self.limit(deviation, factor) * deviation.numel) if self.near_ties else 0.0
             return deviation.least_compiled * deviation.numel > few
@@ -170,8 +171,9 @@ class AccuracyStats:
         return deviation.share > self.float32_floor(factor, 0.0)
 
     def excused(self, deviation: Deviation, factor: float) -> bool:
-        """Whether a decision near a tie explains an excess: it moves the reference as far when its data are rounded."""
-        return bool(self.near_ties) and deviation.least_compiled <= factor * max(deviation.sensitivity, deviation.grain)
+        """Whether a decision near a tie explains an excess: taken otherwise it moves the reference about as far."""
+        beyond_that = deviation.least_compiled - self.limit(deviation, factor)
+        return bool(self.near_ties) and 0 < beyond_that <= factor * deviation.turned
 
     def excess(self, factor: float, kinds: tuple[str, ...] = ()) -> tuple[Deviation, ...]:
         """What is beyond its limit, of these kinds or of all."""

@@ -68,7 +68,8 @@ class Bench:
     """What the compiled arms of one subject are judged by.
 
     draws: eager mode and float64 on the same data, as they are and nudged; empty where nothing can be compared, and
-    `incomparable` says why. hair: float64 with its data rounded to float32. how: what the reference is. options: of
+    `incomparable` says why. hair: float64 with its data rounded to float32. turned: float64 with those decisions taken
+    otherwise that a rounding of the data turns, `near_ties` at most. how: what the reference is. options: of
     `torch.compile`. settings: of the compiler, in every compiled arm. random: whether the model draws.
     """
 
@@ -81,6 +82,7 @@ class Bench:
     incomparable: str = ""
     draws: tuple[Draw, ...] = ()
     hair: Trajectory = field(default_factory=Trajectory)
+    turned: tuple[Trajectory, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     random: bool = False
     chain: int = 1
@@ -141,7 +143,7 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
     else:
         bench.how, bench.incomparable = "", bench.incomparable or f"it does not run in float64: {_why(wide)}"
         return bench
-    flips = len(turned.flips(decisions))
+    forced = [decisions] if turned.flips(decisions) else []
     draws = [Draw(eager, wide)]
     # Two unit roundoffs are one step of the format, which a weight that is kept in it cannot ignore.
     for seed in range(1, DRAWS):
@@ -152,8 +154,9 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
         if draw.eager.error is None and draw.wide.error is None:
             draws.append(draw)
             bench._nudged = (*bench._nudged, near)
-            flips = max(flips, len(turned.flips(mine)))
-    bench.draws, bench.near_ties = tuple(draws), flips
+            forced += [mine] if turned.flips(mine) else []
+    bench.draws, bench.near_ties = tuple(draws), max((len(turned.flips(other)) for other in forced), default=0)
+    bench.turned = tuple(_wide(subject, plan, width, mode, Decisions(other)) for other in forced)
     bench.hair = _wide(subject, plan, width, mode, Decisions(), hair=True)
     return bench
 
@@ -184,7 +187,7 @@ def run_rung(
             climb = replace(climb, graphs=graphs.count, unsupported=graphs.unsupported, unseen=graphs.unseen)
             if error is not None or not bench.draws or bench.incomparable:
                 return climb
-    return replace(climb, deviations=deviations(bench.draws, arms, bench.hair, masked=bench.masked))
+    return replace(climb, deviations=deviations(bench.draws, arms, bench.hair, bench.turned, masked=bench.masked))
 
 
 def _compiled(options: Mapping[str, Any], block: Any, *, again: bool) -> Any:

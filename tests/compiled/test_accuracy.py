@@ -297,6 +297,47 @@ def test_random_numbers_that_cannot_be_made_equal_are_a_skip_and_never_a_verdict
     assert not run.failed
 
 
+class Experts(nn.Module):
+    """Each token goes to the better one of two experts; the scores of one token are equal but for a rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(8, 2, bias=False), nn.Parameter(torch.randn(2, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x).argmax(-1)
+        return torch.einsum("nij,nj->ni", self.experts[chosen], x)
+
+
+def near_a_tie() -> tuple[Experts, Tensor]:
+    torch.manual_seed(0)
+    model, given = Experts(), torch.randn(4, 8)
+    with torch.no_grad():  # the scores of the first token become equal
+        weight = model.router.weight
+        weight[1] += (weight[0] - weight[1]) @ given[0] / given[0].square().sum() * given[0]
+    return model, given
+
+
+def test_an_expert_that_is_chosen_otherwise_near_a_tie_is_a_warning_at_most() -> None:
+    model, given = near_a_tie()
+    chosen = torch.stack([model.experts[e] @ given[0] for e in (0, 1)])
+    assert not torch.allclose(chosen[0], chosen[1])
+
+    def turned(call: int, out: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        far = (chosen - out[0][0].detach()).norm(dim=1).argmax()
+        rows = [(chosen[far].detach() if row == 0 else out[0][row]) for row in range(4)]
+        return (torch.stack(rows), *out[1:])
+
+    def wild(call: int, out: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        return (out[0] * 100, *out[1:])
+
+    subject = (model.requires_grad_(False), [(given,)])
+    run = judge_accuracy(subject, options={"backend": planted(turned)}, dtype=torch.bfloat16)
+    assert ("compiled-error", Verdict.FAIL) not in troubles(run)
+    run = judge_accuracy(subject, options={"backend": planted(wild)}, dtype=torch.bfloat16)
+    assert ("compiled-error", Verdict.FAIL) in troubles(run)
+
+
 def test_the_gradient_of_an_input_that_asks_for_one_is_judged() -> None:
     given = torch.randn(8, 16, requires_grad=True)
     run = assert_compiled(nn.Linear(16, 4), given, backend="aot_eager")
@@ -347,6 +388,7 @@ def test_the_run_is_emitted_and_only_failures_raise() -> None:
 def test_bad_input_is_told_in_one_sentence() -> None:
     model, given = nn.Linear(4, 4), torch.randn(2, 4)
     for wrong, text in (
+        ({"checks": ["flush"]}, "no check 'flush'"),
         ({"steps": 0}, "positive whole number"),
         ({"dtype": "float8_e4m3fn"}, "float16 or bfloat16"),
         ({"dtype": []}, "no dtype"),

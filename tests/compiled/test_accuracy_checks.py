@@ -102,10 +102,18 @@ def test_an_overflow_that_compilation_hides_is_told_and_is_no_failure() -> None:
     assert Verdict.FAIL not in verdicts(stats(hidden), "compiled-error")
 
 
+def test_many_more_infinities_than_in_eager_mode_fail() -> None:
+    some = deviation("gradient", eager=(math.inf,) * 3, compiled=(math.inf,) * 3, eager_nonfinite=2, nonfinite=3)
+    assert verdicts(stats(some), "compiled-gradient") == [Verdict.PASS]
+    assert verdicts(stats(replace(some, nonfinite=50)), "compiled-gradient") == [Verdict.FAIL]
+
+
 def test_what_a_decision_near_a_tie_moves_is_a_warning_at_most() -> None:
-    flipped = deviation(eager=(U16,) * 3, compiled=(0.3,) * 3, sensitivity=0.4)
+    flipped = deviation(eager=(U16,) * 3, compiled=(0.3,) * 3, turned=0.4)
     assert verdicts(stats(flipped), "compiled-error") == [Verdict.FAIL]
     assert verdicts(stats(flipped, near_ties=3), "compiled-error") == [Verdict.WARN]
+    unmoved = replace(flipped, turned=0.0, sensitivity=0.4)
+    assert verdicts(stats(unmoved, near_ties=3), "compiled-error") == [Verdict.FAIL]
     wild = replace(flipped, compiled=(30.0,) * 3)
     assert verdicts(stats(wild, near_ties=3), "compiled-error") == [Verdict.FAIL]
 
