@@ -54,14 +54,14 @@ def watch(
     """Measure what is inside the graphs that Inductor compiles for a model, while it runs in the user's own code.
 
     model: what `torch.compile` returned, with any of its options; a module of which parts are compiled; or a compiled
-    function. every: measure each N-th call of a graph, the first among them; the others run the plain graph, and no call
-    recompiles. level: `casts` (every rounding to 16 bits that stays one under fusion), `ops` (the result of every op), or
-    `all` (every floating value of the graphs). limits: by default those of `[tool.ampcheck]`.
+    function. every: measure each N-th call of a graph, the first among them; the others run the plain graph, and no
+    call recompiles. level: `casts` (every rounding to 16 bits that stays one under fusion), `ops` (the result of every
+    op), or `all` (every floating value of the graphs). limits: by default those of `[tool.ampcheck]`.
 
-    On entering, compiled code is forgotten (`torch.compiler.reset`), so that the next call compiles graphs with statistics;
-    compilation takes about half as long again, at level `all` a multiple. After the block the plain graphs go on.
-    Nothing is read from the device before `seen.run()`. Raises `UsageError` for a level or a number that does not exist,
-    and for a model that cannot be called.
+    On entering, compiled code is forgotten (`torch.compiler.reset`), so that the next call compiles graphs with
+    statistics; compilation takes about half as long again, at level `all` a multiple. After the block the plain graphs
+    go on. Nothing is read from the device before `seen.run()`. Raises `UsageError` for a level or a number that does
+    not exist, and for a model that cannot be called.
     """
     levels = [one.value for one in Level]
     if level not in levels:

@@ -19,8 +19,8 @@ _ROWS = 40
 def check_telemetry(stats: TelemetryStats, limits: Limits, *, harmed: bool | None = None) -> list[Finding]:
     """The findings of `CHECKS`.
 
-    harmed: whether what came out of the run was judged to be wrong; None where nobody judged it (a user's own loop): then
-    what is found fails when its damage is seen further on in the graphs.
+    harmed: whether what came out of the run was judged to be wrong; None where nobody judged it (a user's own loop):
+    then what is found fails when its damage is seen further on in the graphs.
     """
     if skipped := _nothing(stats):
         return [skipped]
@@ -63,8 +63,8 @@ def _overflow(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
         lost = bool(carried) or not later if harmed is None else harmed
         text = f"; {len(carried)} later values carry it on" if carried else "; no later value is inf or NaN"
         message = (
-            f"finite values must stay finite; {_counts(site)} of {_what(site)} in {site.bad:,} of {site.calls:,} measured "
-            f"calls{text if harmed is None or carried else ''}"
+            f"finite values must stay finite; {_counts(site)} of {_what(site)} in {site.bad:,} of {site.calls:,} "
+            f"measured calls{text if harmed is None or carried else ''}"
         )
         found.append(
             _finding(
@@ -92,8 +92,8 @@ def _gradients(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
         if not always and not site.last:
             continue
         message = (
-            f"gradients must be finite; {_counts(site)} of {_what(site)} in {site.bad:,} of {site.calls:,} measured calls, "
-            f"first in call {site.first}"
+            f"gradients must be finite; {_counts(site)} of {_what(site)} in {site.bad:,} of {site.calls:,} measured "
+            f"calls, first in call {site.first}"
         )
         hint = "a GradScaler that backs off ends this after a few steps; otherwise see what overflows in forward there"
         verdict = Verdict.FAIL if always and harmed is not False else Verdict.WARN
@@ -145,7 +145,8 @@ def _flushed(stats: TelemetryStats, limits: Limits) -> list[Finding]:
             continue
         message = (
             f"what is too small for {site.format} may be at most {limits.flush * roundoff:.2g} of a tensor's norm; in "
-            f"{_what(site)} {site.flushed:,} of {site.nonzero:,} nonzero elements became zero, up to {site.lost:.2g} of it"
+            f"{_what(site)} {site.flushed:,} of {site.nonzero:,} nonzero elements became zero, up to {site.lost:.2g} "
+            f"of it"
         )
         hint = (
             "scale the loss (torch.amp.GradScaler), use bfloat16, or keep this op in float32"

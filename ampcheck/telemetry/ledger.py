@@ -134,8 +134,8 @@ _COUNTS = ("zeros", "flushed", "subnormals", "overflowed", "infs", "nans", "nume
 
 @dataclass(slots=True)
 class Account:
-    """The calls of one graph by one owner. turn: when it first ran; measured: how many are known of; rang: how many of them needed more than the
-    lean statistics."""
+    """The calls of one graph by one owner. turn: when it first ran; measured: how many calls are known of; rang: how
+    many of them needed more than the lean statistics."""
 
     book: _Book
     turn: int = 0
@@ -154,21 +154,18 @@ class Account:
             self._fold(full)
 
     def rings(self, packed: torch.Tensor) -> bool:
-        """Whether lean statistics leave something open. On a device the answer is that of earlier calls, so that nothing
-        waits for it."""
+        """Whether lean statistics leave something open. On a device the answer is that of earlier calls, so that
+        nothing waits for it."""
         self.book.bring(packed.device)
         answer = self.book.rings(packed)
-        if packed.device.type != "cpu":
-            rings = self._heard(answer)
-        else:
-            rings = bool(answer)
+        rings = bool(answer) if packed.device.type == "cpu" else self._heard(answer)
         self.rang += rings
         return rings
 
     def _heard(self, answer: torch.Tensor) -> bool:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copy = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(answer, non_blocking=True)
-        event.record()  # type: ignore[no-untyped-call]
+        event.record()
         self._asked.append((event, copy))
         arrived = 0
         while arrived < len(self._asked) and self._asked[arrived][0].query():

@@ -91,8 +91,8 @@ class Owners:
 
 
 def path_of(owner: Owner, base: str, module: str) -> str:
-    """The full path of a module that a graph names from `base`. Ops of the frame itself have no base: they belong to the
-    object that the frame runs, if there is but one."""
+    """The full path of a module that a graph names from `base`. Ops of the frame itself have no base: they belong to
+    the object that the frame runs, if there is but one."""
     only = next(iter(owner.values())) if not base and len(owner) == 1 else ""
     return ".".join(part for part in (owner.get(base, only), module) if part)
 

@@ -71,10 +71,11 @@ class Site:
     """One measured value. base and module: the frame's name of the object that the path starts from, and the path.
 
     format: the format whose thresholds count. cast: whether a wider value is rounded to it here; without it the value
-    is in that format already. op: of the user's model, such as `aten::gelu`. weight: the path of the
-    parameter or buffer that is measured, "" for what was computed; nth: which of the values it is that are alike in all of
-    this (the gradients of both operands of one product). before: sites that this value was computed
-    from without another site between. order: its place in the graph.
+    is in that format already. op: of the user's model, such as `aten::gelu`. weight: the path of the parameter or
+    buffer that is measured, "" for what was computed; nth: which of the values it is that are alike in all of this (the
+    gradients of both operands of one product). before: sites that this value was computed from without another site
+    between; fed: it depends on inputs of the graph that are no weights; infinite: a constant that is not finite is
+    written into it. order: its place in the graph.
     """
 
     phase: str

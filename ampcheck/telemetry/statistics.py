@@ -1,8 +1,8 @@
 """The reductions that are appended to a lowered graph, and how their one packed result is read.
 
 Rounding to nearest is monotone, so what a cast makes of a value is told by thresholds on the value (they come from
-`formats`), and it does not matter whether a fused kernel has rounded the value already. Every reduction runs over all of a
-value at once: in that shape Inductor fuses it into the loop that computes the value.
+`formats`), and it does not matter whether a fused kernel has rounded the value already. Every reduction runs over all
+of a value at once: in that shape Inductor fuses it into the loop that computes the value.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class Layout:
 
     entries: the site and the name of each of its numbers. amax: the largest magnitude, finite where `finite` (or, of a
     value that is in its format already, `kept`) is counted too, else NaN or infinite if a value was; smallest: the
-    smallest nonzero one, infinity if there is none; above: how many are nonzero, which shares its test with smallest and
-    stands in for `zero` (of a value in its format: `lost`) in the lean set, where there is no NaN. All other names are
-    counts of elements, each up to a threshold on the magnitude: zero (0), lost (what rounds to zero), tiny (to zero or a subnormal), kept (to a finite value), finite, number
-    (all but NaN); nan. numels: elements of each site, None where its shape is symbolic; it then has `number` and `nan`.
+    smallest nonzero one, infinity if there is none; above: how many are nonzero, which shares its test with smallest
+    and stands in for `zero` (of a value in its format: `lost`) in the lean set, where there is no NaN. All other names
+    are counts of elements, each up to a threshold on the magnitude: zero (0), lost (what rounds to zero), tiny (to zero
+    or a subnormal), kept (to a finite value), finite, number (all but NaN); nan. numels: elements of each site, None
+    where its shape is symbolic; it then has `number` and `nan`.
     """
 
     entries: tuple[tuple[int, str], ...]
@@ -46,8 +47,9 @@ class Layout:
 def append_statistics(module: fx.GraphModule, sites: Mapping[fx.Node, Site], *, full: bool) -> Layout:
     """Append one float64 vector with the statistics of all `sites` to the outputs of a lowered graph.
 
-    full: everything that `Layout` names. Otherwise the lean set, which is complete as long as no value overflows, is inf
-    or NaN, or is smaller than the normal numbers of a format that reaches down as far as float32 does: `rings` tells.
+    full: everything that `Layout` names. Otherwise the lean set, which is complete as long as no value overflows, is
+    inf or NaN, or is smaller than the normal numbers of a format that reaches down as far as float32 does: `rings`
+    tells.
     """
     graph = module.graph
     nodes = list(graph.nodes)
@@ -82,7 +84,7 @@ class _Emitter:
     def __call__(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self._graph.inserting_before(self._spot):
             node = self._graph.call_function(op, args, kwargs)
-        plain: Any = fx.node.map_aggregate(args, _value), fx.node.map_aggregate(kwargs, _value)  # type: ignore[arg-type]
+        plain: Any = fx.node.map_aggregate(args, _value), fx.node.map_aggregate(kwargs, _value)
         with self._mode:
             node.meta["val"] = op(*plain[0], **plain[1])
         return node
@@ -109,9 +111,9 @@ def _numel(node: fx.Node) -> int | None:
 
 
 def _spot(nodes: Sequence[fx.Node], place: Mapping[fx.Node, int], node: fx.Node, output: fx.Node) -> fx.Node:
-    """Before which node the statistics of a value stand: behind the next library call, by which Inductor has written down
-    what that call reads. It fuses a reduction into an earlier loop over the same value, not into a later one; and the
-    value must not be kept for longer than it takes."""
+    """Before which node the statistics of a value stand: behind the next library call, by which Inductor has written
+    down what that call reads. It fuses a reduction into an earlier loop over the same value, not into a later one; and
+    the value must not be kept for longer than it takes."""
     return next((nodes[i + 1] for i in range(place[node] + 1, len(nodes) - 1) if is_product(nodes[i])), output)
 
 
@@ -162,7 +164,8 @@ def thresholds(site: Site) -> dict[str, float]:
 
 
 def counted(site: Site, full: bool) -> tuple[str, ...]:
-    """The counts that are made of a site. A value in its format already has no zero and no finite but what it rounds to."""
+    """The counts that are made of a site. A value in its format already has no zero and no finite value but what it
+    rounds to."""
     if full:
         return ("zero", "lost", "tiny", "kept", "finite", "number") if site.cast else ("lost", "tiny", "kept", "number")
     low = ("lost", "tiny") if site.cast else ("tiny",)

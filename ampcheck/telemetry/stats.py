@@ -12,11 +12,11 @@ from ampcheck.record import Coverage, Where
 class SiteStats:
     """What was seen of one value of a compiled graph, over all measured calls. Counts are of elements.
 
-    format: whose thresholds count; cast: whether a wider value is rounded to it here. weight: the parameter or buffer that
-    is measured; nth: which of several values that are alike in place, format and weight. calls: measured calls. amax: the
-    largest finite magnitude, smallest: the smallest nonzero one (infinity if there is none). zeros: exact zeros; flushed,
-    subnormals, overflowed: nonzero finite values that the cast makes zero, subnormal, infinite; infs, nans: what was so
-    before it.
+    format: whose thresholds count; cast: whether a wider value is rounded to it here. weight: the parameter or buffer
+    that is measured; nth: which of several values that are alike in place, format and weight. calls: measured calls.
+    amax: the largest finite magnitude, smallest: the smallest nonzero one (infinity if there is none). zeros: exact
+    zeros; flushed, subnormals, overflowed: nonzero finite values that the cast makes zero, subnormal, infinite; infs,
+    nans: what was so before it.
     bad: calls with a value that is, or by the cast becomes, not finite; born: those of them in which nothing that this
     value was computed from inside the graph was so; last: whether the last call was one of the bad; first: the first
     such call, counted from 0, -1 if there is none. written: the model writes an infinity into it, as masks do; fed: it
@@ -87,10 +87,10 @@ _SUMMED = (
 class TelemetryStats:
     """What was seen inside the compiled graphs of one run.
 
-    sites: in the order of the graphs, forward before backward. graphs: how many were instrumented. calls: of graphs, how
-    many ran; measured: how many of them were measured. perturbation: the largest relative difference between the
-    outputs of a graph and of its measured twin on equal inputs, None where no twin was run beside it; perturbed: how many
-    of the graphs differ at all. skipped: why nothing could be seen, "" otherwise.
+    sites: in the order of the graphs, forward before backward. graphs: how many ran with statistics. calls: of these
+    graphs; measured: how many of them were measured. perturbation: the largest relative difference between the outputs
+    of a graph and of its measured twin on equal inputs, None where no twin was run beside it; perturbed: how many of
+    the graphs differ at all. skipped: why nothing could be seen, "" otherwise.
     """
 
     subject: str

@@ -1,8 +1,8 @@
 """The plain graph and its measured twin side by side, sampled without a recompilation, and what they gave.
 
-Every graph that Inductor compiles while a `Telemetry` watches is compiled twice: as it is, and with its statistics as one
-more output. A flag outside of Dynamo's sight decides at each call which of the two runs. Nothing is read from the device
-before `read`.
+Every graph that Inductor compiles while a `Telemetry` watches is compiled twice: as it is, and with its statistics as
+one more output. A flag outside of Dynamo's sight decides at each call which of the two runs. Nothing is read from the
+device before `read`.
 """
 
 from __future__ import annotations

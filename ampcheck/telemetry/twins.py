@@ -1,4 +1,4 @@
-"""One graph in its variants: plain, with the alarm, with the full statistics; and running two of them on equal inputs."""
+"""One graph in its variants: plain, with the alarm, with the full statistics; running two of them on equal inputs."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Twins:
         return max((float(d) for d in self._differences), default=0.0)
 
     def _compared(self, inputs: list[Any], call: int, account: Account) -> Sequence[Any]:
-        """Twice the plain variant, then the measured one. Where two plain runs differ already (sums by atomic additions),
-        nothing can be told of an output."""
+        """Twice the plain variant, then the measured one. Where two plain runs differ already (sums by atomic
+        additions), nothing can be told of an output."""
         states = _random_states(inputs)
         plain = []
         for _ in range(2):
@@ -123,7 +123,7 @@ def _own(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The norm of the difference over the norm, in float64 and on the device; 0 exactly where all bits agree in value."""
+    """The norm of the difference over the norm, in float64 and on the device; 0 exactly where all values agree."""
     same = (one == other) | ((one != one) & (other != other))
     if not (one.is_floating_point() or one.is_complex()):
         return (~same).any().double()
