@@ -24,6 +24,7 @@ from ampcheck.compiled.ladder import (
     EMULATED,
     Bench,
     Climb,
+    eagerly,
     floating_inputs,
     holds_parameters,
     measure_bench,
@@ -222,12 +223,14 @@ def plans(
 def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
     """The plan with what an eager step tells: the loss scale without overflow, the rate, whether all is finite."""
     for scale in LOSS_SCALES if narrow is torch.float16 else (1.0,):
-        probe = replace(plan, steps=1, optimizer=None, scale=scale)
+        probe = replace(plan, steps=min(plan.steps, 2), optimizer=None, scale=scale)
         prepared = prepare(subject, device=plan.device)
-        seen = run_plan(probe, prepared)
+        seen = run_plan(probe, prepared, around=[eagerly()])
         gradients = [t.double() for key, t in seen.values.items() if key[0] == "gradient" and key[2] == 0]
         if seen.error is not None or all(bool(g.isfinite().all()) for g in gradients):
             break
+    if seen.error is not None and seen.phase == "backward" and plan.loss is None:
+        return replace(plan, backward=False)  # the default loss is ours: a model for inference need not have a gradient
     outputs = [t for key, t in seen.values.items() if key[0] == "output" and t.is_floating_point()]
     rate = 0.0
     if plan.steps * len(subject.calls) > 1 and prepared.root is not None:
@@ -312,7 +315,7 @@ def _exceptions(bench: Bench, climb: Climb) -> Exceptions:
         wide: Exception | None = error
         if bench.plan.autocast is not None:
             plain = replace(bench.plan, autocast=None, scale=1.0)
-            wide = run_plan(plain, prepare(bench.subject, device=bench.plan.device)).error
+            wide = run_plan(plain, prepare(bench.subject, device=bench.plan.device), around=[eagerly()]).error
         float32 = brief(wide) if wide is not None else ""
     missing = ""
     raised = climb.arm.error
@@ -330,8 +333,9 @@ def _exceptions(bench: Bench, climb: Climb) -> Exceptions:
 def _no_gradients(bench: Bench) -> str:
     if any(kind == "gradient" for kind, _, _ in bench.eager.values):
         return ""
-    wanted = bench.plan.leaves or holds_parameters(bench.subject)
-    return "no floating output has a gradient" if wanted else "nothing requires a gradient"
+    if not (bench.plan.leaves or holds_parameters(bench.subject)):
+        return "nothing requires a gradient"
+    return "no floating output has a gradient" if bench.plan.backward else "backward raises in eager mode"
 
 
 def _coverage(stats: AccuracyStats, climb: Climb, bench: Bench) -> Coverage:

@@ -191,7 +191,7 @@ def _judged(stats: AccuracyStats, check: str, kinds: tuple[str, ...], limits: Li
         return [_worse(stats, check, list(excess), judged, Verdict.WARN, factor)]
     worst = max(judged, key=lambda d: _times(stats, d, factor))
     text = (
-        f"at most {worst.least_compiled:.2g} from {stats.reference}, in {worst}, where eager mode lies "
+        f"at most {worst.least_compiled:.2g} from {_judge(stats)}, in {worst}, where eager mode lies "
         f"{worst.worst_eager:.2g} away"
     )
     return [passed(stats, check, text, worst.least_compiled, stats.limit(worst, factor))]
@@ -205,7 +205,7 @@ def _worse(
     limit = stats.limit(worst, factor)
     what = f"{worst.nonfinite:,} elements of {worst} are inf or NaN" if worst.nonfinite else _far(worst)
     message = (
-        f"compiled code must lie as near to {stats.reference} as eager mode does, {limit:.2g} at most here; {what}, "
+        f"compiled code must lie as near to {_judge(stats)} as eager mode does, {limit:.2g} at most here; {what}, "
         f"and {worst.worst_eager:.2g} in eager mode; {len(excess)} of {len(judged)} are beyond their limit "
         f"({_derived(stats, worst, factor)})"
     )
@@ -219,6 +219,11 @@ def _worse(
         message += told
     where = Where(_PHASES[worst.kind], _module(worst), step=first.step if stats.steps > 1 else None)
     return Finding(check, verdict, who(stats), message, where, worst.least_compiled, limit, "relative error", hint)
+
+
+def _judge(stats: AccuracyStats) -> str:
+    """`float64`, without how it was reached."""
+    return stats.reference.partition(",")[0]
 
 
 def _far(worst: Deviation) -> str:
@@ -260,7 +265,7 @@ def _mended(stats: AccuracyStats) -> tuple[str, str]:
             "; backend='aot_eager' mends it, so Inductor's kernels err, and emulated casts do not help",
             "run the region with backend='aot_eager' or torch.compiler.disable until Inductor is mended; report it",
         )
-    return "", "ampcheck blame names the stage and the place"
+    return "", "assert_compiled tries the compiler's settings and stages; ampcheck blame names the place"
 
 
 def _hidden_overflow(stats: AccuracyStats) -> list[Finding]:
@@ -300,7 +305,7 @@ def _finer_than_promised(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     limit = worst.grain + stats.float32_floor(factor, worst.float32)
     message = (
         f"a float32 output promises float32's digits; {worst} has those of {stats.format} in eager mode, "
-        f"{worst.worst_eager:.2g} from {stats.reference}, and compiled code, which fuses the roundings away, differs "
+        f"{worst.worst_eager:.2g} from {_judge(stats)}, and compiled code, which fuses the roundings away, differs "
         f"from it by {worst.between:.2g}"
     )
     hint = "cast to float32 before the last computation instead of after it; then both agree"

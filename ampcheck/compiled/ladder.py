@@ -123,14 +123,14 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
     """
     decisions, ops, plain = Decisions(), OpWatch(shadow=False), EqualRandom()
     prepared = prepare(subject, device=plan.device)
-    eager = run_plan(plan, prepared, around=[_eager(), plain, Trace(prepared.root, observers=(decisions, ops))])
+    eager = run_plan(plan, prepared, around=[eagerly(), plain, Trace(prepared.root, observers=(decisions, ops))])
     bench = Bench(subject, plan, dtype, dict(options or {}), eager)
     bench.chain, bench.reduction = max(1, ops.longest_chain), ops.longest_reduction
     bench.low, bench.ops = ops.low, ops.measured
     bench.random = plain.drew or eager.drew
     if bench.random:
         bench.settings[EQUAL_STREAMS] = True
-        untouched = run_plan(plan, prepare(subject, device=plan.device), around=[_eager()])
+        untouched = run_plan(plan, prepare(subject, device=plan.device), around=[eagerly()])
         if not _same(eager, untouched):
             bench.incomparable = f"random numbers in {format_of(dtype).name} are others than in float64"
     if eager.error is not None:
@@ -149,7 +149,7 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
     for seed in range(1, DRAWS):
         near = nudged(subject, 2 * format_of(dtype).unit_roundoff, seed)
         mine = Decisions()
-        again = run_plan(plan, prepare(near, device=plan.device), around=[_eager()])
+        again = run_plan(plan, prepare(near, device=plan.device), around=[eagerly()])
         draw = Draw(again, _wide(near, plan, width, mode, mine))
         if draw.eager.error is None and draw.wide.error is None:
             draws.append(draw)
@@ -179,7 +179,7 @@ def run_rung(
         prepared = prepare(bench.data(number), device=bench.plan.device)
         with ExitStack() as stack, measure_graphs() as graphs:
             stack.enter_context(configured(changed))
-            around = [_eager()] if rung == EAGER else []
+            around = [eagerly()] if rung == EAGER else []
             arms.append(run_plan(bench.plan, prepared, transform=transform, around=around))
         if not number:
             error = arms[0].error
@@ -198,8 +198,8 @@ def _compiled(options: Mapping[str, Any], block: Any, *, again: bool) -> Any:
     return torch.compile(uncompiled(block), **options)
 
 
-def _eager() -> AbstractContextManager[Any]:
-    """What the user has compiled runs in eager mode inside (2.6)."""
+def eagerly() -> AbstractContextManager[Any]:
+    """What the user has compiled runs in eager mode inside (`torch.compiler.set_stance`, 2.6)."""
     stance = getattr(torch.compiler, "set_stance", None)
     return nullcontext() if stance is None else stance("force_eager")
 
@@ -241,7 +241,7 @@ def _wide(
     if hair:
         nudge(prepared, format_of("float32").unit_roundoff, 1)
     observers: tuple[Observer, ...] = (decisions, WholeNumbers()) if mode is not None else (decisions,)
-    around: list[AbstractContextManager[Any]] = [_eager(), EqualRandom(), Trace(prepared.root, observers=observers)]
+    around: list[AbstractContextManager[Any]] = [eagerly(), EqualRandom(), Trace(prepared.root, observers=observers)]
     if mode is not None:
         around.append(mode())
     return run_plan(replace(plan, autocast=None, scale=1.0), prepared, around=around)
