@@ -101,8 +101,6 @@ def judge_accuracy(
     made = as_subject(subject)
     if made.kind not in KINDS:
         raise UsageError(f"{made.name} is of kind '{made.kind.value}': compiled code is judged through its model")
-    if unknown := sorted(set(checks or ()) - set(CHECKS)):
-        raise UsageError(f"compiled code has no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
     bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
     stats = measure_accuracy(
         made,
@@ -157,6 +155,8 @@ def assert_compiled(
             raise UsageError("a Subject says itself what it is: its name, loss and limits belong into it")
     else:
         made = Subject(made, name=name or getattr(model, "__name__", type(model).__name__), loss=loss, **subject)
+    if unknown := sorted(set(checks or ()) - set(CHECKS)):
+        raise UsageError(f"compiled code has no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
     if type(steps) is not int or steps < 1:
         raise UsageError(f"steps must be a positive whole number; found {steps!r}")
     asked = _dtypes(made, dtype, autocast)

@@ -91,12 +91,13 @@ def run_plan(
     prepared: Prepared,
     *,
     transform: Callable[[Any], Any] | None = None,
+    compiled: Callable[[Prepared], Sequence[Any]] | None = None,
     around: Iterable[AbstractContextManager[Any]] = (),
 ) -> Trajectory:
     """Run all steps of a plan on a prepared copy, which they change.
 
-    transform: applied to each block before it runs (a compiler). around: entered in order for all of it. An exception
-    of the model is kept in `error`.
+    transform: applied to each block before it runs (a compiler); compiled: gives all blocks as they are to run. around:
+    entered in order for all of it. An exception of the model is kept in `error`.
     """
     found = Trajectory()
     leaves = _leaves(plan, prepared)
@@ -111,7 +112,8 @@ def run_plan(
             stack.enter_context(context)
         try:
             optimizer = _optimizer(plan, [p for p in parameters.values() if _has_values(p)])
-            blocks = [block if transform is None else transform(block) for block in prepared.blocks]
+            blocks = prepared.blocks if compiled is None else compiled(prepared)
+            blocks = [block if transform is None else transform(block) for block in blocks]
             for found.step, call in enumerate(prepared.calls * plan.steps):
                 _one_call(plan, found, blocks, call, watched)
                 if optimizer is not None:

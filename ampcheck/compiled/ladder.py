@@ -32,7 +32,7 @@ from ampcheck.compiled.accuracy_stats import (
     LADDER,
     Deviation,
 )
-from ampcheck.compiler import configured, is_compiled, uncompiled
+from ampcheck.compiler import configured
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.nest import map_tensors, tensors
@@ -41,7 +41,7 @@ from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.reference import PromoteMixed, WholeNumbers
-from ampcheck.prepare import modules_of, prepare
+from ampcheck.prepare import Prepared, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.subject import Subject
 from ampcheck.trace import Observer, Trace
 
@@ -172,7 +172,8 @@ def run_rung(
     options = dict(bench.options)
     if rung == AOT_EAGER:
         options = {k: v for k, v in options.items() if k not in ("mode", "options")} | {"backend": "aot_eager"}
-    transform = None if rung == EAGER else partial(_compiled, options, again=rung == AOT_EAGER)
+    own = is_compiled_already(bench.subject) and rung != AOT_EAGER
+    compiled = None if rung == EAGER else partial(_compiled, bench.subject if own else None, options)
     arms: list[Trajectory] = []
     climb = Climb(rung)
     for number in draws:
@@ -180,7 +181,7 @@ def run_rung(
         with ExitStack() as stack, measure_graphs() as graphs:
             stack.enter_context(configured(changed))
             around = [eagerly()] if rung == EAGER else []
-            arms.append(run_plan(bench.plan, prepared, transform=transform, around=around))
+            arms.append(run_plan(bench.plan, prepared, compiled=compiled, around=around))
         if not number:
             error = arms[0].error
             climb = replace(climb, raised=_told(error), arm=arms[0])
@@ -190,12 +191,11 @@ def run_rung(
     return replace(climb, deviations=deviations(bench.draws, arms, bench.hair, bench.turned, masked=bench.masked))
 
 
-def _compiled(options: Mapping[str, Any], block: Any, *, again: bool) -> Any:
-    """The block compiled; one that the user has compiled, whole or in parts, as it is, or anew by another backend."""
-    parts = block.modules() if isinstance(block, torch.nn.Module) else [block]
-    if any(is_compiled(part) for part in parts) and not again:
-        return block
-    return torch.compile(uncompiled(block), **options)
+def _compiled(original: Subject | None, options: Mapping[str, Any], prepared: Prepared) -> Sequence[Any]:
+    """The blocks compiled; `original`: of a subject that the user has compiled, as it is there."""
+    if original is not None:
+        return recompiled(original, prepared)
+    return [torch.compile(block, **options) for block in prepared.blocks]
 
 
 def eagerly() -> AbstractContextManager[Any]:

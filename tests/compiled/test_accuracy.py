@@ -355,9 +355,9 @@ def test_a_model_that_is_compiled_already_is_held_against_itself_in_eager_mode()
     assert only(judge_accuracy((inner, (torch.randn(8, 16),))), "compiled-error", Verdict.FAIL)
 
 
-def test_a_model_of_which_nothing_is_compiled_fails_for_want_of_evidence() -> None:
+def test_a_model_of_which_nothing_is_compiled_is_no_pass() -> None:
     run = judge_accuracy((torch.compiler.disable(nn.Linear(4, 4)), (torch.randn(2, 4),)))
-    assert only(run, "coverage", Verdict.FAIL)
+    assert "nothing was compiled" in only(run, "coverage", Verdict.SKIP).message
     assert not [f for f in run.findings if f.verdict is Verdict.PASS]
 
 
