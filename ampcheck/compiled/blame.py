@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.compiled.accuracy_stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, LADDER, Deviation
+from ampcheck.compiled.accuracy_stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, LADDER, LOST, Deviation
 from ampcheck.compiled.blame_arm import Arm
 from ampcheck.compiled.blame_stats import BlameStats, Rung, check_blame, tables
 from ampcheck.compiled.cost import measure_cost
@@ -285,7 +286,10 @@ def _eager_rung(eager: Eager, failures: Sequence[Finding]) -> Rung:
     if stats.raised is not None:
         return Rung(EAGER, None, None, True, f"raised {stats.raised.message}")
     worst = [
-        max((float("inf") if e.nonfinite else e.error for e in stats.errors if e.kind == kind), default=None)
+        max(
+            (math.inf if e.nonfinite else e.error for e in stats.errors if e.kind == kind and stats.known(e)),
+            default=None,
+        )
         for kind in ("output", "gradient")
     ]
     return Rung(EAGER, worst[0], worst[1], bool(failures), "beyond" if failures else "within")
@@ -293,10 +297,8 @@ def _eager_rung(eager: Eager, failures: Sequence[Finding]) -> Rung:
 
 def _plain_rung(climb: Climb) -> Rung:
     """Eager mode in float32, which nothing judges: it is what compiled code is held against, beside float64."""
-    outputs, gradients = ([d.eager[0] for d in climb.deviations if (d.kind == "gradient") is g] for g in (False, True))
-    return Rung(
-        EAGER, max(outputs, default=None), max(gradients, default=None), False, "what compiled code is held against"
-    )
+    outputs, gradients = _worst(climb, lambda d: d.eager[0])
+    return Rung(EAGER, outputs, gradients, False, "what compiled code is held against")
 
 
 def _rung(name: str, climb: Climb, failing: Sequence[Deviation] | None) -> Rung:
@@ -304,11 +306,17 @@ def _rung(name: str, climb: Climb, failing: Sequence[Deviation] | None) -> Rung:
         return Rung(name, None, None, failing is not None, f"raised {climb.raised}")
     if not climb.graphs:
         return Rung(name, None, None, False, f"not judged: nothing was compiled {climb.unsupported}".rstrip())
-    outputs, gradients = (
-        [d.compiled[0] for d in climb.deviations if (d.kind == "gradient") is g] for g in (False, True)
-    )
+    outputs, gradients = _worst(climb, lambda d: d.compiled[0])
     said = "no worse than eager mode" if failing is None else "worse than eager mode"
-    return Rung(name, max(outputs, default=None), max(gradients, default=None), failing is not None, said)
+    return Rung(name, outputs, gradients, failing is not None, said)
+
+
+def _worst(climb: Climb, error: Callable[[Deviation], float]) -> tuple[float | None, float | None]:
+    """The largest error of an output and of a gradient, but of those that are zero but for rounding."""
+    kinds = (("output", "loss"), ("gradient",))
+    known = [d for d in climb.deviations if d.kind != "gradient" or d.float32 <= LOST]
+    outputs, gradients = (max((error(d) for d in known if d.kind in kind), default=None) for kind in kinds)
+    return outputs, gradients
 
 
 def _source(where: Where) -> str:

@@ -161,8 +161,12 @@ class Arm:
         prepared = prepare(bench.subject, device=self.device)
         change(prepared)
         with configured(settings), measure_graphs():
-            arm = run_plan(bench.plan, prepared, transform=partial(torch.compile, backend=how))
+            arm = run_plan(bench.plan, prepared, compiled=partial(_compiled, how))
         if arm.error is not None:
             return not names
         found = self.beyond(bench, deviations(bench.draws, [arm], bench.hair, masked=bench.masked))
         return any((d.kind, d.name, d.step) in names for d in found)
+
+
+def _compiled(how: Backend | str, prepared: Prepared) -> list[Any]:
+    return [torch.compile(block, backend=how) for block in prepared.blocks]

@@ -177,7 +177,9 @@ def tables(stats: BlameStats) -> tuple[Table, ...]:
     kept = stats.kept
     if kept is not None and kept.names is not None:
         rows_ = [(name or "(the root)",) for name in kept.names]
-        note = f"Found in {kept.runs} runs" + (", minimal." if kept.minimal else ", not known to be minimal.")
+        note = f"Found in {kept.runs} run{'s' * (kept.runs != 1)}" + (
+            ", minimal." if kept.minimal else ", not known to be minimal."
+        )
         note += f" Step time: {stats.cost}." if stats.cost is not None else f" {stats.uncosted}".rstrip()
         found.append(Table(f"Kept in float32: {stats.subject}", ("module",), rows_, "blame", note))
         lines = [(line,) for line in stats.code.splitlines()]
