@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,12 +33,13 @@ def deviations(
     """Every tensor that eager mode and float64 gave; the n-th compiled arm is that of the n-th draw.
 
     hair: float64 with its data rounded to float32. turned: float64 with decisions near a tie taken otherwise. masked:
-    of weights only those are compared whose gradient eager mode knows: an optimizer that divides by the gradient's size
+    of weights only those are compared whose gradient the arms know: an optimizer that divides by the gradient's size
     makes a full step of what is zero but for rounding. A tensor that compiled code did not give, or in another shape,
     is infinitely far off.
     """
     first, wide = draws[0].eager, draws[0].wide
-    known = _known_weights(draws) if masked else {}
+    pairs = [(d.eager, d.wide) for d in draws] + [(c, d.wide) for c, d in zip(compiled, draws, strict=False)]
+    known = _known_weights(pairs) if masked else {}
     whole = _wholes(wide)
     found = []
     for key, tensor in _everything(first, wide, compiled[0]).items():
@@ -153,18 +154,20 @@ def _wholes(wide: Trajectory) -> dict[tuple[str, int], float]:
     return found
 
 
-def _known_weights(draws: Sequence[Draw]) -> dict[str, torch.Tensor]:
-    """Of each parameter the elements whose gradient is larger than eager mode's error in it, at every step."""
+def _known_weights(pairs: Iterable[tuple[Trajectory, Trajectory]]) -> dict[str, torch.Tensor]:
+    """Of each parameter the elements whose gradient is larger than an arm's error in it, at every step of every arm.
+
+    A gradient that is wrong in compiled code is a failure of its own; its update would only say so again.
+    """
     found: dict[str, torch.Tensor] = {}
-    for draw in draws:
-        for key, twin in draw.wide.values.items():
-            grad = draw.eager.values.get(key)
+    for arm, wide in pairs:
+        for key, twin in wide.values.items():
+            grad = arm.values.get(key)
             if key[0] != "gradient" or grad is None or grad.shape != twin.shape:
                 continue
-            noise = (grad.double() - twin.double()).square().mean().sqrt()
-            name = key[1]
-            clear = twin.abs() > 2 * noise
-            found[name] = found[name] & clear if name in found else clear
+            off = (grad.double() - twin.double()).abs()
+            clear = twin.abs() > 2 * torch.maximum(off, off.square().mean().sqrt())
+            found[key[1]] = found[key[1]] & clear if key[1] in found else clear
     return found
 
 
