@@ -1,7 +1,8 @@
-"""PyTorch's compiler as this house sees it: the one file that touches private interfaces of Dynamo, AOTAutograd, Inductor.
+"""PyTorch's compiler as this house sees it: the one file that touches what is private in Dynamo, AOTAutograd, Inductor.
 
-Everything private is named here and nowhere else, imported when it is used, and held by tests/test_compiler.py. A release
-in which a name is missing or takes other arguments is told by `unsupported()`; who asks then skips with that reason.
+Everything private is named here and nowhere else, imported when it is used, and held by tests/test_compiler.py. A
+release in which a name is missing or takes other arguments is told by `unsupported()`; who asks then skips with that
+reason.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import inspect
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -52,7 +54,7 @@ class LoweredGraph:
     def copied(self) -> fx.GraphModule:
         """The graph again, to be changed; tensors that it holds are shared."""
         held = [getattr(self.module, str(n.target), None) for n in self.module.graph.nodes if n.op == "get_attr"]
-        if any(isinstance(one, fx.GraphModule) for one in held):  # branches and regions are changed by Inductor's passes
+        if any(isinstance(one, fx.GraphModule) for one in held):  # Inductor's passes change branches and regions
             return copy.deepcopy(self.module)
         twin = fx.GraphModule(self.module, copy.deepcopy(self.module.graph))
         twin.meta.update(self.module.meta)
@@ -111,10 +113,11 @@ def unsupported() -> str:
 def intercepted(handler: Handler) -> Iterator[None]:
     """Give every graph that Inductor compiles inside to `handler`, and run what it returns in the graph's place.
 
-    Holds for `torch.compile` with any options, since Inductor's entry point itself is replaced; a backward graph that is
-    compiled later, after the block, still goes to the handler. Caches of whole AOTAutograd results are off meanwhile:
-    what they give back has no graph any more. Uses `torch._inductor.compile_fx.compile_fx(inner_compile=)` (2.0 and
-    later), `torch._guards.TracingContext.report_output_strides` (2.0), `torch._functorch.config.enable_autograd_cache`.
+    Holds for `torch.compile` with any options, since Inductor's entry point itself is replaced; a backward graph that
+    is compiled later, after the block, still goes to the handler. Caches of whole AOTAutograd results are off
+    meanwhile: what they give back has no graph any more. Uses `torch._inductor.compile_fx.compile_fx(inner_compile=)`
+    (2.0 and later), `torch._guards.TracingContext.report_output_strides` (2.0),
+    `torch._functorch.config.enable_autograd_cache` (2.5).
     """
     from torch._functorch import config as functorch
     from torch._inductor import compile_fx as room
@@ -212,7 +215,7 @@ def _dotted(source: str) -> str:
 
 
 def _inputs(module: fx.GraphModule, sources: Sequence[str]) -> tuple[str, ...]:
-    """The source of each input of a lowered graph: its place in the Dynamo graph stands in `desc` (2.9), or its name."""
+    """The source of each input of a lowered graph: its name, or `desc` (2.9), has its place in the Dynamo graph."""
     found = []
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -293,21 +296,19 @@ def compile_trace(listener: Callable[[Told], None]) -> Iterator[None]:
                 identity = f"{data.get('frame_id')}/{data.get('frame_compile_id')}"
                 listener(Told(name, identity, fields or {}, getattr(record, "payload", None) or ""))
 
-    handler, passed_on = Handler(logging.DEBUG), trace_log.propagate
+    handler = Handler(logging.DEBUG)
     trace_log.addHandler(handler)
-    trace_log.propagate = False  # pytest would show the records, which are empty lines, with each test that fails
     try:
         yield
     finally:
         trace_log.removeHandler(handler)
-        trace_log.propagate = passed_on
 
 
-def counted(group: str, name: str) -> int:
-    """One of Dynamo's counters, such as `stats`, `unique_graphs`. `torch._dynamo.utils.counters` (2.0)."""
+def counters(group: str) -> Counter[str]:
+    """Dynamo's counters of one group, such as `stats` with `unique_graphs`. `torch._dynamo.utils.counters` (2.0)."""
     from torch._dynamo.utils import counters
 
-    return int(counters[group][name]) if group in counters else 0
+    return Counter({name: int(count) for name, count in counters[group].items()} if group in counters else {})
 
 
 def is_compiled_code(code: CodeType) -> bool:
@@ -340,11 +341,14 @@ _EVAL_FRAME = os.path.join("torch", "_dynamo", "eval_frame.py")
 def is_compiled(part: Any) -> bool:
     """Whether a module or function is a result of `torch.compile`, or a module on which `compile()` was called.
 
-    `OptimizedModule` and `_torchdynamo_orig_callable` stand since 2.0, `Module._compiled_call_impl` since 2.2.
+    `OptimizedModule` and `_torchdynamo_orig_callable` stand since 2.0, `Module._compiled_call_impl` since 2.2. What
+    `torch.compiler.disable` gives is an `OptimizedModule` too, of another context (`dynamo_ctx`, 2.1).
     """
     from torch._dynamo import OptimizedModule
 
-    if isinstance(part, OptimizedModule) or getattr(part, "_compiled_call_impl", None) is not None:
+    if isinstance(part, OptimizedModule):
+        return type(getattr(part, "dynamo_ctx", None)).__name__ not in ("DisableContext", "RunOnlyContext")
+    if getattr(part, "_compiled_call_impl", None) is not None:
         return True
     wrapped = hasattr(part, "_torchdynamo_orig_callable") and not getattr(part, "_torchdynamo_disable", False)
     return wrapped and not isinstance(part, torch.nn.Module)
@@ -358,17 +362,39 @@ def uncompiled(part: Any) -> Any:
     return getattr(part, "_orig_mod", None) or getattr(part, "_torchdynamo_orig_callable", part)
 
 
-def keep_marks(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Carry over what `torch._dynamo.mark_dynamic` and `mark_static` (2.1) wrote on a tensor as attributes."""
-    for name, value in vars(source).items():
-        if name.startswith("_dynamo_"):
-            setattr(target, name, copy.copy(value))
+def stripped(part: Any) -> Any:
+    """A module or function without `torch.compile`, in whole and in its parts. Modules are changed: hand over a copy."""
+    part = uncompiled(part)
+    for module in list(part.modules()) if isinstance(part, torch.nn.Module) else ():
+        module._compiled_call_impl = None
+        for name, child in list(module.named_children()):
+            if child is not (plain := uncompiled(child)):
+                setattr(module, name, plain)
+    return part
 
 
-def explained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """The graph breaks that `torch._dynamo.explain` (2.1 in this form) counts; None where it raises or has no graph."""
-    try:
-        found = torch._dynamo.explain(function)(*args, **kwargs)
-        return int(found.graph_break_count) if found.graph_count else None
-    except Exception:  # noqa: BLE001  # it runs the user's model; what that raises is told by the run itself
-        return None
+def compiled_like(original: Any, twin: Any) -> Any:
+    """A plain copy compiled as its original is, in whole and in parts, with the settings of each.
+
+    They stand in the `OptimizeContext` that `torch.compile` made: `dynamo_ctx` of a module (2.1), a cell of a function.
+    """
+    if isinstance(original, torch.nn.Module):
+        inner = uncompiled(original)
+        for name, module in list(inner.named_children()):
+            setattr(twin, name, compiled_like(module, twin.get_submodule(name)))
+        if getattr(inner, "_compiled_call_impl", None) is not None:
+            twin._compiled_call_impl = _context(inner._compiled_call_impl)(twin._call_impl)
+    return _context(original)(twin) if is_compiled(original) and not _in_place(original) else twin
+
+
+def _in_place(part: Any) -> bool:
+    return part is uncompiled(part)
+
+
+def _context(part: Any) -> Callable[..., Any]:
+    if hasattr(part, "dynamo_ctx"):
+        context: Callable[..., Any] = part.dynamo_ctx
+        return context
+    cells = dict(zip(part.__code__.co_freevars, part.__closure__ or (), strict=True))
+    found: Callable[..., Any] = cells["self"].cell_contents
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -19,7 +20,6 @@ from ampcheck.compiled.hygiene_run import (
     compare_eager,
     count_modes,
     elsewhere,
-    is_compiled_already,
     run_passes,
 )
 from ampcheck.compiled.hygiene_trace import LATE, WARM
@@ -27,6 +27,7 @@ from ampcheck.compiler import reset, untold
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
+from ampcheck.prepare import is_compiled_already
 from ampcheck.record import Run, emit, verify
 from ampcheck.subject import Kind, Subject
 
@@ -207,7 +208,13 @@ def _measure_use(subject: Subject, device: str) -> GraphStats:
     noting, ended = Noting(), Ended()
     training = subject.kind is Kind.TRAINING
     try:
-        with noting.trace(), watched_children() as noting.children, noting.calls_counted({}, frozenset()) as next_call:
+        with (
+            warnings.catch_warnings(),
+            noting.trace(),
+            watched_children() as noting.children,
+            noting.calls_counted({}, frozenset()) as next_call,
+        ):
+            warnings.simplefilter("ignore")  # as in the passes of a model
             for step in range(STEPS if training else 1):
                 next_call()
                 noting.notes.stage = LATE if training and step == STEPS - 1 else WARM

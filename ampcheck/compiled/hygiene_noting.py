@@ -13,8 +13,8 @@ from ampcheck.compiled.hygiene_calls import ArtifactCall, CallWatch, EagerRun
 from ampcheck.compiled.hygiene_children import Children
 from ampcheck.compiled.hygiene_records import Artifacts, Code, Fallback, GraphBreak, GraphStats, Stopped
 from ampcheck.compiled.hygiene_run import Ended
-from ampcheck.compiled.hygiene_trace import Failure, Notes, Reading, frame_name
-from ampcheck.compiler import Told, compile_trace, counted
+from ampcheck.compiled.hygiene_trace import Failure, Notes, Reading, frame_name, is_wrapper
+from ampcheck.compiler import Told, compile_trace, counters
 from ampcheck.errors import brief
 from ampcheck.places import is_users, short_path, users_place
 from ampcheck.record import Coverage, Where
@@ -42,13 +42,13 @@ class Noting:
             if self.calls is not None:
                 self.calls.hear(told)
 
-        self._graphs, self._skipped = counted("stats", "unique_graphs"), counted("inductor", "cudagraph_skips")
+        self._graphs, self._skipped = _graphs_and_skips()
         try:
             with compile_trace(hear):
                 yield
         finally:
-            self._graphs = counted("stats", "unique_graphs") - self._graphs
-            self._skipped = counted("inductor", "cudagraph_skips") - self._skipped
+            graphs, skipped = _graphs_and_skips()
+            self._graphs, self._skipped = graphs - self._graphs, skipped - self._skipped
 
     @contextmanager
     def calls_counted(self, names: Mapping[int, str], functions: Any) -> Iterator[Callable[[], None]]:
@@ -101,6 +101,10 @@ class Noting:
         )
 
 
+def _graphs_and_skips() -> tuple[int, int]:
+    return counters("stats")["unique_graphs"], counters("inductor")["cudagraph_skips"]
+
+
 def _positive(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
@@ -131,7 +135,8 @@ def _fallbacks(reading: Reading, eager: Mapping[int, EagerRun], error: Exception
 
     error: what ended the run. A failure to compile that was raised is no fallback.
     """
-    eager = {key: run for key, run in eager.items() if not _is_empty(run, reading)}
+    calling = {run.above for run in eager.values()}
+    eager = {key: run for key, run in eager.items() if not _is_empty(run, key in calling, reading)}
     causes = {key: _cause(run, reading) for key, run in eager.items()}
     groups: dict[Failure, list[str]] = {}
     for key, run in eager.items():
@@ -140,7 +145,7 @@ def _fallbacks(reading: Reading, eager: Mapping[int, EagerRun], error: Exception
             continue
         groups.setdefault(causes[key], []).append(run.name)
     for failure in reading.failures:
-        if failure.cause != "graph break" and failure not in groups and failure.kind != type(error).__name__:
+        if failure.cause != "graph break" and failure not in groups and not _was_raised(failure, error):
             groups[failure] = [frame_name(failure.code)] if failure.code is not None else ["a function"]
     return tuple(
         Fallback(tuple(dict.fromkeys(names)), failure.cause, failure.reason, failure.where)
@@ -148,10 +153,15 @@ def _fallbacks(reading: Reading, eager: Mapping[int, EagerRun], error: Exception
     )
 
 
-def _is_empty(run: EagerRun, reading: Reading) -> bool:
-    """Whether Dynamo looked at a function and found no tensor operation in it."""
-    if run.is_torchs and run.above is None:  # one of PyTorch's own modules, compiled through a wrapper
-        return any(code[0].endswith("external_utils.py") for code in reading.empty)
+def _was_raised(failure: Failure, error: Exception | None) -> bool:
+    """Whether a failure to compile is what ended the run; Dynamo wraps some exceptions into one of its own."""
+    return error is not None and type(error).__name__ in (failure.kind, "InternalTorchDynamoError")
+
+
+def _is_empty(run: EagerRun, calls: bool, reading: Reading) -> bool:
+    """Whether Dynamo looked at a function and found no tensor operation in it. calls: it runs other modules."""
+    if run.is_torchs and run.above is None and not calls:
+        return any(is_wrapper(code) for code in reading.empty)
     return run.code in reading.empty
 
 
@@ -163,10 +173,13 @@ def _cause(run: EagerRun, reading: Reading) -> Failure:
         return hard[-1]
     if own or any(run.code[:2] in found.frames for found in reading.breaks.values()):
         return Failure(run.code, "graph break", "a graph break cuts it")
+    if run.is_torchs and run.above is None and any(is_wrapper(code) for code in reading.empty):
+        reason = "PyTorch's own modules are compiled through one function, which Dynamo leaves out for good once a "
+        return Failure(run.code, "skipped", f"{reason}module without tensor operations (nn.Identity) was compiled")
     if run.is_torchs and reading.breaks:  # what PyTorch's own code is called for at a break has no frame to compile
         return Failure(run.code, "graph break", "a graph ends where it is called")
     # A module of PyTorch's own is compiled through a wrapper, whose failure is the module's.
-    wrapper = [f for f in reading.failures if f.code and not is_users(f.code[0]) and f.cause != "graph break"]
+    wrapper = [f for f in reading.failures if f.code and is_wrapper(f.code) and f.cause != "graph break"]
     if wrapper and run.is_torchs and run.above is None:
         return wrapper[-1]
     file, _, line = run.code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +14,12 @@ import torch
 
 from ampcheck.autocast.guards.switches import changed, read_state, restore_state
 from ampcheck.compiled.hygiene_records import Code
-from ampcheck.compiler import counted, explained, is_compiled, keep_marks, reset
+from ampcheck.compiler import counters, reset
 from ampcheck.errors import brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.arms import forward_through
 from ampcheck.numerics.equal_random import seeded
-from ampcheck.prepare import modules_of, prepare
+from ampcheck.prepare import is_compiled_already, modules_of, prepare
 from ampcheck.subject import Call, Subject
 
 
@@ -57,13 +58,6 @@ class Ended:
     by: str = ""
     compared: bool = False
     no_backward: str = ""
-
-
-def is_compiled_already(subject: Subject) -> bool:
-    """Whether the subject, or a module inside it, went through `torch.compile` or `compile()`."""
-    parts = subject.model if isinstance(subject.model, tuple) else (subject.model,)
-    held = [module for root in modules_of(subject.model) for module in root.modules()]
-    return any(is_compiled(part) for part in (*parts, *held))
 
 
 def build(subject: Subject, device: str, options: Mapping[str, Any]) -> Blocks:
@@ -183,8 +177,7 @@ def elsewhere(subject: Subject, device: str, dtype: torch.dtype | None) -> dict[
         if len(prepared.blocks) == 1:
             reset()
             with _autocast(device, dtype)():
-                count = explained(prepared.blocks[0], args, kwargs)
-            found["torch._dynamo.explain"] = "finds no graph" if count is None else f"{count} graph breaks"
+                found["torch._dynamo.explain"] = _explained(prepared.blocks[0], args, kwargs)
         reset()
         blocks = [torch.compile(block, fullgraph=True, backend="eager") for block in prepared.blocks]
         try:
@@ -194,6 +187,14 @@ def elsewhere(subject: Subject, device: str, dtype: torch.dtype | None) -> dict[
             found["fullgraph=True"] = f"raises {type(error).__name__}"
     reset()
     return found
+
+
+def _explained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    try:
+        found = torch._dynamo.explain(function)(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  # it runs the user's model; what that raises is told by the run itself
+        return f"raises {type(error).__name__}"
+    return f"{found.graph_break_count} graph breaks" if found.graph_count else "finds no graph"
 
 
 def count_modes(subject: Subject, device: str) -> dict[str, int]:
@@ -216,11 +217,11 @@ def count_modes(subject: Subject, device: str) -> dict[str, int]:
         for name, (train, context) in modes.items():
             if prepared.root is not None:
                 prepared.root.train(train)
-            before = counted("stats", "unique_graphs")
+            before = counters("stats")["unique_graphs"]
             args, kwargs = _fresh(subject.calls[0], device)
             with suppress(Exception), context():  # a mode in which the model raises has no graph
                 forward_through(made, Call(args, kwargs))
-            found[name] = counted("stats", "unique_graphs") - before
+            found[name] = counters("stats")["unique_graphs"] - before
     reset()
     return found
 
@@ -244,7 +245,9 @@ def _fresh(call: Call, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         copied = tensor.detach().clone().to(device)
         copied.requires_grad_(tensor.requires_grad)
-        keep_marks(tensor, copied)
+        for name, value in vars(tensor).items():
+            if name.startswith("_"):  # where torch._dynamo.mark_dynamic and mark_static write
+                setattr(copied, name, copy.copy(value))
         return copied
 
     args: tuple[Any, ...] = map_tensors(twin, call.args)

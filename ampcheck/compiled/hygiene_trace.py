@@ -206,10 +206,15 @@ def read_break(text: str) -> GraphBreak:
     return GraphBreak(where, title, advice, frames=frozenset((name, function) for name, _, function in inside))
 
 
+def is_wrapper(code: Code) -> bool:
+    """Whether a function is the one through which Dynamo compiles every module of PyTorch's own."""
+    return code[0].endswith(os.path.join("torch", "_dynamo", "external_utils.py"))
+
+
 def frame_name(code: Code) -> str:
     """`forward (models.py:12)`; the wrapper around a module of PyTorch's own has no name that a user knows."""
     file, name, line = code
-    if file.endswith("external_utils.py"):
+    if is_wrapper(code):
         return "the compiled module"
     name = re.sub(r"torch_dynamo_resume_in_(.+)_at_\d+", r"\1, behind a break", name)
     return f"{name} ({short_path(file)}:{line})"

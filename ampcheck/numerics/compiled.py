@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
+from ampcheck.compiler import counters, reset
 
 
 @dataclass(slots=True)
@@ -26,19 +26,18 @@ def measure_graphs() -> Iterator[Graphs]:
     Dynamo is reset on the way in and out: copies of one model share their code object, whose cache would fill up and
     then fall back to eager without a word. Functions that the caller had compiled are compiled again when next called.
     """
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()
-    counters.clear()
+    reset()
+    before = {group: counters(group) for group in ("stats", "graph_break", "unimplemented")}
     graphs = Graphs()
     try:
         yield graphs
     finally:
-        graphs.count = int(counters["stats"]["unique_graphs"])
-        graphs.unseen = {f"graph break: {_first(reason)}": int(n) for reason, n in counters["graph_break"].items()}
-        declined = [reason for name in ("unimplemented", "graph_break") for reason in counters[name]]
+        since = {group: counters(group) - known for group, known in before.items()}
+        graphs.count = since["stats"]["unique_graphs"]
+        graphs.unseen = {f"graph break: {_first(reason)}": n for reason, n in since["graph_break"].items()}
+        declined = [*since["unimplemented"], *since["graph_break"]]
         graphs.unsupported = _first(declined[0]) if declined and not graphs.count else ""
-        torch._dynamo.reset()
+        reset()
 
 
 def _first(reason: str) -> str:

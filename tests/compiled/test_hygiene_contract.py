@@ -1,0 +1,74 @@
+"""PyTorch tells what it compiles in the words known here; where it does not, graphs are skipped and not guessed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ampcheck import compiler
+from ampcheck.compiled.hygiene import judge_graph, measure_graph, observe_graphs
+from ampcheck.record import Verdict
+from ampcheck.subject import Subject
+
+X = torch.randn(2, 3)
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        x = x * 2
+    return x + 1
+
+
+def test_this_pytorch_is_known() -> None:
+    assert compiler.untold() == ""
+
+
+def test_every_graph_that_dynamo_counts_is_told() -> None:
+    told: list[compiler.Told] = []
+    torch._dynamo.reset()
+    before = compiler.counters("stats")["unique_graphs"]
+    with compiler.compile_trace(told.append):
+        compiled = torch.compile(branching, backend="eager")
+        compiled(X.abs())
+        compiled(torch.ones(5, 3))
+    graphs = [one for one in told if one.name == "compilation_metrics" and one.fields.get("graph_op_count")]
+    assert len(graphs) == compiler.counters("stats")["unique_graphs"] - before > 1
+    assert {one.name for one in told} >= {"dynamo_start", "dynamo_graph_break_reason", "recompile_reasons"}
+    torch._dynamo.reset()
+
+
+def test_the_trace_is_left_alone_afterwards() -> None:
+    told: list[compiler.Told] = []
+    with compiler.compile_trace(told.append):
+        pass
+    torch.compile(lambda x: x + 3, backend="eager")(X)
+    assert told == []
+
+
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_wrapped_parts_are_known_and_others_are_not(kind: str) -> None:
+    part = torch.nn.Linear(3, 3) if kind == "module" else branching
+    assert not compiler.is_compiled(part)
+    assert compiler.is_compiled(torch.compile(part, backend="eager"))
+    assert not compiler.is_compiled(torch.compiler.disable(branching))
+
+
+def test_an_unknown_pytorch_is_a_clear_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import utils
+
+    fields = {n: f for n, f in utils.CompilationMetrics.__dataclass_fields__.items() if n != "recompile_reason"}
+    monkeypatch.setattr(utils.CompilationMetrics, "__dataclass_fields__", fields)
+    run = judge_graph(Subject((branching, [(X,)])))
+    with observe_graphs() as seen:
+        torch.compile(branching, backend="eager")(X)
+    assert seen.run is not None
+    for findings in (run.findings, seen.run.findings):
+        (found,) = findings
+        assert found.verdict is Verdict.SKIP
+        assert "recompile_reason" in found.message
+
+
+def test_a_pytorch_that_compiles_and_tells_nothing_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "TOLD", frozenset())
+    stats = measure_graph(Subject((branching, [(X,)])), backend="eager")
+    assert "without telling it" in stats.untold

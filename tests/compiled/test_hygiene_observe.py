@@ -1,0 +1,241 @@
+"""observe_graphs around a user's own code: recompilations by kind, cache artifacts here and in child processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ampcheck.compiled.hygiene import Observed, judge_graph, observe_graphs
+from ampcheck.compiled.hygiene_children import watched_children
+from ampcheck.record import Run, Verdict, collect
+from ampcheck.subject import Subject
+
+X = torch.randn(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def _cold() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def failures(run: Run | None) -> list[str]:
+    assert run is not None
+    return [finding.check for finding in run.of(Verdict.FAIL)]
+
+
+def observed(act: Callable[[], object], **settings: Any) -> Observed:
+    with observe_graphs(raises=False, **settings) as seen:
+        act()
+    return seen
+
+
+def toggling() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+    compiled = torch.compile(model, backend="eager")
+    compiled(X)
+    model.eval()
+    compiled(X)
+    with torch.no_grad():
+        compiled(X)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled(X)
+    with torch.inference_mode():
+        compiled(X)
+
+
+def test_recompilations_are_told_by_the_kind_of_guard_and_by_the_calling_line() -> None:
+    seen = observed(toggling)
+    assert seen.stats is not None
+    assert len(seen.stats.graphs) == 5
+    assert [one.kind for one in seen.stats.recompiles] == ["training flag", "grad mode", "autocast", "inference mode"]
+    first = toggling.__code__.co_firstlineno
+    assert [(one.where.line or 0) - first for one in seen.stats.recompiles] == [5, 7, 9, 11]
+    assert failures(seen.run) == ["recompile"] * 4
+    assert failures(observed(toggling, max_recompiles=4).run) == []
+
+
+def test_modes_in_another_order_have_the_same_kinds() -> None:
+    compiled = torch.compile(lambda x: x * 2, backend="eager")
+
+    def act() -> None:
+        with torch.inference_mode():
+            compiled(X)
+        with torch.autocast("cpu", torch.bfloat16):
+            compiled(X)
+        with torch.no_grad():
+            compiled(X)
+
+    seen = observed(act)
+    assert seen.stats is not None
+    assert len(seen.stats.graphs) == 3
+    assert seen.stats.recompiles[0].kind in ("grad mode and autocast", "autocast", "inference mode")
+
+
+def test_a_block_that_is_warm_already_passes_on_what_it_ran() -> None:
+    compiled = torch.compile(lambda x: x * 2, backend="eager")
+    compiled(X)
+    seen = observed(lambda: [compiled(X) for _ in range(3)])
+    assert failures(seen.run) == []
+    assert seen.run is not None
+    assert seen.run.coverage.seen == {"graphs": 0, "compiled runs": 3}
+
+
+def test_a_block_without_compiled_code_fails() -> None:
+    assert failures(observed(lambda: nn.Linear(4, 4)(X)).run) == ["coverage"]
+
+
+def test_eager_modules_beside_compiled_code_are_no_fallback() -> None:
+    compiled, beside = torch.compile(lambda x: x * 2, backend="eager"), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    assert failures(observed(lambda: compiled(beside(X).detach())).run) == []
+
+
+def test_the_block_raises_for_its_failures_and_is_emitted() -> None:
+    with collect() as runs, pytest.raises(AssertionError, match="recompile"), observe_graphs():
+        toggling()
+    assert len(runs) == 1
+    assert runs[0].failed
+
+
+def test_an_exception_of_the_block_goes_on_and_the_run_is_kept() -> None:
+    compiled = torch.compile(lambda x: x * 2, backend="eager")
+    with collect() as runs, pytest.raises(RuntimeError), observe_graphs() as seen:
+        compiled(X).reshape(7)
+    assert runs == [seen.run]
+    assert runs[0].coverage.unseen == {"what comes after the RuntimeError": 1}
+
+
+def test_another_profiler_keeps_its_place() -> None:
+    calls = []
+    compiled = torch.compile(lambda x: x * 2, backend="eager")
+    profiler = lambda frame, event, value: calls.append(event)  # noqa: E731
+    sys.setprofile(profiler)
+    try:
+        seen = observed(lambda: compiled(X))
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+    assert failures(seen.run) == []
+    assert seen.run is not None
+    assert "calls that could not be counted" in seen.run.coverage.unseen
+    assert calls
+
+
+def test_afterwards_nothing_is_left_behind() -> None:
+    before = dict(os.environ), sys.getprofile()
+    observed(toggling)
+    assert (dict(os.environ), sys.getprofile()) == before
+
+
+# Cache artifacts -------------------------------------------------------------------------------------------------
+
+
+def fresh(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
+
+
+def artifacts(act: Callable[[], object]) -> list[tuple[str, int | None, str]]:
+    run = judge_graph(Subject(act, name="planted"))
+    return [(f.verdict.value, f.where.line, f.message) for f in run.findings if f.check == "cache-artifacts"]
+
+
+def saves_cold() -> None:
+    torch.compiler.save_cache_artifacts()
+    torch.compile(fresh)(X)
+
+
+def saves_and_loads() -> None:
+    torch.compile(fresh)(X)
+    saved = torch.compiler.save_cache_artifacts()
+    assert saved is not None
+    torch._dynamo.reset()
+    torch.compiler.load_cache_artifacts(saved[0])
+    torch.compile(fresh)(X)
+
+
+def loads_for_another() -> None:
+    torch.compile(fresh)(X)
+    saved = torch.compiler.save_cache_artifacts()
+    assert saved is not None
+    torch._dynamo.reset()
+    torch.compiler.load_cache_artifacts(saved[0])
+    torch.compile(lambda x: x.sin().cos())(X)
+
+
+@pytest.fixture
+def no_artifacts() -> Iterator[None]:
+    """Artifacts pile up in a process; a test begins without those of the others."""
+    from torch.compiler._cache import CacheArtifactManager
+
+    with CacheArtifactManager.with_fresh_cache():
+        yield
+
+
+@pytest.mark.usefixtures("no_artifacts")
+def test_artifacts_saved_before_anything_was_compiled_are_found_at_the_line() -> None:
+    (found,) = artifacts(saves_cold)
+    assert found[0] == "fail"
+    assert found[1] == saves_cold.__code__.co_firstlineno + 1
+    assert "returned None and saved nothing, with no graphs compiled before it" in found[2]
+
+
+@pytest.mark.usefixtures("no_artifacts")
+def test_artifacts_that_are_saved_loaded_and_used_pass() -> None:
+    assert [verdict for verdict, _, _ in artifacts(saves_and_loads)] == ["pass", "pass"]
+
+
+@pytest.mark.usefixtures("no_artifacts")
+def test_artifacts_that_are_loaded_and_not_used_are_found() -> None:
+    saved, loaded = artifacts(loads_for_another)
+    assert saved[0] == "pass"
+    assert loaded[0] == "fail"
+    assert "none of" in loaded[2]
+
+
+# Child processes -------------------------------------------------------------------------------------------------
+
+
+def python(code: str, *options: str, **environment: str) -> str:
+    command = [sys.executable, *options, "-W", "ignore", "-c", code]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+
+
+def test_a_child_process_that_saves_too_early_is_found() -> None:
+    run = judge_graph(Subject(lambda: python("import torch; torch.compiler.save_cache_artifacts()"), name="planted"))
+    (found,) = run.of(Verdict.FAIL)
+    assert found.check == "cache-artifacts"
+    assert "a child process" in found.message
+    assert run.coverage.seen["child Pythons"] == 1
+    assert run.of(Verdict.PASS) == (), "nothing else was looked at"
+
+
+def test_a_child_process_tells_what_it_compiled() -> None:
+    code = "import torch; torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))"
+    with watched_children() as children:
+        python(code)
+        python("print(1)")
+    assert (children.processes, children.graphs) == (1, 1)
+
+
+def test_a_child_keeps_its_own_start_and_path(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.own = 'started'\n")
+    with watched_children():
+        code = f"import sys; print(own, {os.environ['PYTHONPATH'].split(os.pathsep)[0]!r} in sys.path)"
+        path = os.pathsep.join((os.environ["PYTHONPATH"], str(tmp_path)))
+        assert python(code, PYTHONPATH=path).split() == ["started", "False"]
+
+
+def test_a_child_that_takes_no_notice_of_the_environment_runs_as_ever() -> None:
+    with watched_children() as children:
+        assert python("print('ran')", "-E") == "ran\n"
+    assert children.processes == 0

@@ -1,0 +1,179 @@
+"""assert_graph on every kind of subject: compiled already, raising, training, with bad settings, with nothing seen."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+import torch
+from hygiene_cases import (
+    Net,
+    X,
+    double,
+    failures,
+    judge,
+    judge_compiled,
+    only,
+)
+from torch import nn
+
+from ampcheck.compiled.hygiene import assert_graph, judge_graph, measure_graph
+from ampcheck.errors import UsageError
+from ampcheck.record import Verdict
+from ampcheck.subject import Subject
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo warns of its limits and of errors that it swallows: that is what is planted here."""
+    monkeypatch.setattr(logging.getLogger("torch._dynamo"), "level", logging.CRITICAL)
+
+
+# Nothing, exceptions, state --------------------------------------------------------------------------------------
+
+
+def test_a_run_in_which_nothing_compiles_fails() -> None:
+    with torch._dynamo.config.patch(disable=True):
+        run = judge((double, [(X,)]))
+    assert run.failed
+    assert run.of(Verdict.PASS) == ()
+
+
+def test_a_subject_that_raises_in_eager_mode_too_fails_under_coverage() -> None:
+    run = judge((lambda x: x.reshape(7), [(X,)]))
+    assert failures(run) == ["coverage"]
+    assert "in eager mode too" in only(run, "coverage").message
+
+
+def test_autocast_that_a_compiled_call_leaves_on_is_found_and_put_back() -> None:
+    def indexing(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x.index_select(0, index)
+
+    run = judge((indexing, [(X, torch.tensor([99]))]))
+    assert failures(run) == ["autocast-state"]
+    assert "nesting depth 0 before and 1 after" in only(run, "autocast-state").message
+    assert not torch.is_autocast_enabled("cpu")
+    assert failures(judge((indexing, [(X, torch.tensor([1]))]))) == []
+
+
+def test_a_backward_that_raises_leaves_the_forward_judged() -> None:
+    class Refusing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_full_backward_hook(_raise)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    run = judge((Refusing(), (X,)))
+    assert failures(run) == []
+    assert run.coverage.unseen == {"backward, which raised RuntimeError: planted": 1}
+
+
+def _raise(module: object, inputs: object, outputs: object) -> None:
+    raise RuntimeError("planted")
+
+
+# Compiled already, modes, bad input ------------------------------------------------------------------------------
+
+
+def submodule_compiled() -> nn.Module:
+    model = Net()
+    model.up = torch.compile(model.up, backend="eager")
+    return model
+
+
+def compiled_in_place() -> nn.Module:
+    model = Net()
+    model.compile(backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        torch.compile(Net(), backend="eager"),
+        compiled_in_place(),
+        submodule_compiled(),
+        torch.compile(double, backend="eager"),
+    ],
+    ids=["module", "in place", "submodule", "function"],
+)
+def test_what_is_compiled_already_runs_with_its_own_settings(model: object) -> None:
+    run = judge_compiled((model, [(X,)]))
+    assert failures(run) == []
+    assert run.coverage.seen["graphs"] == 1
+    assert not any(table.title.startswith("Compiler caches") for table in run.tables), "not its own backend"
+    with pytest.raises(UsageError, match="compiled already, so mode"):
+        judge_graph(Subject((model, [(X,)])), mode="default")
+
+
+def test_buffers_of_a_model_that_is_compiled_already_are_put_back() -> None:
+    model = torch.compile(nn.BatchNorm1d(4), backend="eager")
+    judge_compiled((model, [(X,)]))
+    assert int(model.num_batches_tracked) == 0
+
+
+def test_cuda_graphs_are_skipped_with_the_reason_where_there_is_no_device() -> None:
+    run = judge((double, [(X,)]), backend="inductor", mode="reduce-overhead")
+    (found,) = [f for f in run.findings if f.check == "cudagraph"]
+    assert found.verdict is Verdict.SKIP
+    assert "need a CUDA device" in found.message
+
+
+def test_autocast_is_entered_around_each_call() -> None:
+    seen = []
+
+    def noting(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return x @ x
+
+    measure_graph(Subject((noting, [(X,)])), backend="eager", dtype=torch.bfloat16)
+    assert seen
+    assert all(seen)
+
+
+def test_a_training_loop_is_judged_after_its_first_steps() -> None:
+    model, step = Net(), torch.compile(double, backend="eager")
+    run = judge_compiled({"step": lambda i: float(step(model(X)).sum())})
+    assert failures(run) == []
+    assert run.coverage.seen["calls"] == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"mode": "fast"}, "default, reduce-overhead, max-autotune"),
+        ({"backend": "nope"}, "inductor"),
+        ({"max_breaks": -1}, "0 or more"),
+        ({"max_recompiles": True}, "0 or more"),
+        ({"warmup": 0}, "1 or more"),
+        ({"dynamic": "yes"}, "None, True or False"),
+        ({"mode": "default", "options": {"x": 1}}, "not both"),
+        ({"dtype": "float17"}, "float16"),
+        ({"device": "nope"}, "device"),
+    ],
+)
+def test_bad_settings_are_refused_with_the_valid_ones(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        assert_graph(double, [(X,)], **settings)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_subject_brings_its_own_calls_and_name() -> None:
+    subject = Subject((double, [(X,)]), name="mine")
+    assert assert_graph(subject, backend="eager").findings[0].subject == "mine"
+    for settings in ({"calls": [(X,)]}, {"name": "other"}):
+        with pytest.raises(UsageError):
+            assert_graph(subject, **settings)  # type: ignore[arg-type]
+
+
+def test_warnings_of_the_model_are_not_raised_as_errors() -> None:
+    def warning(x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("planted", stacklevel=1)
+        return x + 1
+
+    assert failures(judge((warning, [(X,)]), max_breaks=1)) == []

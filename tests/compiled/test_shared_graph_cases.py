@@ -1,0 +1,95 @@
+"""Real defects of compiled projects, beside this repository: found at their place, and clean once mended."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.compiled.hygiene import judge_graph, observe_graphs
+from ampcheck.record import Finding, Run, Verdict
+from ampcheck.subject import Subject
+
+SHARED = Path(__file__).parents[3] / "shared" / "corpus"
+
+EXPECTED = {
+    "cmp_isinf_branch_graph_break": ("graph-break", "if not self.branch or torch.isinf(h).any():"),
+    "cmp_item_logging_graph_break": ("graph-break", "LOG.append(loss.item())"),
+    "cmp_layer_index_attribute": ("eager-fallback", "def forward(self, x):"),
+    "cmp_cache_artifacts_before_compile": ("cache-artifacts", ""),
+    "cmn_autocast_nesting_leak_on_exception": ("autocast-state", "return x.index_select(0, idx)"),
+}
+"""Check and source line that the `expected detection:` of each case asks for."""
+
+
+@pytest.fixture(autouse=True)
+def _equal_weights() -> None:
+    torch.manual_seed(0)
+
+
+def case(name: str) -> ModuleType:
+    """The case as a module; Dynamo resumes a broken graph by the module's name, so it stays registered."""
+    path = SHARED / f"{name}.py"
+    if not path.is_file():
+        pytest.skip("the shared corpus is not beside this repository")
+    known = f"shared_graph_{name}"
+    if known not in sys.modules:
+        spec = importlib.util.spec_from_file_location(known, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[known] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[known]
+
+
+def judged(make: Callable[[], Any], name: str) -> Run:
+    shape = make if name.startswith("cmp_cache") else make()
+    return judge_graph(Subject(shape, name=name), **({} if callable(shape) else {"backend": "eager"}))
+
+
+def is_at(finding: Finding, name: str, text: str) -> bool:
+    lines = (SHARED / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    return not text or text in lines[(finding.where.line or 1) - 1]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_shared_defect_is_found_where_it_is(name: str) -> None:
+    check, text = EXPECTED[name]
+    run = judged(case(name).buggy, name)
+    found = [finding for finding in run.of(Verdict.FAIL) if finding.check == check]
+    assert found
+    assert all(is_at(finding, name, text) for finding in found)
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if not name.startswith("cmn_autocast")])
+def test_shared_mended_defect_passes(name: str) -> None:
+    assert judged(case(name).fixed, name).of(Verdict.FAIL) == ()
+
+
+def test_three_blocks_break_three_times_and_twelve_of_twenty_run_eager() -> None:
+    breaks = judged(case("cmp_isinf_branch_graph_break").buggy, "cmp_isinf_branch_graph_break")
+    assert [f.observed for f in breaks.of(Verdict.FAIL)] == [3]
+    eager = judged(case("cmp_layer_index_attribute").buggy, "cmp_layer_index_attribute")
+    assert [f.observed for f in eager.of(Verdict.FAIL) if f.check == "eager-fallback"] == [12]
+
+
+def test_toggled_modes_are_five_compilations_of_four_kinds() -> None:
+    module = case("cmp_mode_toggle_recompiles")
+    with observe_graphs(raises=False) as seen:
+        module.manifests()
+    assert seen.stats is not None
+    assert len(seen.stats.graphs) == 5
+    assert {one.kind for one in seen.stats.recompiles} == {"training flag", "grad mode", "autocast", "inference mode"}
+    plain = judged(module.buggy, "cmp_mode_toggle_recompiles")
+    assert plain.of(Verdict.FAIL) == (), "one mode is one graph"
+
+
+def test_the_other_compiled_cases_raise_no_alarm_of_graphs() -> None:
+    for name in ("cmn_rope_bf16_fusion", "cmn_lowp_cast_elided"):
+        assert judged(case(name).buggy, name).of(Verdict.FAIL) == ()
