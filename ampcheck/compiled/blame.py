@@ -21,7 +21,7 @@ from ampcheck.compiled.locate import Step, first_cause, measure_steps, steps_bey
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
-from ampcheck.numerics import measure_compiled, measure_reference, native_format
+from ampcheck.numerics import NumericsStats, measure_compiled, measure_reference, native_format
 from ampcheck.numerics.measure import Eager
 from ampcheck.placement import place
 from ampcheck.prepare import prepare
@@ -139,9 +139,12 @@ class Search:
             if eager.stats.raised is not None and eager.stats.raised.missing:
                 self._add(unjudged=f"for want of what this machine lacks: {eager.stats.raised.message}")
                 return self.found
-            self._add(failures=tuple(failures), rungs=(_eager_rung(eager, failures),))
-        if self.compile and not (eager is not None and eager.stats.raised is not None):
+            self._add(failures=tuple(failures), rungs=(_judged_rung(EAGER, eager.stats, failures),))
+        if self.compile and self.found.stage != EAGER:
             self._climb()
+        elif self.compile and eager is not None and eager.stats.raised is None:
+            self.tell("compiled")
+            self._add(rungs=(*self.found.rungs, self._compiled_rung(self.arm.subject, eager)))
         if not self.found.rungs:
             self._add(unjudged="in float32 there is nothing but torch.compile to judge, and it is left out")
         if self.found.stage == EAGER and eager is not None:
@@ -179,10 +182,14 @@ class Search:
         self.tell("compiled with these modules in float32")
         changed = kept_in_float32(arm.subject, self.found.code, device=arm.device)
         eager, _ = arm.eager(changed)
-        stats = measure_compiled(changed, arm.reference, eager, arm.low, device=arm.device, native=arm.native)
-        failures = arm.failures(stats)
-        self._add(compiled_too=f"{failures[0].check} fails" if failures else "it passes")
-        self._saw(compiled_runs=1)
+        self._add(compiled_too=self._compiled_rung(changed, eager).said)
+
+    def _compiled_rung(self, subject: Subject, eager: Eager) -> Rung:
+        """The compiled run of a subject that is to blame in eager mode already, judged by itself."""
+        arm = self.arm
+        stats = measure_compiled(subject, arm.reference, eager, arm.low, device=arm.device, native=arm.native)
+        self._saw(compiled_runs=1, graphs=stats.graphs)
+        return _judged_rung(INDUCTOR, stats, arm.failures(stats))
 
     # The compiler ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +205,7 @@ class Search:
                 continue
             climbs = {INDUCTOR: arm.rung(bench, INDUCTOR)}
             climb, failing = climbs[INDUCTOR]
-            if failing is not None and self.found.stage != EAGER:
+            if failing is not None:
                 for name in LADDER[1:-1]:
                     self.tell(name)
                     climbs[name] = arm.rung(bench, name)
@@ -206,8 +213,7 @@ class Search:
             rungs = [_rung(name, *climbs[name]) for name in LADDER if name in climbs]
             self._add(rungs=(*(below or [_plain_rung(climb)]), *rungs))
             if failing is not None:
-                if self.found.stage != EAGER:
-                    self._blame_compiler(bench, climbs[self.found.stage][1] or [])
+                self._blame_compiler(bench, climbs[self.found.stage][1] or [])
                 return
 
     def _blame_compiler(self, bench: Bench, failing: Sequence[Deviation]) -> None:
@@ -281,18 +287,18 @@ class Search:
             self._add(cost=measure_cost(arm.subject, changed, dtype, device=arm.device, compile=compiled))
 
 
-def _eager_rung(eager: Eager, failures: Sequence[Finding]) -> Rung:
-    stats = eager.stats
+def _judged_rung(name: str, stats: NumericsStats, failures: Sequence[Finding]) -> Rung:
+    """A rung that is judged by itself, as the audit does."""
     if stats.raised is not None:
-        return Rung(EAGER, None, None, True, f"raised {stats.raised.message}")
-    worst = [
-        max(
-            (math.inf if e.nonfinite else e.error for e in stats.errors if e.kind == kind and stats.known(e)),
-            default=None,
-        )
+        return Rung(name, None, None, bool(failures), f"raised {stats.raised.message}")
+    if stats.compiled and not stats.graphs:
+        return Rung(name, None, None, False, f"not judged: nothing was compiled {stats.unsupported}".rstrip())
+    known = [e for e in stats.errors if e.nonfinite or stats.known(e)]
+    outputs, gradients = (
+        max((math.inf if e.nonfinite else e.error for e in known if e.kind == kind), default=None)
         for kind in ("output", "gradient")
-    ]
-    return Rung(EAGER, worst[0], worst[1], bool(failures), "beyond" if failures else "within")
+    )
+    return Rung(name, outputs, gradients, bool(failures), "beyond" if failures else "within")
 
 
 def _plain_rung(climb: Climb) -> Rung:

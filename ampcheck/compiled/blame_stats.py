@@ -137,7 +137,7 @@ def _mending(stats: BlameStats) -> str:
     least = "the smallest set of modules that mends it in float32 is" if kept.minimal else "mended, so far, by"
     ended = "" if kept.minimal else f" (the search ended after {kept.runs} runs; a smaller set may do)"
     cost = f"; step time: {stats.cost}" if stats.cost is not None else ""
-    cost += f"; compiled with them, {stats.compiled_too}" if stats.compiled_too else ""
+    cost += f"; compiled with them: {stats.compiled_too}" if stats.compiled_too else ""
     return f"{least} {names}{ended}{cost}"
 
 
