@@ -11,6 +11,10 @@ import torch
 
 from ampcheck import evidence
 from ampcheck.autocast import judge
+from ampcheck.compiled import accuracy_checks, hygiene_checks
+from ampcheck.compiled.accuracy import judge_accuracy
+from ampcheck.compiled.accuracy_pairs import check_compiled_against_eager
+from ampcheck.compiled.hygiene import judge_graph, observe_graphs
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
@@ -27,12 +31,15 @@ from ampcheck.numerics import (
 )
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.placement import Placement, place
-from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, emit, merge, verify
+from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.trace import Trace
 
 DTYPES = ("float16", "bfloat16")
+GRAPH_CHECKS = ("graph-break", "recompile", "eager-fallback", "cache-artifacts", "cudagraph")
+"""What is judged of the graphs of a subject that is to be compiled."""
+
 USES = (Kind.TRAINING, Kind.CALL)
 """Kinds of which the use of autocast is judged: they run as they are, under the guards."""
 
@@ -44,7 +51,7 @@ def audit(
     subject: Any,
     *,
     device: str = "cpu",
-    dtype: str | torch.dtype | Sequence[str | torch.dtype] = DTYPES,
+    dtype: str | torch.dtype | Sequence[str | torch.dtype] | None = None,
     autocast: bool | None = None,
     compile: bool = True,
     checks: Collection[str] | None = None,
@@ -54,8 +61,11 @@ def audit(
     """Judge a subject in every dtype asked for, eager and compiled, forward and backward.
 
     subject: a `Subject` or one of its shapes. Of a callable without arguments and of a training loop the use of
-    autocast is judged, and only `device` and `checks` have a meaning. device: where to run; one that this machine
-    lacks is emulated on the CPU, which every verdict says. dtype: what autocast casts to. autocast: None decides by the
+    autocast (and of compiler caches) is judged, and only `device` and `checks` have a meaning. What comes with a list of
+    calls, or as a list of blocks, is to be compiled: its graphs are judged, and compiled code beside eager mode, both as
+    the model is; under autocast as well where a dtype is named. What is compiled already runs plain where eager mode is
+    judged, else with its own settings. device: where to run; one that this machine lacks is emulated on the CPU, which
+    every verdict says. dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the
     model: one whose weights or inputs are 16-bit already is run as it is, in that dtype alone.
     compile: also run under `torch.compile`, which resets Dynamo. checks: slugs, all by default; `coverage` is always
     among them. limits: by default those of `[tool.ampcheck]` of the working directory.
@@ -64,35 +74,74 @@ def audit(
     """
     made = as_subject(subject)
     checks = (checks,) if isinstance(checks, str) else checks
-    known = dict.fromkeys((*CHECKS, *judge.CHECKS))
+    known = dict.fromkeys((*CHECKS, *judge.CHECKS, *accuracy_checks.CHECKS, *GRAPH_CHECKS))
     if unknown := sorted(set(checks or ()) - set(known)):
         raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(known)}")
-    dtypes = [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype)
     placement = place(device)
     if made.kind in USES:
         with placement.entered():
-            run = judge.judge_use(made, checks)
+            run = _use(made, checks)
         return replace(run, environment=_environment(placement), title=f"audit of {made.name}")
     native = native_format(made) if autocast is None else None
     if autocast is False:
         native = native_format(made)
         if native is None:
             raise UsageError(f"{made.name} has no 16-bit weights or inputs, and autocast=False leaves nothing to judge")
-    asked = list(dict.fromkeys(_low_dtype(name, placement.device) for name in dtypes))
-    if not asked:
-        raise UsageError(f"no dtype was asked for; there are {', '.join(DTYPES)}")
-    wanted = [native] if native is not None else asked
+    to_compile = compile and made.kind in (Kind.COMPILE, Kind.REGIONAL)
+    as_it_is = to_compile and dtype is None and not autocast
+    wanted = [native] if native is not None else [] if as_it_is else _low_dtypes(dtype, placement.device)
     bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
-    stages = 1 + len(wanted) * (2 if compile else 1)
+    stages = 1 + len(wanted) * (2 if compile else 1) + (2 if to_compile else 0)
     tell = progress or (lambda stage, done, total: None)
 
     with placement.entered():
-        runs = _numerics(made, placement.device, wanted, native is not None, compile, bounds, checks, tell, stages)
-    if native is None:
+        runs = _graphs(made, placement.device, limits, checks, tell, stages) if to_compile else []
+        broken = any(run.failed for run in runs)
+        try:
+            if wanted:
+                native_run = native is not None
+                runs += _numerics(made, placement.device, wanted, native_run, compile, bounds, checks, tell, stages)
+        except UsageError as error:
+            if not broken:
+                raise
+            text = f"the numerics of the model as it is could not be judged: {error}"
+            runs.append(Run(findings=(Finding("coverage", Verdict.SKIP, made.name, text),)))
+            wanted = []
+    if native is None and wanted:
         kind = placement.emulated or torch.device(placement.device).type
         runs.append(judge.judge_policy(made, kind, wanted, checks))
     tell(f"{made.name}: done", stages, stages)
     return replace(merge(runs), environment=_environment(placement), title=f"audit of {made.name}")
+
+
+def _use(made: Subject, checks: Collection[str] | None) -> Run:
+    """What a callable or a training loop does with autocast and with the compiler's caches."""
+    if made.kind is not Kind.CALL or (checks is not None and "cache-artifacts" not in checks):
+        return judge.judge_use(made, checks)
+    others = None if checks is None else [slug for slug in checks if slug != "cache-artifacts"]
+    with collect(), observe_graphs(subject=made.name, raises=False) as seen:
+        if others == []:
+            made.shape()
+            run = Run()
+        else:
+            run = judge.judge_use(made, others)
+    found = hygiene_checks.check_artifacts(seen.stats) if seen.stats is not None else []
+    return replace(run, findings=(*run.findings, *(f for f in found if f.verdict is not Verdict.SKIP)))
+
+
+def _graphs(
+    made: Subject, device: str, limits: Limits | None, checks: Collection[str] | None, tell: Progress, stages: int
+) -> list[Run]:
+    """A subject that is to be compiled, as it is: its graphs, and compiled code beside eager mode and float64."""
+    tell(f"{made.name}: graphs", 0, stages)
+    graphs = judge_graph(made, device=device)
+    kept = tuple(f for f in graphs.findings if checks is None or f.check in (*checks, "coverage"))
+    runs = [replace(graphs, findings=kept)]
+    wanted = None if checks is None else [slug for slug in checks if slug in accuracy_checks.CHECKS]
+    if wanted is None or wanted:
+        tell(f"{made.name}: compiled beside eager", 1, stages)
+        runs.append(judge_accuracy(made, device=device, checks=wanted, limits=limits))
+    return runs
 
 
 def _numerics(
@@ -107,9 +156,10 @@ def _numerics(
     stages: int,
 ) -> list[Run]:
     """Beside float64: every dtype, eager and compiled."""
-    tell(f"{made.name}: float64", 0, stages)
+    done = stages - 1 - len(wanted) * (2 if compile else 1)
+    tell(f"{made.name}: float64", done, stages)
     reference = measure_reference(made, device=device)
-    runs, done = [], 1
+    runs, done = [], done + 1
     for low in wanted:
         tell(f"{made.name}: {format_of(low).name}, eager", done, stages)
         eager = measure_numerics(made, reference, low, device=device, native=native)
@@ -120,6 +170,8 @@ def _numerics(
             if eager.stats.raised is None:
                 compiled = measure_compiled(made, reference, eager, low, device=device, native=native)
                 runs.append(_judged(compiled, bounds, checks))
+                found = check_compiled_against_eager(eager.stats, compiled, bounds)
+                runs.append(Run(findings=tuple(f for f in found if checks is None or f.check in checks)))
             else:
                 text = "not compiled: the eager run raised, see low-precision-error"
                 arm = arm_name(low, native, compiled=True)
@@ -212,6 +264,14 @@ def _judged(stats: NumericsStats, limits: Limits, checks: Collection[str] | None
         tables=evidence.tables(stats, limits),
         charts=evidence.charts(stats),
     )
+
+
+def _low_dtypes(dtype: str | torch.dtype | Sequence[str | torch.dtype] | None, device: str) -> list[torch.dtype]:
+    """The dtypes asked for, each once; the two that autocast knows where none is named."""
+    named = DTYPES if dtype is None else [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype)
+    if not named:
+        raise UsageError(f"no dtype was asked for; there are {', '.join(DTYPES)}")
+    return list(dict.fromkeys(_low_dtype(name, device) for name in named))
 
 
 def _low_dtype(dtype: str | torch.dtype, device: str) -> torch.dtype:

@@ -63,10 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     audit.add_argument(
         "--dtype",
-        default="float16,bfloat16",
         metavar="DTYPES",
-        help="what autocast casts to, separated by commas (default: %(default)s); a model that is kept in 16 bits is "
-        "judged as it is",
+        help="what autocast casts to, separated by commas (default: float16,bfloat16); a model that is kept in 16 bits, "
+        "and without this option a subject that is to be compiled, is judged as it is",
     )
     audit.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     audit.add_argument("--html", metavar="PATH", help="write a self-contained page")
@@ -87,8 +86,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    dtypes = [dtype.strip() for dtype in options.dtype.split(",") if dtype.strip()]
-    if not dtypes:
+    dtypes = None
+    if options.dtype is not None:
+        dtypes = [dtype.strip() for dtype in options.dtype.split(",") if dtype.strip()]
+    if dtypes == []:
         raise UsageError(f"--dtype names what autocast casts to, such as float16,bfloat16; found {options.dtype!r}")
     pages = [Path(path) for path in (options.html, options.json) if path is not None]
     for path in pages:  # before the work, so that an hour of it is not lost to a typing error

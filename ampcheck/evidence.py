@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ampcheck.formats import FORMATS, format_of
 from ampcheck.health import TensorHealth
@@ -10,14 +11,17 @@ from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.record import Band, Chart, Scalar, Series, Table
 from ampcheck.settings import Limits
+from ampcheck.telemetry import checks as telemetry
 
 ROWS = 60
 """Rows of one table or chart; beyond it the worst are shown."""
 
 
 def tables(stats: NumericsStats, limits: Limits) -> tuple[Table, ...]:
-    """Where each output, module and gradient lies against its limit, and the ops that lost values."""
-    return tuple(table for table in (_errors(stats, limits), _losses(stats)) if table is not None)
+    """Where each output, module and gradient lies against its limit, and the ops that lost values; of compiled code what
+    was measured inside its graphs."""
+    inside = telemetry.tables(replace(stats.inside, subject=who(stats))) if stats.inside is not None else ()
+    return (*(table for table in (_errors(stats, limits), _losses(stats)) if table is not None), *inside)
 
 
 def charts(stats: NumericsStats) -> tuple[Chart, ...]:

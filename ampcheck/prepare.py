@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ampcheck import compiler
 from ampcheck.errors import UsageError, brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.subject import Call, Kind, Subject
@@ -37,16 +38,14 @@ class Prepared:
 def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = None) -> Prepared:
     """A deep copy of the subject on `device`, its real floating tensors cast `to`, complex ones to the same width.
 
-    Raises `UsageError` for a model that cannot be copied, moved or cast.
+    What went through `torch.compile` is plain again in the copy; `recompiled` compiles it as it was. Raises `UsageError` for a model that cannot be copied, moved or cast.
     """
     found = modules_of(subject.model)
     try:
         memo = _cached_results(found)
-        model = (
-            tuple(_copied(b, memo) for b in subject.model)
-            if isinstance(subject.model, tuple)
-            else _copied(subject.model, memo)
-        )
+        parts = subject.model if isinstance(subject.model, tuple) else (subject.model,)
+        copied = tuple(compiler.stripped(_copied(compiler.uncompiled(part), memo)) for part in parts)
+        model = copied if isinstance(subject.model, tuple) else copied[0]
         calls = tuple(Call(map_tensors(_bare, c.args), map_tensors(_bare, dict(c.kwargs))) for c in subject.calls)
         calls = copy.deepcopy(calls)
     except Exception as error:  # any __deepcopy__ of the user's may raise anything
@@ -75,10 +74,27 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
     return Prepared(subject.kind, model, calls, root)
 
 
+def recompiled(subject: Subject, prepared: Prepared) -> tuple[Any, ...]:
+    """The blocks of a copy, compiled as the subject's own are, in whole and in parts; by `torch.compile` where nothing
+    of the subject is compiled."""
+    originals = subject.model if isinstance(subject.model, tuple) else (subject.model,)
+    if not is_compiled_already(subject):
+        return tuple(torch.compile(block) for block in prepared.blocks)
+    return tuple(compiler.compiled_like(*pair) for pair in zip(originals, prepared.blocks, strict=True))
+
+
+def is_compiled_already(subject: Subject) -> bool:
+    """Whether the subject, or a module inside it, went through `torch.compile` or `compile()`."""
+    parts = subject.model if isinstance(subject.model, tuple) else (subject.model,)
+    held = [module for root in modules_of(subject.model) for module in root.modules()]
+    return any(compiler.is_compiled(part) for part in (*parts, *held))
+
+
 def modules_of(model: Any) -> list[torch.nn.Module]:
     """The modules that a subject's callables run: themselves, or what a closure, a partial or a bound method holds."""
     found: list[torch.nn.Module] = []
     for part in model if isinstance(model, tuple) else (model,):
+        part = compiler.uncompiled(part)
         held = [part] if isinstance(part, torch.nn.Module) else list(_held(part))
         found += [module for module in held if not any(module is other for other in found)]
     return found

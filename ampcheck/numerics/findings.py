@@ -7,6 +7,8 @@ from dataclasses import replace
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.record import Finding, Verdict
+from ampcheck.settings import Limits
+from ampcheck.telemetry.checks import check_telemetry
 
 LISTED = 5
 """How many places one check names; the table of the run holds all."""
@@ -70,6 +72,16 @@ def nothing_narrow(stats: NumericsStats, check: str) -> Finding | None:
     if stats.low:
         return None
     return Finding(check, Verdict.SKIP, who(stats), "no op computed in 16 bits, so nothing was judged")
+
+
+def inside_graphs(stats: NumericsStats, check: str, limits: Limits) -> list[Finding]:
+    """What the statistics inside compiled graphs say of one check; damage is what the comparison with float64 found."""
+    harmed = bool(stats.harm(limits.precision))
+    inside = replace(stats.inside, subject=who(stats)) if stats.inside is not None else None
+    if inside is None or not inside.measured:
+        reason = inside.skipped if inside is not None and inside.skipped else "nothing was measured inside compiled graphs"
+        return [Finding(check, Verdict.SKIP, who(stats), f"{reason}; eager mode is judged")]
+    return [f for f in check_telemetry(inside, limits, harmed=harmed) if f.check == check]
 
 
 def inside_unseen(stats: NumericsStats, check: str) -> list[Finding]:

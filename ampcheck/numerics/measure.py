@@ -25,10 +25,11 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.reference import Reference, WideRun, input_names
 from ampcheck.numerics.stats import NumericsStats, Raised, TensorError
 from ampcheck.places import users_place
-from ampcheck.prepare import Prepared, modules_of, prepare
+from ampcheck.prepare import Prepared, modules_of, prepare, recompiled
 from ampcheck.record import Coverage, Where
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
+from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.trace import OpEvent, Trace
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
@@ -173,19 +174,22 @@ def measure_compiled(
     device: str = "cpu",
     native: bool = False,
 ) -> NumericsStats:
-    """Run the same under `torch.compile` with Inductor. Outputs, loss and gradients are judged; the inside is not seen.
+    """Run the same under `torch.compile`, or as the subject is compiled already. Outputs, loss and gradients are judged,
+    and what each cast inside the graphs loses is measured.
 
     The loss scale, the chain of roundings and the sensitivities are those of the eager run. Where that one decided
     otherwise than float64, compiled code may do so too, and is excused as far as the decisions move the reference.
     """
     prepared = prepare(subject, device=device)
-    with measure_graphs() as graphs:
+    telemetry = Telemetry([prepared.root] if prepared.root is not None else [])
+    with measure_graphs() as graphs, telemetry.watching():
+        blocks = iter(recompiled(subject, prepared))
         outcome = run_arm(
             prepared,
             device=device,
             dtype=None if native else dtype,
             loss=subject.loss,
-            transform=torch.compile,
+            transform=lambda block: next(blocks),
             scale=eager.stats.scale,
             keep_modules=False,
             finite_loss=reference.finite_loss,
@@ -198,6 +202,7 @@ def measure_compiled(
     if eager.stats.followed:
         followed = {(e.kind, e.name): e for e in _followed_errors(outcome, reference, eager, dtype)}
         errors = tuple(min(e, followed.get((e.kind, e.name), e), key=lambda one: one.error) for e in errors)
+    inside = telemetry.read()
     health = {}
     for path, tensor in outcome.outputs.items():
         seen = health_of(tensor, histogram=True)
@@ -215,9 +220,10 @@ def measure_compiled(
         no_backward=outcome.no_backward,
         graphs=graphs.count,
         unsupported=graphs.unsupported,
+        inside=inside,
         coverage=Coverage(
-            _positive({"graphs": graphs.count, "outputs": len(outcome.outputs), "gradients": len(outcome.gradients)}),
-            {**graphs.unseen, **_unseen(outcome, reference.wide, moved)},
+            _positive({"graphs": graphs.count, "values inside graphs": len(inside.sites), "outputs": len(outcome.outputs), "gradients": len(outcome.gradients)}),
+            {**graphs.unseen, **inside.unseen, **_unseen(outcome, reference.wide, moved)},
         ),
     )
 

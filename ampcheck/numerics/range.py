@@ -6,6 +6,7 @@ from ampcheck.formats import format_of
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import (
     finding,
+    inside_graphs,
     inside_unseen,
     most,
     no_gradients,
@@ -29,6 +30,10 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     check = "overflow"
     if skipped := not_reached(stats, check):
         return [skipped]
+    if stats.compiled:
+        seen = _nonfinite_outputs(stats)
+        inside = [f for f in inside_graphs(stats, check, limits) if f.verdict is not Verdict.PASS or not seen]
+        return most(seen + inside)
     harmed = not stats.judged or bool(stats.harm(limits.precision))
     reached = sum(e.nonfinite for e in stats.errors if e.kind in ("output", "module"))
     found: list[Finding] = []
@@ -88,7 +93,7 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
-        return inside_unseen(stats, check)
+        return inside_graphs(stats, check, limits)
     if skipped := nothing_narrow(stats, check):
         return [skipped]
     found, closest = [], 0.0
@@ -126,7 +131,7 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
-        return inside_unseen(stats, check)
+        return inside_graphs(stats, check, limits)
     if skipped := nothing_narrow(stats, check):
         return [skipped]
     harmed = not stats.judged or bool(stats.harm(limits.precision))
@@ -163,7 +168,7 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
-        return inside_unseen(stats, check)
+        return inside_graphs(stats, check, limits)
     if skipped := nothing_narrow(stats, check):
         return [skipped]
     harmed = not stats.judged or bool(stats.harm(limits.precision))
@@ -263,7 +268,7 @@ def _overflow_hint(fact: OpFacts) -> str:
 
 
 def _nonfinite_outputs(stats: NumericsStats) -> list[Finding]:
-    """The inside of a compiled graph is not seen here, its outputs are."""
+    """What of the outputs is not finite although float64 is."""
     found = []
     for error in stats.errors:
         if error.kind == "output" and error.nonfinite:
@@ -272,7 +277,7 @@ def _nonfinite_outputs(stats: NumericsStats) -> list[Finding]:
                 f"{error.name or '(the only one)'} are inf or NaN in {error.dtype}"
             )
             hint = (
-                "compile=False names the op"
+                "the values inside the graphs tell where; compile=False names the op"
                 if stats.compiled
                 else "no op was seen to make them: look at what is not measured"
             )

@@ -11,6 +11,7 @@ from ampcheck.health import TensorHealth
 from ampcheck.numerics.decisions import Flip
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.record import Coverage, Where
+from ampcheck.telemetry.stats import TelemetryStats
 
 LOST = 0.25
 """Relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
@@ -62,7 +63,7 @@ class NumericsStats:
     zeroed_buffers: 16-bit buffers of the model with an element that is exactly zero.
     flips: the decisions that fell otherwise; followed: whether the reference took them as well before it was compared.
     low: results of 16 bits; casts: between integers and floats.
-    graphs: how many were compiled; unsupported: why Dynamo took none, in its own words.
+    graphs: how many were compiled; unsupported: why Dynamo took none, in its own words; inside: what was seen in them.
     judged: whether there was a reference; without one a finding cannot be excused by its lack of consequences.
     """
 
@@ -93,6 +94,7 @@ class NumericsStats:
     no_backward: str = ""
     graphs: int = 0
     unsupported: str = ""
+    inside: TelemetryStats | None = None
     low: int = 0
     casts: int = 0
     coverage: Coverage = field(default_factory=Coverage)
