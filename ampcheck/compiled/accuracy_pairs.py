@@ -7,6 +7,7 @@ from dataclasses import replace
 from ampcheck.compiled.accuracy_checks import check_compiled_error, check_compiled_gradient
 from ampcheck.compiled.accuracy_stats import AccuracyStats, Deviation, Exceptions
 from ampcheck.formats import format_of
+from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats, TensorError
 from ampcheck.record import Finding
 from ampcheck.settings import Limits
@@ -19,7 +20,8 @@ def check_compiled_against_eager(eager: NumericsStats, compiled: NumericsStats, 
     one set of data, so luck is given more room than `assert_compiled` gives, which draws again, and tries settings.
     """
     stats = paired(eager, compiled)
-    return [*check_compiled_error(stats, limits), *check_compiled_gradient(stats, limits)]
+    found = [*check_compiled_error(stats, limits), *check_compiled_gradient(stats, limits)]
+    return [replace(one, subject=who(compiled)) for one in found]
 
 
 def paired(eager: NumericsStats, compiled: NumericsStats) -> AccuracyStats:

@@ -1,0 +1,151 @@
+"""Judge many models compiled, and keep the outcome as evidence: fair judgement, graph hygiene, telemetry.
+
+    python benchmarks/compiled_models.py --zoo ../shared/zoo --per-family 2 --json reports/evidence/zoo_compiled_fair.json
+
+Each model runs under CPU autocast, forward and backward: `assert_compiled` (eager, compiled, float64), `assert_graph`, and
+`watch` around one compiled step. Nothing is judged here beyond what these say; a crash of ampcheck is a row of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from _evidence import write_evidence
+from audit_models import models
+
+from ampcheck import Run, Subject, UsageError, Verdict, assert_compiled, assert_graph, collect, watch
+
+
+def judged(call: Callable[[], Run]) -> dict[str, Any]:
+    """The outcome of one assertion: verdicts, coverage, the first of what is wrong."""
+    begun = time.perf_counter()
+    found: dict[str, Any] = {}
+    try:
+        with warnings.catch_warnings(), collect() as runs:
+            warnings.simplefilter("ignore")  # of the packages of the zoo
+            try:
+                run = call()
+            except AssertionError:
+                run = runs[-1]
+        found["verdicts"] = {str(verdict): count for verdict, count in run.counts().items() if count}
+        found["coverage"] = dict(run.coverage.seen)
+        found["unseen"] = dict(run.coverage.unseen)
+        for verdict in (Verdict.FAIL, Verdict.WARN):
+            found[str(verdict)] = [
+                {"check": f.check, "where": str(f.where), "message": f.message} for f in run.of(verdict)
+            ]
+    except UsageError as error:
+        found["usage error"] = str(error)
+    except Exception:  # noqa: BLE001  # a crash of ampcheck on a real model is what this script looks for
+        found["crash"] = traceback.format_exc()[-2000:]
+    found["seconds"] = round(time.perf_counter() - begun, 1)
+    return found
+
+
+def watched(subject: Subject, dtype: torch.dtype) -> Run:
+    """One compiled step under `watch`."""
+    model, call = subject.model, subject.calls[0]
+    compiled = torch.compile(model)
+    with watch(compiled, name=subject.name) as seen:
+        with torch.autocast("cpu", dtype):
+            result = compiled(*call.args, **call.kwargs)
+        loss = total(result)
+        if loss is not None:
+            loss.backward()
+    return seen.run()
+
+
+def total(result: Any) -> torch.Tensor | None:
+    """The mean of squares of every floating output that has a gradient."""
+    from ampcheck.nest import tensors
+
+    parts = [t.float().square().mean() for _, t in tensors(result) if t.is_floating_point() and t.requires_grad]
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def row(name: str, family: str, build: Callable[[], Subject], dtype: str) -> dict[str, Any]:
+    low = getattr(torch, dtype)
+    found: dict[str, Any] = {"name": name, "family": family}
+    try:
+        torch.manual_seed(0)
+        subject = build()
+    except Exception as error:  # noqa: BLE001  # the zoo's own
+        return {**found, "not built": repr(error)[:300]}
+    found["compiled"] = judged(lambda: assert_compiled(subject, dtype=dtype))
+    found["graph"] = judged(lambda: assert_graph(subject, dtype=dtype))
+    found["telemetry"] = judged(lambda: watched(subject, low))
+    return found
+
+
+PARTS = ("compiled", "graph", "telemetry")
+
+
+def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
+    total = Counter({"models": len(rows)})
+    for part in PARTS:
+        for found in (one.get(part, {}) for one in rows):
+            total[f"{part}: crashed"] += "crash" in found
+            total[f"{part}: usage error"] += "usage error" in found
+            total[f"{part}: failed"] += bool(found.get("fail"))
+            total[f"{part}: warned only"] += bool(found.get("warn")) and not found.get("fail")
+    yield ", ".join(f"{count} {what}" for what, count in total.items()) + "."
+    yield ""
+    yield "| model | family | assert_compiled | assert_graph | telemetry | graphs | sites | s | first failures |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for one in rows:
+        cells = [one["name"], one["family"]]
+        notes = []
+        for part in PARTS:
+            found = one.get(part, {})
+            cells.append(" ".join(f"{count} {verdict}" for verdict, count in found.get("verdicts", {}).items()) or "-")
+            first = found.get("crash", "").strip().rpartition("\n")[2] or found.get("usage error", "")
+            if found.get("fail"):
+                first = f"{found['fail'][0]['check']} at {found['fail'][0]['where']}"
+            if first:
+                notes.append(f"{part}: {first}")
+        seen = one.get("telemetry", {}).get("coverage", {})
+        seconds = sum(one.get(part, {}).get("seconds", 0.0) for part in PARTS)
+        cells += [str(seen.get("graphs", 0)), str(seen.get("sites", 0)), f"{seconds:.0f}"]
+        yield "| " + " | ".join([*cells, "; ".join(notes).replace("|", "/")[:300]]) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="path/to/file.py:factory")
+    parser.add_argument("--zoo", metavar="FOLDER", help="a folder with zoo.py")
+    parser.add_argument("--per-family", type=int, metavar="N", help="at most N models of each family")
+    parser.add_argument("--dtype", default="bfloat16", help="what autocast casts to (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further model after that")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    rows: list[dict[str, Any]] = []
+    begun, left = time.monotonic(), 0
+    for name, family, build in models(options):
+        if time.monotonic() - begun > 60 * options.minutes:
+            left += 1
+            continue
+        rows.append(row(name, family, build, options.dtype))
+        told = {part: rows[-1].get(part, {}).get("verdicts", rows[-1].get(part)) for part in PARTS}
+        print(name, str(told)[:300], flush=True)
+    lines = list(markdown(rows))
+    if left:
+        lines.insert(1, f"\n{left} further models were not begun within {options.minutes:g} minutes.")
+    print(lines[0])
+    if options.json:
+        write_evidence(options.json, {"rows": rows}, lines)
+
+
+if __name__ == "__main__":
+    main()
