@@ -20,10 +20,10 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.autocast.observe import assert_op_dtypes as assert_op_dtypes
     from ampcheck.autocast.observe import observe_ops as observe_ops
     from ampcheck.autocast.probe import measure_policy as measure_policy
-    from ampcheck.compiled.accuracy import assert_compiled as assert_compiled
-    from ampcheck.compiled.blame import blame as blame
-    from ampcheck.compiled.hygiene import assert_graph as assert_graph
-    from ampcheck.compiled.hygiene import observe_graphs as observe_graphs
+    from ampcheck.compiled.accuracy.judge import assert_compiled as assert_compiled
+    from ampcheck.compiled.blame.blame import blame as blame
+    from ampcheck.compiled.graph.judge import assert_graph as assert_graph
+    from ampcheck.compiled.graph.judge import observe_graphs as observe_graphs
     from ampcheck.dtypes import assert_dtypes as assert_dtypes
     from ampcheck.errors import UsageError as UsageError
     from ampcheck.formats import FORMATS as FORMATS
@@ -58,15 +58,15 @@ _HOME = {
     "UsageError": "ampcheck.errors",
     "Verdict": "ampcheck.record",
     "Where": "ampcheck.record",
-    "assert_compiled": "ampcheck.compiled.accuracy",
+    "assert_compiled": "ampcheck.compiled.accuracy.judge",
     "assert_dtypes": "ampcheck.dtypes",
-    "assert_graph": "ampcheck.compiled.hygiene",
+    "assert_graph": "ampcheck.compiled.graph.judge",
     "assert_numerics": "ampcheck.audit",
     "assert_op_dtypes": "ampcheck.autocast.observe",
     "assert_policy": "ampcheck.autocast.drift",
     "assert_policy_lock": "ampcheck.autocast.locks.lock",
     "audit": "ampcheck.audit",
-    "blame": "ampcheck.compiled.blame",
+    "blame": "ampcheck.compiled.blame.blame",
     "collect": "ampcheck.record",
     "emit": "ampcheck.record",
     "emulate": "ampcheck.autocast.emulate",
@@ -75,7 +75,7 @@ _HOME = {
     "health_of": "ampcheck.health",
     "measure_policy": "ampcheck.autocast.probe",
     "observe": "ampcheck.audit",
-    "observe_graphs": "ampcheck.compiled.hygiene",
+    "observe_graphs": "ampcheck.compiled.graph.judge",
     "observe_ops": "ampcheck.autocast.observe",
     "watch": "ampcheck.watch",
 }

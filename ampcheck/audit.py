@@ -11,10 +11,11 @@ import torch
 
 from ampcheck import evidence
 from ampcheck.autocast import judge
-from ampcheck.compiled import accuracy_checks, hygiene_checks
-from ampcheck.compiled.accuracy import judge_accuracy
-from ampcheck.compiled.accuracy_pairs import check_compiled_against_eager
-from ampcheck.compiled.hygiene import judge_graph, observe_graphs
+from ampcheck.compiled.accuracy import checks as accuracy_checks
+from ampcheck.compiled.accuracy.judge import judge_accuracy
+from ampcheck.compiled.accuracy.pairs import check_compiled_against_eager
+from ampcheck.compiled.graph import checks as hygiene_checks
+from ampcheck.compiled.graph.judge import judge_graph, observe_graphs
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
@@ -61,11 +62,11 @@ def audit(
     """Judge a subject in every dtype asked for, eager and compiled, forward and backward.
 
     subject: a `Subject` or one of its shapes. Of a callable without arguments and of a training loop the use of
-    autocast (and of compiler caches) is judged, and only `device` and `checks` have a meaning. What comes with a list of
-    calls, or as a list of blocks, is to be compiled: its graphs are judged, and compiled code beside eager mode, both as
-    the model is; under autocast as well where a dtype is named. What is compiled already runs plain where eager mode is
-    judged, else with its own settings. device: where to run; one that this machine lacks is emulated on the CPU, which
-    every verdict says. dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the
+    autocast (and of compiler caches) is judged, and only `device` and `checks` have a meaning. What comes with a list
+    of calls, or as a list of blocks, is to be compiled: its graphs are judged, and compiled code beside eager mode,
+    both as the model is; under autocast as well where a dtype is named. What is compiled already runs plain where eager
+    mode is judged, else with its own settings. device: where to run; one that this machine lacks is emulated on the CPU,
+    which every verdict says. dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the
     model: one whose weights or inputs are 16-bit already is run as it is, in that dtype alone.
     compile: also run under `torch.compile`, which resets Dynamo. checks: slugs, all by default; `coverage` is always
     among them. limits: by default those of `[tool.ampcheck]` of the working directory.

@@ -58,8 +58,8 @@ def _blame(options: argparse.Namespace) -> int:
 
     with progress_bar() as progress:
         progress("loading torch and the subject", 0, 1)
-        from ampcheck.compiled.blame import blame
-        from ampcheck.compiled.blame_stats import is_code
+        from ampcheck.compiled.blame.blame import blame
+        from ampcheck.compiled.blame.stats import is_code
         from ampcheck.placement import place
         from ampcheck.subject import load_subject
 

@@ -64,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument(
         "--dtype",
         metavar="DTYPES",
-        help="what autocast casts to, separated by commas (default: float16,bfloat16); a model that is kept in 16 bits, "
-        "and without this option a subject that is to be compiled, is judged as it is",
+        help="what autocast casts to, separated by commas (default: float16,bfloat16); a model that is kept in 16 "
+        "bits, and without this option a subject that is to be compiled, is judged as it is",
     )
     audit.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     audit.add_argument("--html", metavar="PATH", help="write a self-contained page")

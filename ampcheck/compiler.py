@@ -363,7 +363,7 @@ def uncompiled(part: Any) -> Any:
 
 
 def stripped(part: Any) -> Any:
-    """A module or function without `torch.compile`, in whole and in its parts. Modules are changed: hand over a copy."""
+    """A module or function without `torch.compile`, in whole and in parts. Modules are changed: hand over a copy."""
     part = uncompiled(part)
     for module in list(part.modules()) if isinstance(part, torch.nn.Module) else ():
         module._compiled_call_impl = None

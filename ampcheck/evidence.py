@@ -18,8 +18,8 @@ ROWS = 60
 
 
 def tables(stats: NumericsStats, limits: Limits) -> tuple[Table, ...]:
-    """Where each output, module and gradient lies against its limit, and the ops that lost values; of compiled code what
-    was measured inside its graphs."""
+    """Where each output, module and gradient lies against its limit, and the ops that lost values; of compiled code
+    what was measured inside its graphs."""
     inside = telemetry.tables(replace(stats.inside, subject=who(stats))) if stats.inside is not None else ()
     return (*(table for table in (_errors(stats, limits), _losses(stats)) if table is not None), *inside)
 

@@ -38,7 +38,8 @@ class Prepared:
 def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = None) -> Prepared:
     """A deep copy of the subject on `device`, its real floating tensors cast `to`, complex ones to the same width.
 
-    What went through `torch.compile` is plain again in the copy; `recompiled` compiles it as it was. Raises `UsageError` for a model that cannot be copied, moved or cast.
+    What went through `torch.compile` is plain again in the copy; `recompiled` compiles it as it was. Raises
+    `UsageError` for a model that cannot be copied, moved or cast.
     """
     found = modules_of(subject.model)
     try:

@@ -1,9 +1,10 @@
 """Judge many models compiled, and keep the outcome as evidence: fair judgement, graph hygiene, telemetry.
 
-    python benchmarks/compiled_models.py --zoo ../shared/zoo --per-family 2 --json reports/evidence/zoo_compiled_fair.json
+    python benchmarks/compiled_models.py --zoo ../shared/zoo --per-family 2 --json reports/evidence/zoo_judged.json
 
-Each model runs under CPU autocast, forward and backward: `assert_compiled` (eager, compiled, float64), `assert_graph`, and
-`watch` around one compiled step. Nothing is judged here beyond what these say; a crash of ampcheck is a row of its own.
+Each model runs under CPU autocast, forward and backward: `assert_compiled` (eager, compiled, float64), `assert_graph`,
+and `watch` around one compiled step. Nothing is judged here beyond what these say; a crash of ampcheck is a row of its
+own.
 """
 
 from __future__ import annotations

@@ -119,6 +119,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def forward_through(blocks: Sequence[Callable[..., Any]], call: Call) -> Any:
+    """The output of the first block fed to the next, and so on."""
     result: Any = blocks[0](*call.args, **call.kwargs)
     for block in blocks[1:]:
         result = block(*result) if isinstance(result, tuple) else block(result)

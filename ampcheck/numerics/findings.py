@@ -79,7 +79,7 @@ def inside_graphs(stats: NumericsStats, check: str, limits: Limits) -> list[Find
     harmed = bool(stats.harm(limits.precision))
     inside = replace(stats.inside, subject=who(stats)) if stats.inside is not None else None
     if inside is None or not inside.measured:
-        reason = inside.skipped if inside is not None and inside.skipped else "nothing was measured inside compiled graphs"
+        reason = (inside.skipped if inside is not None else "") or "nothing was measured inside compiled graphs"
         return [Finding(check, Verdict.SKIP, who(stats), f"{reason}; eager mode is judged")]
     return [f for f in check_telemetry(inside, limits, harmed=harmed) if f.check == check]
 

@@ -174,8 +174,9 @@ def measure_compiled(
     device: str = "cpu",
     native: bool = False,
 ) -> NumericsStats:
-    """Run the same under `torch.compile`, or as the subject is compiled already. Outputs, loss and gradients are judged,
-    and what each cast inside the graphs loses is measured.
+    """Run the same under `torch.compile`, or as the subject is compiled already.
+
+    Outputs, loss and gradients are judged, and what each cast inside the graphs loses is measured.
 
     The loss scale, the chain of roundings and the sensitivities are those of the eager run. Where that one decided
     otherwise than float64, compiled code may do so too, and is excused as far as the decisions move the reference.
@@ -222,7 +223,14 @@ def measure_compiled(
         unsupported=graphs.unsupported,
         inside=inside,
         coverage=Coverage(
-            _positive({"graphs": graphs.count, "values inside graphs": len(inside.sites), "outputs": len(outcome.outputs), "gradients": len(outcome.gradients)}),
+            _positive(
+                {
+                    "graphs": graphs.count,
+                    "values inside graphs": len(inside.sites),
+                    "outputs": len(outcome.outputs),
+                    "gradients": len(outcome.gradients),
+                }
+            ),
             {**graphs.unseen, **inside.unseen, **_unseen(outcome, reference.wide, moved)},
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ampcheck.compiled.hygiene import judge_graph
+from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.record import Finding, Run, Verdict
 from ampcheck.subject import Subject
 

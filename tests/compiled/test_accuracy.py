@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampcheck import Subject, UsageError
-from ampcheck.compiled.accuracy import assert_compiled, judge_accuracy
+from ampcheck.compiled.accuracy.judge import assert_compiled, judge_accuracy
 from ampcheck.record import Finding, Run, Verdict, collect
 
 BAD = (Verdict.FAIL, Verdict.WARN)

@@ -10,9 +10,9 @@ import numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.compiled.accuracy_checks import CHECKS, check_accuracy
-from ampcheck.compiled.accuracy_pairs import check_compiled_against_eager
-from ampcheck.compiled.accuracy_stats import (
+from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy
+from ampcheck.compiled.accuracy.pairs import check_compiled_against_eager
+from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
     EMULATED,

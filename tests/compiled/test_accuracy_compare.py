@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.compiled.accuracy_arms import Key, Trajectory
-from ampcheck.compiled.accuracy_compare import Draw, deviations
-from ampcheck.compiled.accuracy_stats import Deviation
+from ampcheck.compiled.accuracy.arms import Key, Trajectory
+from ampcheck.compiled.accuracy.compare import Draw, deviations
+from ampcheck.compiled.accuracy.stats import Deviation
 
 
 def arm(**values: list[float]) -> Trajectory:

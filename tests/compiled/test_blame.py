@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ampcheck import Finding, Run, Subject, UsageError, Verdict, audit, blame
-from ampcheck.compiled.blame_stats import is_code
-from ampcheck.compiled.cut import CutBackend, first_failing_node
+from ampcheck.compiled.blame.cut import CutBackend, first_failing_node
+from ampcheck.compiled.blame.stats import is_code
 from ampcheck.subject import as_subject
 
 

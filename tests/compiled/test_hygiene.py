@@ -22,7 +22,7 @@ from hygiene_cases import (
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from ampcheck.compiled.hygiene import assert_graph, measure_graph
+from ampcheck.compiled.graph.judge import assert_graph, measure_graph
 from ampcheck.record import Verdict, collect
 from ampcheck.subject import Subject
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.catalog import EXPLANATIONS
-from ampcheck.compiled.hygiene_checks import GRAPH_CHECKS, check_graph, tables
-from ampcheck.compiled.hygiene_records import (
+from ampcheck.compiled.graph.checks import GRAPH_CHECKS, check_graph, tables
+from ampcheck.compiled.graph.records import (
     Artifacts,
     Fallback,
     Graph,

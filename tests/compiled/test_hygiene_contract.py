@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ampcheck import compiler
-from ampcheck.compiled.hygiene import judge_graph, measure_graph, observe_graphs
+from ampcheck.compiled.graph.judge import judge_graph, measure_graph, observe_graphs
 from ampcheck.record import Verdict
 from ampcheck.subject import Subject
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.compiled.hygiene_guards import HINTS, closest, hint, read_guards
-from ampcheck.compiled.hygiene_trace import Notes, read_break
+from ampcheck.compiled.graph.guards import HINTS, closest, hint, read_guards
+from ampcheck.compiled.graph.trace import Notes, read_break
 from ampcheck.compiler import Told
 
 SAID = {

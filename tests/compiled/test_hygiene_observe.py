@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from ampcheck.compiled.hygiene import Observed, judge_graph, observe_graphs
-from ampcheck.compiled.hygiene_children import watched_children
+from ampcheck.compiled.graph.children import watched_children
+from ampcheck.compiled.graph.judge import Observed, judge_graph, observe_graphs
 from ampcheck.record import Run, Verdict, collect
 from ampcheck.subject import Subject
 

@@ -18,7 +18,7 @@ from hygiene_cases import (
 )
 from torch import nn
 
-from ampcheck.compiled.hygiene import assert_graph, judge_graph, measure_graph
+from ampcheck.compiled.graph.judge import assert_graph, judge_graph, measure_graph
 from ampcheck.errors import UsageError
 from ampcheck.record import Verdict
 from ampcheck.subject import Subject

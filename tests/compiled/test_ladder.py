@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcheck.compiled.accuracy_arms import Plan, nudged, run_plan
-from ampcheck.compiled.ladder import AOT_EAGER, EAGER, EMULATED, INDUCTOR, LADDER, measure_bench, run_rung
+from ampcheck.compiled.accuracy.arms import Plan, nudged, run_plan
+from ampcheck.compiled.accuracy.ladder import AOT_EAGER, EAGER, EMULATED, INDUCTOR, LADDER, measure_bench, run_rung
 from ampcheck.compiler import configured, uncompiled
 from ampcheck.errors import UsageError
 from ampcheck.prepare import prepare

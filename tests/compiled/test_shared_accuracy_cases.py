@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ampcheck.compiled.accuracy import judge_accuracy
+from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.record import Finding, Run, Verdict
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.compiled.hygiene import judge_graph, observe_graphs
+from ampcheck.compiled.graph.judge import judge_graph, observe_graphs
 from ampcheck.record import Finding, Run, Verdict
 from ampcheck.subject import Subject
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.guards.switches import changed, read_state, restore_state
-from ampcheck.compiled.hygiene_records import Code
+from ampcheck.compiled.graph.records import Code
 from ampcheck.compiler import counters, reset
 from ampcheck.errors import brief
 from ampcheck.nest import map_tensors, tensors

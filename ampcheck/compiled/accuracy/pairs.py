@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampcheck.compiled.accuracy_checks import check_compiled_error, check_compiled_gradient
-from ampcheck.compiled.accuracy_stats import AccuracyStats, Deviation, Exceptions
+from ampcheck.compiled.accuracy.checks import check_compiled_error, check_compiled_gradient
+from ampcheck.compiled.accuracy.stats import AccuracyStats, Deviation, Exceptions
 from ampcheck.formats import format_of
 from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats, TensorError

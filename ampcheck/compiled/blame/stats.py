@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ampcheck.compiled.accuracy_stats import EAGER, EMULATE, EMULATED, INDUCTOR
-from ampcheck.compiled.cost import Cost
-from ampcheck.compiled.cut import Bisected
-from ampcheck.compiled.keep import Kept
-from ampcheck.compiled.locate import Step
+from ampcheck.compiled.accuracy.stats import EAGER, EMULATE, EMULATED, INDUCTOR
+from ampcheck.compiled.blame.cost import Cost
+from ampcheck.compiled.blame.cut import Bisected
+from ampcheck.compiled.blame.keep import Kept
+from ampcheck.compiled.blame.locate import Step
 from ampcheck.record import Coverage, Finding, Table, Verdict, Where
 
 CODE = "Code that keeps these modules in float32"

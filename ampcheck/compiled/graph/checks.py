@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ampcheck.compiled.hygiene_records import Fallback, GraphBreak, GraphStats, Recompile
+from ampcheck.compiled.graph.records import Fallback, GraphBreak, GraphStats, Recompile
 from ampcheck.record import Finding, Scalar, Table, Verdict, Where
 
 GRAPH_CHECKS = (

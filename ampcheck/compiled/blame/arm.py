@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ampcheck.compiled.accuracy import plans
-from ampcheck.compiled.accuracy_arms import run_plan
-from ampcheck.compiled.accuracy_compare import deviations
-from ampcheck.compiled.accuracy_stats import AOT_EAGER, EMULATE, EMULATED, AccuracyStats, Deviation
-from ampcheck.compiled.cut import Backend, Bisected, first_failing_node
-from ampcheck.compiled.ladder import Bench, Climb, measure_bench, run_rung
+from ampcheck.compiled.accuracy.arms import run_plan
+from ampcheck.compiled.accuracy.compare import deviations
+from ampcheck.compiled.accuracy.judge import plans
+from ampcheck.compiled.accuracy.ladder import Bench, Climb, measure_bench, run_rung
+from ampcheck.compiled.accuracy.stats import AOT_EAGER, EMULATE, EMULATED, AccuracyStats, Deviation
+from ampcheck.compiled.blame.cut import Backend, Bisected, first_failing_node
 from ampcheck.compiler import backend, configured
 from ampcheck.errors import UsageError
 from ampcheck.formats import format_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcheck.compiled.hygiene_child import FILE
-from ampcheck.compiled.hygiene_records import Artifacts
+from ampcheck.compiled.graph.child import FILE
+from ampcheck.compiled.graph.records import Artifacts
 from ampcheck.places import is_users, short_path
 from ampcheck.record import Where
 
@@ -52,7 +52,7 @@ def watched_children() -> Iterator[Children]:
     with tempfile.TemporaryDirectory(prefix="ampcheck-") as folder:
         told = Path(folder, "told.jsonl")
         told.touch()
-        hook = str(Path(__file__).with_name("hygiene_child.py"))
+        hook = str(Path(__file__).with_name("child.py"))
         Path(folder, "sitecustomize.py").write_text(_START.format(here=folder, hook=hook), encoding="utf-8")
         before = {name: os.environ.get(name) for name in ("PYTHONPATH", FILE)}
         path = os.pathsep.join(part for part in (folder, before["PYTHONPATH"]) if part)

@@ -15,10 +15,9 @@ import torch
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import lacks_kernel
-from ampcheck.compiled.accuracy_arms import Optimizer, Plan, input_leaves, run_plan
-from ampcheck.compiled.accuracy_checks import CHECKS, check_accuracy, who
-from ampcheck.compiled.accuracy_stats import AccuracyStats, Exceptions, Trial
-from ampcheck.compiled.ladder import (
+from ampcheck.compiled.accuracy.arms import Optimizer, Plan, input_leaves, run_plan
+from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy, who
+from ampcheck.compiled.accuracy.ladder import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
     EMULATED,
@@ -30,6 +29,7 @@ from ampcheck.compiled.ladder import (
     measure_bench,
     run_rung,
 )
+from ampcheck.compiled.accuracy.stats import AccuracyStats, Exceptions, Trial
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 
-from ampcheck.compiled.hygiene_guards import closest, hint, read_guards
-from ampcheck.compiled.hygiene_records import Code, Graph, GraphBreak, Recompile
+from ampcheck.compiled.graph.guards import closest, hint, read_guards
+from ampcheck.compiled.graph.records import Code, Graph, GraphBreak, Recompile
 from ampcheck.compiler import Told
 from ampcheck.places import is_users, short_path, users_line
 from ampcheck.record import Where

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ampcheck.compiled.hygiene_calls import ArtifactCall, CallWatch, EagerRun
-from ampcheck.compiled.hygiene_children import Children
-from ampcheck.compiled.hygiene_records import Artifacts, Code, Fallback, GraphBreak, GraphStats, Stopped
-from ampcheck.compiled.hygiene_run import Ended
-from ampcheck.compiled.hygiene_trace import Failure, Notes, Reading, frame_name, is_wrapper
+from ampcheck.compiled.graph.calls import ArtifactCall, CallWatch, EagerRun
+from ampcheck.compiled.graph.children import Children
+from ampcheck.compiled.graph.records import Artifacts, Code, Fallback, GraphBreak, GraphStats, Stopped
+from ampcheck.compiled.graph.run import Ended
+from ampcheck.compiled.graph.trace import Failure, Notes, Reading, frame_name, is_wrapper
 from ampcheck.compiler import Told, compile_trace, counters
 from ampcheck.errors import brief
 from ampcheck.places import is_users, short_path, users_place

@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from ampcheck.compiled.accuracy_arms import Key, Trajectory
-from ampcheck.compiled.accuracy_stats import Deviation
+from ampcheck.compiled.accuracy.arms import Key, Trajectory
+from ampcheck.compiled.accuracy.stats import Deviation
 from ampcheck.formats import format_of
 
 

@@ -11,7 +11,7 @@ from ampcheck.record import Coverage, Where
 
 EAGER, AOT_EAGER, EMULATED, INDUCTOR = "eager", "aot_eager", "inductor + emulate_precision_casts", "inductor"
 LADDER = (EAGER, AOT_EAGER, EMULATED, INDUCTOR)
-"""The stages of the compiler, see `ampcheck.compiled.ladder`."""
+"""The stages of the compiler, see `ampcheck.compiled.accuracy.ladder`."""
 
 EMULATE = "torch._inductor.config.emulate_precision_casts"
 EQUAL_STREAMS = "torch._inductor.config.fallback_random"

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ampcheck.compiled.accuracy_arms import Plan, Trajectory, nudge, nudged, run_plan
-from ampcheck.compiled.accuracy_compare import Draw, deviations
-from ampcheck.compiled.accuracy_stats import (
+from ampcheck.compiled.accuracy.arms import Plan, Trajectory, nudge, nudged, run_plan
+from ampcheck.compiled.accuracy.compare import Draw, deviations
+from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
     EAGER,

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from ampcheck.compiled.accuracy_stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, LADDER, LOST, Deviation
-from ampcheck.compiled.blame_arm import Arm
-from ampcheck.compiled.blame_stats import BlameStats, Rung, check_blame, tables
-from ampcheck.compiled.cost import measure_cost
-from ampcheck.compiled.keep import RUNS, float32_code, kept_in_float32, smallest_set
-from ampcheck.compiled.ladder import Bench, Climb
-from ampcheck.compiled.locate import Step, first_cause, measure_steps, steps_beyond
+from ampcheck.compiled.accuracy.ladder import Bench, Climb
+from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, LADDER, LOST, Deviation
+from ampcheck.compiled.blame.arm import Arm
+from ampcheck.compiled.blame.cost import measure_cost
+from ampcheck.compiled.blame.keep import RUNS, float32_code, kept_in_float32, smallest_set
+from ampcheck.compiled.blame.locate import Step, first_cause, measure_steps, steps_beyond
+from ampcheck.compiled.blame.stats import BlameStats, Rung, check_blame, tables
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of

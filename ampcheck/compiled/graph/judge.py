@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ampcheck.compiled.hygiene_checks import check_graph, tables
-from ampcheck.compiled.hygiene_children import watched_children
-from ampcheck.compiled.hygiene_noting import Noting
-from ampcheck.compiled.hygiene_records import GraphStats
-from ampcheck.compiled.hygiene_run import (
+from ampcheck.compiled.graph.checks import check_graph, tables
+from ampcheck.compiled.graph.children import watched_children
+from ampcheck.compiled.graph.noting import Noting
+from ampcheck.compiled.graph.records import GraphStats
+from ampcheck.compiled.graph.run import (
     Ended,
     build,
     compare_eager,
@@ -22,7 +22,7 @@ from ampcheck.compiled.hygiene_run import (
     elsewhere,
     run_passes,
 )
-from ampcheck.compiled.hygiene_trace import LATE, WARM
+from ampcheck.compiled.graph.trace import LATE, WARM
 from ampcheck.compiler import reset, untold
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError

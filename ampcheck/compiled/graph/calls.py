@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ampcheck.compiled.hygiene_records import Code
-from ampcheck.compiled.hygiene_trace import Notes
+from ampcheck.compiled.graph.records import Code
+from ampcheck.compiled.graph.trace import Notes
 from ampcheck.compiler import Told, asked_for, is_compiled_code, resumed_at
 from ampcheck.places import is_users, short_path, users_line
 from ampcheck.record import Where
