@@ -64,12 +64,13 @@ def audit(
     subject: a `Subject` or one of its shapes. Of a callable without arguments and of a training loop the use of
     autocast (and of compiler caches) is judged, and only `device` and `checks` have a meaning. What comes with a list
     of calls, or as a list of blocks, is to be compiled: its graphs are judged, and compiled code beside eager mode,
-    both as the model is; under autocast as well where a dtype is named. What is compiled already runs plain where eager
-    mode is judged, else with its own settings. device: where to run; one that this machine lacks is emulated on the CPU,
-    which every verdict says. dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the
-    model: one whose weights or inputs are 16-bit already is run as it is, in that dtype alone.
-    compile: also run under `torch.compile`, which resets Dynamo. checks: slugs, all by default; `coverage` is always
-    among them. limits: by default those of `[tool.ampcheck]` of the working directory.
+    both as the model is; under autocast as well where a dtype is named. What is compiled already runs plain where
+    eager mode is judged, else with its own settings.
+    device: where to run; one that this machine lacks is emulated on the CPU, which every verdict says. dtype: what
+    autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one whose weights or inputs
+    are 16-bit already is run as it is, in that dtype alone. compile: also run under `torch.compile`, which resets
+    Dynamo. checks: slugs, all by default; `coverage` is always among them. limits: by default those of
+    `[tool.ampcheck]` of the working directory.
 
     Raises `UsageError` for a subject that cannot be judged, an unknown check, and a device or dtype that is not there.
     """
