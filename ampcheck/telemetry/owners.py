@@ -50,7 +50,8 @@ class Owners:
     names: Names
     sources: tuple[str, ...]
     _weights: tuple[tuple[int, str, str], ...] = field(init=False)
-    _known: dict[int, Owner] = field(default_factory=dict)
+    _telling: tuple[int, ...] | None = None
+    _known: dict[tuple[int, ...], Owner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         split = [(place, *split_source(source)) for place, source in enumerate(self.sources) if source]
@@ -62,16 +63,24 @@ class Owners:
         return bool(self._weights)
 
     def of(self, inputs: Sequence[Any]) -> Owner:
-        """The owner of a call with these inputs, found by the address of its first weight."""
+        """The owner of a call with these inputs, found by the addresses of weights that no two modules share."""
         if not self._weights or not self.names:
             return NOBODY
-        first = inputs[self._weights[0][0]]
-        if not isinstance(first, torch.Tensor):
-            return NOBODY
-        address = _address(first)
-        if address not in self._known:
-            self._known[address] = self._find(inputs) or self._find_again(inputs)
-        return self._known[address]
+        if self._telling is None:
+            self._telling = self._find_telling(inputs)
+        addresses = tuple([_address(inputs[place]) for place in self._telling])
+        if addresses not in self._known:
+            self._known[addresses] = self._find(inputs) or self._find_again(inputs)
+        return self._known[addresses]
+
+    def _find_telling(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """For each base the place of one weight with a single name; all weights of the base where there is none."""
+        alone: dict[str, int] = {}
+        for place, base, _ in self._weights:
+            value = inputs[place]
+            if base not in alone and isinstance(value, torch.Tensor) and len(self.names.of(value)) == 1:
+                alone[base] = place
+        return tuple(place for place, base, _ in self._weights if alone.get(base, place) == place)
 
     def _find_again(self, inputs: Sequence[Any]) -> Owner:
         self.names.read()
@@ -97,8 +106,8 @@ def path_of(owner: Owner, base: str, module: str) -> str:
     return ".".join(part for part in (owner.get(base, only), module) if part)
 
 
-def _address(tensor: torch.Tensor) -> int:
+def _address(value: Any) -> int:
     try:
-        return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
-        return id(tensor)
+        return int(value.data_ptr())
+    except (AttributeError, RuntimeError, NotImplementedError):  # a number, or a subclass without memory of its own
+        return id(value)

@@ -201,8 +201,9 @@ def _phase(node: fx.Node, phase: str) -> str:
     """A backward graph recomputes parts of forward where activations are checkpointed; they are forward values."""
     if phase != "backward":
         return "forward"
-    recomputed = node.meta.get("partitioner_tag") == "is_forward" or "recompute" in node.meta
-    return "forward" if recomputed and not node.meta.get("autograd_backward") else "backward"
+    tag = node.meta.get("partitioner_tag")  # says so of each node since 2.2; `recompute` is there only for a checkpoint
+    recomputed = tag == "is_forward" if tag else "recompute" in node.meta
+    return "forward" if recomputed else "backward"
 
 
 def _op(node: fx.Node) -> str:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 
 from ampcheck.compiler import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
 from ampcheck.errors import brief
 from ampcheck.telemetry.ledger import Ledger
 from ampcheck.telemetry.owners import NOBODY, Names, Owner, Owners
-from ampcheck.telemetry.sites import Level, Site, select_sites
+from ampcheck.telemetry.sites import Level, Site, select_sites, split_source
 from ampcheck.telemetry.statistics import append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.telemetry.twins import Twins, written_inputs
@@ -30,7 +31,8 @@ _LINKS = 100_000
 
 @dataclass(slots=True)
 class _Graph:
-    """One instrumented graph. owner: of its only owner so far; several: whether it has more than one."""
+    """One instrumented graph. saved: places of the outputs that tell in backward whose call it was; links: whose they
+    are, by address, None for modules that are not watched; strangers: whether such ran; known: the owners so far."""
 
     phase: str
     sites: tuple[Site, ...]
@@ -39,7 +41,8 @@ class _Graph:
     twins: Twins
     saved: tuple[int, ...]
     calls: Counter[int] = field(default_factory=Counter)
-    links: dict[int, Owner] = field(default_factory=dict)
+    links: dict[int, Owner | None] = field(default_factory=dict)
+    strangers: bool = False
     forward: _Graph | None = None
     known: dict[int, Owner] = field(default_factory=dict)
 
@@ -109,7 +112,7 @@ class Telemetry:
             ledger=Ledger(tuple(sites.values()), layouts[1], layouts[0]),
             owners=Owners(self._names, lowered.sources),
             twins=Twins(plain, run, later, written),
-            saved=lowered.saved,
+            saved=_telling(lowered),
         )
         self._graphs.append(graph)
         if lowered.phase == BACKWARD:
@@ -122,15 +125,17 @@ class Telemetry:
         twins = graph.twins
 
         def run(inputs: list[Any]) -> Sequence[Any]:
-            owner = self._owner(graph, inputs) if self.on else None
-            if owner is None:
+            if not self.on:
                 return twins.plain(inputs)
-            call = graph.calls[id(owner)]
-            graph.calls[id(owner)] = call + 1
-            due = call % self.every == 0
-            outputs = twins.run(inputs, call, graph.ledger.of(id(owner))) if due else twins.plain(inputs)
-            if graph.saved:
-                self._link(graph, outputs, owner)
+            owner = self._owner(graph, inputs)
+            if owner is None:
+                outputs = twins.plain(inputs)
+            else:
+                call = graph.calls[id(owner)]
+                graph.calls[id(owner)] = call + 1
+                due = call % self.every == 0
+                outputs = twins.run(inputs, call, graph.ledger.of(id(owner))) if due else twins.plain(inputs)
+            self._link(graph, outputs, owner)
             return outputs
 
         return run
@@ -138,17 +143,18 @@ class Telemetry:
     def _owner(self, graph: _Graph, inputs: Sequence[Any]) -> Owner | None:
         """Whose call this is; None where it is none of the watched modules'."""
         if graph.phase == BACKWARD and graph.forward is not None:
-            known = graph.forward.known
-            owner = next(iter(known.values()), None) if len(known) == 1 else self._linked(graph.forward, inputs)
+            owner = self._linked(graph.forward, inputs)
         else:
             owner = graph.owners.of(inputs)
             if not owner and graph.owners.has_weights and self._names:
-                return None
+                graph.strangers = True
+                owner = None
         if owner is not None:
             graph.known.setdefault(id(owner), owner)
-        return owner if owner is not None or not graph.forward or not graph.forward.known else NOBODY
+        return owner
 
-    def _link(self, graph: _Graph, outputs: Sequence[Any], owner: Owner) -> None:
+    @staticmethod
+    def _link(graph: _Graph, outputs: Sequence[Any], owner: Owner | None) -> None:
         """Remember whose forward call made what backward is given: addresses are unique while backward needs them."""
         if len(graph.links) > _LINKS:
             graph.links.clear()
@@ -156,15 +162,18 @@ class Telemetry:
             value = outputs[place]
             if isinstance(value, torch.Tensor) and value.numel():
                 graph.links[value.data_ptr()] = owner
-                if len(graph.known) == 1:
+                if len(graph.known) == 1 and not graph.strangers:
                     break
 
     @staticmethod
     def _linked(forward: _Graph, inputs: Sequence[Any]) -> Owner | None:
+        """Whose forward call a backward call belongs to; None where it is none of the watched modules'."""
+        if len(forward.known) <= 1 and not forward.strangers:
+            return next(iter(forward.known.values()), None)
         for value in inputs:
             if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in forward.links:
                 return forward.links[value.data_ptr()]
-        return None
+        return None if forward.strangers else NOBODY
 
     def read(self, subject: str = "") -> TelemetryStats:
         """What was seen so far. Waits for the device."""
@@ -194,3 +203,19 @@ class Telemetry:
             skipped=skipped,
             unseen=dict(unseen),
         )
+
+
+def _telling(lowered: LoweredGraph) -> tuple[int, ...]:
+    """The places of saved outputs that no two owners can have in common, which an input of the graph may be in both."""
+    nodes = list(lowered.module.graph.nodes)
+    sources = dict(zip([node for node in nodes if node.op == "placeholder"], lowered.sources, strict=False))
+
+    def belongs(node: Any) -> bool:
+        while isinstance(node, fx.Node) and isinstance(node.target, torch._ops.OpOverload):
+            returned = node.target._schema.returns
+            if not returned or returned[0].alias_info is None or not node.args:
+                return True
+            node = node.args[0]
+        return bool(split_source(sources.get(node, ""))[1])
+
+    return tuple(place for place in lowered.saved if belongs(nodes[-1].args[0][place]))
