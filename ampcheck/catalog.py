@@ -40,8 +40,8 @@ _PAGES = (
         "Every op of forward and backward is watched below autocast. Where non-finite values appear, the op is "
         "run again on the same inputs in float64, which tells the format's limit from arithmetic that has no "
         "result. The op where they appear is the producer; ops that carry them on are only counted. A -inf that "
-        "the model writes on purpose (a mask) has a non-finite constant or input and is no finding. Of a compiled "
-        "run the outputs are judged.",
+        "the model writes on purpose (a mask) has a non-finite constant or input and is no finding. Inside a compiled "
+        "graph, each cast to 16 bits and each product tells what it lost.",
         "Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), "
         "finfo.min added to a negative score, a divisor whose eps is zero in the format.",
         "Keep the op in float32, scale its inputs, use bfloat16, write masks with where or masked_fill instead of "
