@@ -37,7 +37,7 @@ class LoweredGraph:
 
     phase: `forward`, `backward` or `inference` (a forward that saves nothing). key: shared by a forward graph and its
     backward. sources: what each input is in the user's frame, `L['self'].blocks.0.up.weight`; "" where that is unknown.
-    saved: positions of the outputs that are kept for backward.
+    saved: positions of the outputs that are kept for backward; donated: of the inputs whose memory the graph may reuse.
     """
 
     module: fx.GraphModule
@@ -45,6 +45,7 @@ class LoweredGraph:
     key: int
     sources: tuple[str, ...]
     saved: tuple[int, ...]
+    donated: frozenset[int]
     _lower: Callable[[fx.GraphModule], Runnable]
 
     def compiled(self) -> Runnable:
@@ -62,10 +63,11 @@ class LoweredGraph:
         return twin
 
     def variant(self, module: fx.GraphModule) -> tuple[Runnable, tuple[Any, ...]]:
-        """A changed copy, compiled beside the graph itself; and the strides of its outputs, as Inductor tells them."""
+        """A changed copy, compiled beside the graph itself so that it leaves donated inputs as they are; and the
+        strides of its outputs, as Inductor tells them."""
         from torch._guards import TracingContext
 
-        with TracingContext.report_output_strides() as strides:
+        with _donating([]), TracingContext.report_output_strides() as strides:
             run = self._lower(module)
         return run, tuple(strides or ())
 
@@ -88,6 +90,22 @@ class LoweredGraph:
 
         context = TracingContext.try_get()
         return tuple((context.output_strides if context is not None else None) or ())
+
+
+@contextmanager
+def _donating(places: list[int]) -> Iterator[list[int]]:
+    """Donate only these inputs of a backward graph inside; gives what was donated. `bw_donated_idxs` (2.6)."""
+    from torch._guards import TracingContext
+
+    metadata: Any = getattr(TracingContext.try_get(), "fw_metadata", None)
+    before = getattr(metadata, "bw_donated_idxs", None)
+    if before:
+        metadata.bw_donated_idxs = places
+    try:
+        yield before or []
+    finally:
+        if before:
+            metadata.bw_donated_idxs = before
 
 
 Handler: TypeAlias = Callable[[LoweredGraph], Runnable]
@@ -136,12 +154,15 @@ def intercepted(handler: Handler) -> Iterator[None]:
                 made: Runnable = default(graph, examples, **options)
                 return made
 
+            with _donating([]) as donated:
+                pass
             graph = LoweredGraph(
                 module=module,
                 phase=phase,
                 key=options.get("graph_id") or 0,
                 sources=_inputs(module, sources),
                 saved=_saved(module),
+                donated=frozenset(donated if phase == BACKWARD else ()),
                 _lower=lower,
             )
             run = handler(graph)

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ampcheck.formats import format_of
-from ampcheck.telemetry.sites import PRODUCTS, Site
+from ampcheck.telemetry.sites import CASTS, PRODUCTS, Site
 
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 
@@ -113,8 +113,10 @@ def _numel(node: fx.Node) -> int | None:
 def _spot(nodes: Sequence[fx.Node], place: Mapping[fx.Node, int], node: fx.Node, output: fx.Node) -> fx.Node:
     """Before which node the statistics of a value stand: behind the next library call, by which Inductor has written
     down what that call reads. It fuses a reduction into an earlier loop over the same value, not into a later one; and
-    the value must not be kept for longer than it takes."""
-    return next((nodes[i + 1] for i in range(place[node] + 1, len(nodes) - 1) if is_product(nodes[i])), output)
+    the value must not be kept for longer than it takes. A weight is there from the start: its cast counts."""
+    casts = [place[user] for user in node.users if user.target in CASTS]
+    begin = min(casts, default=place[node]) if node.op != "call_function" else place[node]
+    return next((nodes[i + 1] for i in range(begin + 1, len(nodes) - 1) if is_product(nodes[i])), output)
 
 
 def is_product(node: fx.Node) -> bool:

@@ -111,7 +111,7 @@ class Telemetry:
             sites=tuple(sites.values()),
             ledger=Ledger(tuple(sites.values()), layouts[1], layouts[0]),
             owners=Owners(self._names, lowered.sources),
-            twins=Twins(plain, run, later, written),
+            twins=Twins(plain, run, later, written, lowered.donated),
             saved=_telling(lowered),
         )
         self._graphs.append(graph)

@@ -32,8 +32,17 @@ class Twins:
     The first measured call also runs the plain variant, to tell whether measuring changes a result.
     """
 
-    def __init__(self, plain: Runnable, lean: Runnable, full: Callable[[], Runnable], written: frozenset[int]) -> None:
-        self.plain, self._lean, self._make_full, self._written = plain, lean, full, written
+    def __init__(
+        self,
+        plain: Runnable,
+        lean: Runnable,
+        full: Callable[[], Runnable],
+        written: frozenset[int] = frozenset(),
+        donated: frozenset[int] = frozenset(),
+    ) -> None:
+        """written: inputs that every variant writes to; donated: inputs whose memory only the plain one reuses."""
+        self.plain, self._lean, self._make_full = plain, lean, full
+        self._written, self._donated = written, donated
         self._full: Runnable | None = None
         self._differences: list[torch.Tensor] | None = None
         self._rang = 0
@@ -47,7 +56,7 @@ class Twins:
         if (self._due or self._rang >= _RINGS) and (full := self._compiled_full()) is not None:
             self._due = False
             return self._kept_of(full(inputs), call, account, full=True)
-        again = self._copied(inputs)
+        again = self._copied(inputs, self._written)
         states = _random_states(inputs)
         outputs = self._lean(inputs)
         packed = _own(outputs[-1])
@@ -87,9 +96,8 @@ class Twins:
         states = _random_states(inputs)
         plain = []
         for _ in range(2):
-            plain.append(
-                [_own(one) if isinstance(one, torch.Tensor) else one for one in self.plain(self._copied(inputs))]
-            )
+            given = self._copied(inputs, self._written | self._donated)
+            plain.append([_own(one) if isinstance(one, torch.Tensor) else one for one in self.plain(given)])
             _restore(states)
         self._differences = []
         outputs = self.run(inputs, call, account)
@@ -99,9 +107,10 @@ class Twins:
                 self._differences.append(torch.where(noise, 0.0, _difference(one, measured)))
         return outputs
 
-    def _copied(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs for a second run: what the graph writes to is copied."""
-        return [one.clone() if place in self._written else one for place, one in enumerate(inputs)]
+    @staticmethod
+    def _copied(inputs: Sequence[Any], changed: frozenset[int]) -> list[Any]:
+        """The inputs for a run after which there is another: those that it changes are copied."""
+        return [_twin(one) if place in changed else one for place, one in enumerate(inputs)]
 
 
 def written_inputs(module: fx.GraphModule) -> frozenset[int]:
@@ -115,6 +124,15 @@ def written_inputs(module: fx.GraphModule) -> frozenset[int]:
             if argument.alias_info is not None and argument.alias_info.is_write and given in places:
                 found.add(places[given])
     return frozenset(found)
+
+
+def _twin(value: Any) -> Any:
+    """A copy that lies in memory as the tensor does, on which compiled code relies; `clone` would close gaps."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if any(step == 0 and size > 1 for size, step in zip(value.shape, value.stride(), strict=True)):
+        return value  # no kernel writes to elements that share memory
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _own(packed: torch.Tensor) -> torch.Tensor:
