@@ -12,8 +12,8 @@ import pytest
 import ampcheck
 from ampcheck.autocast.guards.guard import GUARD_CHECKS
 from ampcheck.catalog import EXPLANATIONS, Explanation, explain
-from ampcheck.compiled.accuracy_checks import CHECKS as ACCURACY_CHECKS
-from ampcheck.compiled.hygiene_checks import GRAPH_CHECKS
+from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
+from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.errors import UsageError
 from ampcheck.numerics import CHECKS, OBSERVABLE
 
