@@ -10,6 +10,7 @@ own.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import time
 import traceback
@@ -127,19 +128,26 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", help="what autocast casts to (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further model after that")
+    parser.add_argument("--resume", action="store_true", help="leave out the models that the evidence has already")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    rows: list[dict[str, Any]] = []
+    kept = options.json if options.resume else None
+    rows: list[dict[str, Any]] = json.loads(kept.read_text())["rows"] if kept is not None and kept.is_file() else []
+    done = {one["name"] for one in rows}
     begun, left = time.monotonic(), 0
     for name, family, build in models(options):
+        if name in done:
+            continue
         if time.monotonic() - begun > 60 * options.minutes:
             left += 1
             continue
         rows.append(row(name, family, build, options.dtype))
         told = {part: rows[-1].get(part, {}).get("verdicts", rows[-1].get(part)) for part in PARTS}
         print(name, str(told)[:300], flush=True)
+        if options.json:
+            write_evidence(options.json, {"rows": rows}, markdown(rows))
     lines = list(markdown(rows))
     if left:
         lines.insert(1, f"\n{left} further models were not begun within {options.minutes:g} minutes.")
