@@ -198,6 +198,12 @@ def configured(settings: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
+def setting(name: str) -> Any:
+    """What one of those settings is now."""
+    place, _, short = name.rpartition(".")
+    return getattr(importlib.import_module(place), short)
+
+
 def backend(name: str) -> Callable[[fx.GraphModule, Any], Callable[..., Any]]:
     """The backend of this name, which takes a Dynamo graph and its examples. `torch._dynamo.lookup_backend` (2.0)."""
     from torch._dynamo import lookup_backend

@@ -75,7 +75,6 @@ def watch(
     plain = compiler.uncompiled(model)
     known = name or getattr(plain, "__name__", type(plain).__name__)
     device = next((str(p.device) for root in roots for p in root.parameters()), "cpu")
-    if not compiler.unsupported():
-        compiler.reset()
+    compiler.reset()
     with telemetry.watching():
         yield Seen(telemetry, known, limits or load_settings().limits, torch.device(device).type)

@@ -8,8 +8,8 @@ device before `read`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,9 @@ from ampcheck.compiler import BACKWARD, LoweredGraph, Runnable, intercepted, uns
 from ampcheck.errors import brief
 from ampcheck.telemetry.ledger import Ledger
 from ampcheck.telemetry.owners import NOBODY, Names, Owner, Owners
+from ampcheck.telemetry.passes import available, passing
 from ampcheck.telemetry.sites import Level, Site, select_sites, split_source
-from ampcheck.telemetry.statistics import append_statistics
+from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.telemetry.twins import Twins, written_inputs
 
@@ -38,8 +39,8 @@ class _Graph:
     sites: tuple[Site, ...]
     ledger: Ledger
     owners: Owners
-    twins: Twins
-    saved: tuple[int, ...]
+    twins: Twins | None = None
+    saved: tuple[int, ...] = ()
     calls: Counter[int] = field(default_factory=Counter)
     links: dict[int, Owner | None] = field(default_factory=dict)
     strangers: bool = False
@@ -72,15 +73,37 @@ class Telemetry:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Instrument what is compiled inside and measure what runs inside; afterwards the plain graphs run."""
-        if unsupported():
-            yield
-            return
         self.on = True
         try:
-            with intercepted(self._instrument):
+            with self._way():
                 yield
         finally:
             self.on = False
+
+    def _way(self) -> AbstractContextManager[None]:
+        """How the graphs of this release are come by."""
+        if not unsupported():
+            return intercepted(self._instrument)
+        return passing(self.level, self._taking, self._lost) if available() else nullcontext()
+
+    def _taking(self, phase: str, sites: tuple[Site, ...], layout: Layout) -> Callable[[torch.Tensor], None]:
+        """Where a graph of which nothing but its ops is known puts the statistics of its calls."""
+        graph = _Graph(phase, sites, Ledger(sites, layout, layout), Owners(self._names, ()))
+        self._graphs.append(graph)
+        self._unseen["graphs that the documented hook gave: measured in every call, paths within a frame only"] += 1
+
+        def keep(packed: torch.Tensor) -> None:
+            if self.on:
+                call = graph.calls[id(NOBODY)]
+                graph.calls[id(NOBODY)] = call + 1
+                graph.known[id(NOBODY)] = NOBODY
+                if call % self.every == 0:
+                    graph.ledger.of(id(NOBODY)).keep(call, packed, full=True)
+
+        return keep
+
+    def _lost(self, error: Exception) -> None:
+        self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
 
     def _instrument(self, lowered: LoweredGraph) -> Runnable:
         lean, full = lowered.copied(), lowered.copied()
@@ -91,7 +114,7 @@ class Telemetry:
                 sites = select_sites(module.graph, self.level, lowered.phase, lowered.sources)
                 layouts.append(append_statistics(module, sites, full=module is full) if sites else None)
         except Exception as error:  # noqa: BLE001  # whatever a graph holds that we do not know, the user's run goes on
-            self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
+            self._lost(error)
             return lowered.compiled()
         if layouts[0] is None or layouts[1] is None:
             self._unseen["graphs without a value to measure"] += 1
@@ -106,12 +129,13 @@ class Telemetry:
         if strides and lowered.strides() and strides[:-1] != lowered.strides():
             self._unseen["graphs whose outputs lie otherwise in memory when they are measured"] += 1
             return plain
+        twins = Twins(plain, run, later, written, lowered.donated)
         graph = _Graph(
             phase=lowered.phase,
             sites=tuple(sites.values()),
             ledger=Ledger(tuple(sites.values()), layouts[1], layouts[0]),
             owners=Owners(self._names, lowered.sources),
-            twins=Twins(plain, run, later, written, lowered.donated),
+            twins=twins,
             saved=_telling(lowered),
         )
         self._graphs.append(graph)
@@ -119,11 +143,9 @@ class Telemetry:
             graph.forward = self._forwards.get(lowered.key)
         else:
             self._forwards[lowered.key] = graph
-        return self._running(graph)
+        return self._running(graph, twins)
 
-    def _running(self, graph: _Graph) -> Runnable:
-        twins = graph.twins
-
+    def _running(self, graph: _Graph, twins: Twins) -> Runnable:
         def run(inputs: list[Any]) -> Sequence[Any]:
             if not self.on:
                 return twins.plain(inputs)
@@ -177,17 +199,16 @@ class Telemetry:
 
     def read(self, subject: str = "") -> TelemetryStats:
         """What was seen so far. Waits for the device."""
-        skipped = unsupported()
+        skipped = unsupported() if not available() else ""
         found: dict[Any, SiteStats] = {}
         for graph in self._graphs:
             for stats in graph.ledger.read(graph.known):
                 found[stats.key] = found[stats.key] + stats if stats.key in found else stats
         measured = [graph for graph in self._graphs if graph.calls]
-        differences = [d for graph in self._graphs if (d := graph.twins.difference()) is not None]
+        twins = [graph.twins for graph in self._graphs if graph.twins is not None]
+        differences = [difference for both in twins if (difference := both.difference()) is not None]
         unseen = Counter(self._unseen)
-        for graph in self._graphs:
-            if graph.twins.failure:
-                unseen[f"graphs whose full statistics could not be compiled: {graph.twins.failure}"] += 1
+        unseen.update(f"graphs whose full statistics could not be compiled: {t.failure}" for t in twins if t.failure)
         if silent := sum(not graph.calls for graph in self._graphs):
             unseen["instrumented graphs that never ran"] += silent
         return TelemetryStats(
