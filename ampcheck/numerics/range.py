@@ -33,7 +33,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if stats.compiled:
         seen = _nonfinite_outputs(stats)
         inside = [f for f in inside_graphs(stats, check, limits) if f.verdict is not Verdict.PASS or not seen]
-        return most(seen + inside)
+        return most(inside + seen)  # the place first
     harmed = not stats.judged or bool(stats.harm(limits.precision))
     reached = sum(e.nonfinite for e in stats.errors if e.kind in ("output", "module"))
     found: list[Finding] = []
