@@ -29,6 +29,8 @@ from ampcheck.telemetry.twins import Twins, written_inputs
 _LINKS = 100_000
 """How many addresses are remembered to tell which forward call a backward call belongs to."""
 
+_ELSEWHERE = "graphs whose outputs lie otherwise in memory when they are measured"
+
 
 @dataclass(slots=True)
 class _Graph:
@@ -127,7 +129,7 @@ class Telemetry:
             self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
             return plain
         if strides and lowered.strides() and strides[:-1] != lowered.strides():
-            self._unseen["graphs whose outputs lie otherwise in memory when they are measured"] += 1
+            self._unseen[_ELSEWHERE] += 1
             return plain
         twins = Twins(plain, run, later, written, lowered.donated)
         graph = _Graph(
@@ -209,6 +211,8 @@ class Telemetry:
         differences = [difference for both in twins if (difference := both.difference()) is not None]
         unseen = Counter(self._unseen)
         unseen.update(f"graphs whose full statistics could not be compiled: {t.failure}" for t in twins if t.failure)
+        if elsewhere := sum(both.elsewhere for both in twins):
+            unseen[_ELSEWHERE] += elsewhere
         if silent := sum(not graph.calls for graph in self._graphs):
             unseen["instrumented graphs that never ran"] += silent
         return TelemetryStats(

@@ -167,3 +167,47 @@ def test_nan_and_infinity_agree_with_themselves_and_with_nothing_else(
     both.run([torch.ones(2)], 0, Silent())
 
     assert both.difference() == difference
+
+
+def test_a_graph_whose_outputs_would_lie_otherwise_in_memory_runs_plain_only() -> None:
+    """PyTorch tells the strides of forward outputs when it compiles; those of gradients show in the first call."""
+    ran: list[str] = []
+
+    def plain(inputs: list[Any]) -> tuple[torch.Tensor]:
+        ran.append("plain")
+        return (inputs[0] + 1,)
+
+    def lean(inputs: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        ran.append("lean")
+        return (inputs[0] + 1).T.contiguous().T, PACKED
+
+    both = twins(plain, lean)
+    outputs = [both.run([torch.ones(2, 3)], call, Silent())[0] for call in range(2)]
+
+    assert both.elsewhere
+    assert ran == ["plain", "plain", "lean", "plain"]
+    assert [out.stride() for out in outputs] == [(3, 1), (3, 1)]
+
+
+def test_the_plain_graph_may_reuse_the_memory_of_its_inputs_and_the_measured_one_still_sees_them() -> None:
+    """As Inductor does in backward with what forward saved; the copy lies in memory as the tensor does."""
+
+    def plain(inputs: list[Any]) -> tuple[torch.Tensor]:
+        assert inputs[0].stride() == (6, 1)
+        return (inputs[0].mul_(2).clone(),)
+
+    seen: list[float] = []
+
+    def lean(inputs: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(inputs[0].sum().item())
+        return (inputs[0] * 2, PACKED)
+
+    def never() -> compiler.Runnable:
+        raise AssertionError("nothing rings")
+
+    both = Twins(plain, lean, never, frozenset(), frozenset({0}))
+    (out,) = both.run([torch.ones(2, 6)[:, :3]], 0, Silent())
+
+    assert seen == [6.0]
+    assert out.sum() == 12
+    assert both.difference() == 0.0
