@@ -16,6 +16,9 @@ Owner = Mapping[str, str]
 
 NOBODY: Owner = MappingProxyType({})
 
+_ADDRESSES = 10_000
+"""How many addresses of weights are remembered: some loops give a module new memory in every step."""
+
 
 class Names:
     """The names of a model's parameters and buffers by the address of their memory."""
@@ -52,6 +55,7 @@ class Owners:
     _weights: tuple[tuple[int, str, str], ...] = field(init=False)
     _telling: tuple[int, ...] | None = None
     _known: dict[tuple[int, ...], Owner] = field(default_factory=dict)
+    _owners: dict[tuple[tuple[str, str], ...], Owner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         split = [(place, *split_source(source)) for place, source in enumerate(self.sources) if source]
@@ -63,14 +67,18 @@ class Owners:
         return bool(self._weights)
 
     def of(self, inputs: Sequence[Any]) -> Owner:
-        """The owner of a call with these inputs, found by the addresses of weights that no two modules share."""
+        """The owner of a call with these inputs, found by the addresses of weights that no two modules share; the same
+        object for the same modules, wherever their weights lie by now."""
         if not self._weights or not self.names:
             return NOBODY
         if self._telling is None:
             self._telling = self._find_telling(inputs)
         addresses = tuple([_address(inputs[place]) for place in self._telling])
         if addresses not in self._known:
-            self._known[addresses] = self._find(inputs) or self._find_again(inputs)
+            if len(self._known) >= _ADDRESSES:
+                self._known.clear()
+            found = self._find(inputs) or self._find_again(inputs)
+            self._known[addresses] = self._owners.setdefault(tuple(sorted(found.items())), found)
         return self._known[addresses]
 
     def _find_telling(self, inputs: Sequence[Any]) -> tuple[int, ...]:

@@ -72,6 +72,24 @@ def test_exactly_every_nth_call_is_measured_and_nothing_recompiles_or_breaks(var
     assert not counters["recompiles"]
 
 
+def test_weights_that_get_new_memory_in_every_step_are_still_those_of_the_same_module() -> None:
+    model = Block()
+    compiled = torch.compile(model)
+    held: list[torch.Tensor] = []
+
+    def run() -> None:
+        for _ in range(4):
+            step(compiled, batch(4, 8))
+            for parameter in model.parameters():
+                held.append(parameter.data)  # else the new memory could be the old
+                parameter.data = parameter.data.clone()
+
+    stats = seen_in(run, model, every=2)
+
+    assert {site.calls for site in stats.sites} == {2}
+    assert (stats.calls, stats.measured) == (8, 4)
+
+
 def test_after_the_block_the_plain_graphs_run_and_nothing_is_measured(variants: list[str]) -> None:
     model = Block()
     compiled = torch.compile(model)

@@ -113,7 +113,7 @@ def test_any_bits_are_counted_as_what_the_cast_makes_of_them(casts: Casts, patte
 class Chain(nn.Module):
     """Layers whose values lie low in float16, so that every threshold is near to some of them."""
 
-    def __init__(self, depth: int = 14, width: int = 16) -> None:
+    def __init__(self, depth: int = 12, width: int = 16) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
 
