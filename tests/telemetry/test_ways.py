@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -290,3 +291,20 @@ def test_blocks_that_share_a_table_are_told_apart_by_what_is_their_own() -> None
     stats = seen_in(infer, model)
 
     assert {site.weight for site in stats.sites} >= {"0.layer.weight", "1.layer.weight"}
+
+
+def test_two_threads_that_train_with_one_graph_are_told_apart() -> None:
+    model = Stack(depth=2)
+    compiled = [torch.compile(block) for block in model.blocks]
+
+    def run() -> None:
+        for block in compiled:
+            step(block, batch(4, 8))  # compilation is no matter of threads here
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda block: [step(block, batch(4, 8)) for _ in range(20)], compiled))
+
+    stats = seen_in(run, model)
+
+    assert stats.graphs == 2
+    assert {site.calls for site in stats.sites} == {21}
+    assert modules(stats, "backward") == {f"blocks.{n}{part}" for n in range(2) for part in ("", ".up", ".down")}
