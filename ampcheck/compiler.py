@@ -232,22 +232,26 @@ def _sources(model: Any) -> list[str]:
             if source is None and (argument := node.meta.get("grapharg")) is not None:
                 source = argument.source
             name = getattr(source, "name", "")
-            found.append(_dotted(str(name() if callable(name) else name)))
+            found.append(_weight(str(name() if callable(name) else name)))
     return found
 
 
-def _dotted(source: str) -> str:
-    """`L['self']._modules['up']._parameters['weight']` as `L['self'].up.weight`, the way module stacks write it."""
-    return re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", source)
+def _weight(source: str) -> str:
+    """`L['self']._modules['up']._parameters['weight']` as `L['self'].up.weight`, the way module stacks write it; "" for
+    what is no parameter or buffer."""
+    path, count = re.subn(r"\._(?:parameters|buffers)\['([^']*)'\]$", r".\1", source)
+    return re.sub(r"\._modules\['([^']*)'\]", r".\1", path) if count else ""
 
 
 def _inputs(module: fx.GraphModule, sources: Sequence[str]) -> tuple[str, ...]:
     """The source of each input of a lowered graph: its name, or `desc` (2.9), has its place in the Dynamo graph."""
     found = []
+    # Where weights are lifted behind Dynamo's back, the numbers of the names are not those of its inputs.
+    whole = sum(n.op == "placeholder" and n.name.startswith("primals") for n in module.graph.nodes) == len(sources)
     for node in module.graph.nodes:
         if node.op == "placeholder":
             index = getattr(node.meta.get("desc"), "idx", None)
-            if index is None and (match := re.fullmatch(r"primals_(\d+)", node.name)):
+            if index is None and whole and (match := re.fullmatch(r"primals_(\d+)", node.name)):
                 index = int(match[1]) - 1
             known = isinstance(index, int) and node.name.startswith(("primals", "arg")) and index < len(sources)
             found.append(sources[index] if known and isinstance(index, int) else "")

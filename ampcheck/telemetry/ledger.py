@@ -62,14 +62,14 @@ class _Book:
         self.device = device
         limits = [thresholds(site) for site in self.sites]
         self.kept, self.lost, self.tiny = (self.row([one[name] for one in limits]) for name in ("kept", "lost", "tiny"))
-        self.cast = torch.tensor([site.cast for site in self.sites], device=device)
-        self.written = torch.tensor([site.infinite for site in self.sites], device=device)
+        self.cast = _upload([site.cast for site in self.sites], device)
+        self.written = _upload([site.infinite for site in self.sites], device)
         self.before = self.row([[float(i in site.before) for i in range(len(self.sites))] for site in self.sites])
         self.lean, self.full = _Columns(self._lean, self), _Columns(self._full, self)
 
     def row(self, values: Any) -> torch.Tensor:
         """Numbers as float64 on the device."""
-        return torch.tensor(values, dtype=torch.float64, device=self.device)
+        return _upload(values, self.device, torch.float64)
 
     def rings(self, packed: torch.Tensor) -> torch.Tensor:
         """Whether the lean statistics of a call do not tell everything: see `append_statistics`."""
@@ -88,8 +88,8 @@ class _Columns:
             places[name][site] = place
         sites = range(len(layout.numels))
         on = book.device
-        self.spots = {name: torch.tensor([held.get(i, 0) for i in sites], device=on) for name, held in places.items()}
-        self.has = {name: torch.tensor([i in held for i in sites], device=on) for name, held in places.items()}
+        self.spots = {name: _upload([held.get(i, 0) for i in sites], on) for name, held in places.items()}
+        self.has = {name: _upload([i in held for i in sites], on) for name, held in places.items()}
         self.numel = book.row([math.nan if n is None else float(n) for n in layout.numels])
 
     def decoded(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -106,7 +106,9 @@ class _Columns:
         known = count("number", nothing) + count("nan", nothing)
         numel = torch.where(self.numel.isnan(), known, self.numel)
         amax, smallest = packed[:, self.spots["amax"]], packed[:, self.spots["smallest"]]
-        lowest = numel - count("above", numel)
+        # NaN is not above anything: then what counts as lost is all that is certain.
+        vague = self.has["above"] & amax.isnan()
+        lowest = torch.where(vague, count("lost", nothing), numel - count("above", numel))
         zero = torch.where(book.cast, count("zero", lowest), count("lost", lowest))
         lost = count("lost", zero)
         kept = count("kept", numel)
@@ -126,6 +128,14 @@ class _Columns:
             "nans": numel - number + (unsure & amax.isnan()).double(),
             "numel": numel,
         }
+
+
+def _upload(values: Any, device: torch.device | None, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of plain values, brought to a device without waiting for it."""
+    made = torch.tensor(values, dtype=dtype)
+    if device is None or device.type != "cuda":
+        return made.to(device)
+    return made.pin_memory().to(device, non_blocking=True)
 
 
 _NAMES = ("amax", "smallest", "above", "zero", "lost", "tiny", "kept", "finite", "number", "nan")
@@ -163,9 +173,13 @@ class Account:
         return rings
 
     def _heard(self, answer: torch.Tensor) -> bool:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copy = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(answer, non_blocking=True)
-        event.record()
+        """Whether an answer that has arrived meanwhile is a yes; none arrives from devices other than CUDA's."""
+        if answer.device.type != "cuda":
+            return False
+        with torch.cuda.device(answer.device):
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copy = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(answer, non_blocking=True)
+            event.record()
         self._asked.append((event, copy))
         arrived = 0
         while arrived < len(self._asked) and self._asked[arrived][0].query():
@@ -181,7 +195,7 @@ class Account:
         packed = torch.stack([vector for _, vector in waiting])
         book = self.book
         book.bring(packed.device)
-        calls = torch.tensor([call for call, _ in waiting], device=packed.device)
+        calls = _upload([call for call, _ in waiting], packed.device)
         waiting.clear()
         one = (book.full if full else book.lean).decoded(packed)
         over, inf, nan = one["overflowed"] > 0, one["infs"] > 0, one["nans"] > 0

@@ -38,6 +38,10 @@ class Names:
                 if tensor.layout is torch.strided and not tensor.is_meta:
                     self._names.setdefault(_address(tensor), []).append(first + name.replace("_orig_mod.", ""))
 
+    def release(self) -> None:
+        """Let the modules go; the names stay."""
+        self._roots = ()
+
     def of(self, tensor: torch.Tensor) -> list[str]:
         """Every name of a tensor; none where it belongs to no module."""
         return self._names.get(_address(tensor), [])

@@ -24,7 +24,7 @@ from ampcheck.telemetry.passes import available, passing
 from ampcheck.telemetry.sites import Level, Site, select_sites, split_source
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
-from ampcheck.telemetry.twins import Twins, written_inputs
+from ampcheck.telemetry.twins import Twins, runs_once, written_inputs
 
 _LINKS = 100_000
 """How many addresses are remembered to tell which forward call a backward call belongs to."""
@@ -81,6 +81,11 @@ class Telemetry:
                 yield
         finally:
             self.on = False
+            for graph in self._graphs:  # compiled code lives on in Dynamo's cache, with nothing but the plain graph
+                graph.links.clear()
+                if graph.twins is not None:
+                    graph.twins.release()
+            self._names.release()
 
     def _way(self) -> AbstractContextManager[None]:
         """How the graphs of this release are come by."""
@@ -108,6 +113,8 @@ class Telemetry:
         self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
 
     def _instrument(self, lowered: LoweredGraph) -> Runnable:
+        if not self.on:  # a backward of a forward inside the block that is compiled after it
+            return lowered.compiled()
         lean, full = lowered.copied(), lowered.copied()
         written = written_inputs(lowered.module)
         sites, layouts = {}, []
@@ -121,9 +128,10 @@ class Telemetry:
         if layouts[0] is None or layouts[1] is None:
             self._unseen["graphs without a value to measure"] += 1
             return lowered.compiled()
-        later = lowered.later(full)
+        alone = runs_once(lowered.module)
         plain = lowered.compiled()
         try:
+            later = lowered.later(full)
             run, strides = lowered.variant(lean)
         except Exception as error:  # noqa: BLE001  # as above: the compiler may choke on what was added
             self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
@@ -131,7 +139,7 @@ class Telemetry:
         if strides and lowered.strides() and strides[:-1] != lowered.strides():
             self._unseen[_ELSEWHERE] += 1
             return plain
-        twins = Twins(plain, run, later, written, lowered.donated)
+        twins = Twins(plain, run, later, written, lowered.donated, alone)
         graph = _Graph(
             phase=lowered.phase,
             sites=tuple(sites.values()),
@@ -213,8 +221,9 @@ class Telemetry:
         unseen.update(f"graphs whose full statistics could not be compiled: {t.failure}" for t in twins if t.failure)
         if elsewhere := sum(both.elsewhere for both in twins):
             unseen[_ELSEWHERE] += elsewhere
+        unseen.update(both.alone for both in twins if both.alone)
         if silent := sum(not graph.calls for graph in self._graphs):
-            unseen["instrumented graphs that never ran"] += silent
+            unseen["instrumented graphs that never ran for a watched module"] += silent
         return TelemetryStats(
             subject=subject,
             level=self.level.value,

@@ -13,6 +13,9 @@ from ampcheck.errors import brief
 
 _RINGS = 3
 
+_COMPARED_BYTES = 1 << 30
+"""Results of more bytes are not held twice to compare them: that memory may not be there."""
+
 
 class Account(Protocol):
     """Where the packed statistics of a call go."""
@@ -39,8 +42,10 @@ class Twins:
         full: Callable[[], Runnable],
         written: frozenset[int] = frozenset(),
         donated: frozenset[int] = frozenset(),
+        alone: str = "",
     ) -> None:
-        """written: inputs that every variant writes to; donated: inputs whose memory only the plain one reuses."""
+        """written: inputs that every variant writes to; donated: inputs whose memory only the plain one reuses; alone:
+        why the graph may run only once on the same inputs, "" where it may run again."""
         self.plain, self._lean, self._make_full = plain, lean, full
         self._written, self._donated = written, donated
         self._full: Runnable | None = None
@@ -48,12 +53,13 @@ class Twins:
         self._rang = 0
         self._due = False
         self.failure = ""
+        self.alone = alone
         self.elsewhere = False
         """Whether the outputs of the measured variant lie otherwise in memory; then only the plain one runs."""
 
     def run(self, inputs: list[Any], call: int, account: Account) -> Sequence[Any]:
         """Run with statistics; gives the graph's own outputs."""
-        if self._differences is None:
+        if self._differences is None and not self.alone:
             return self._compared(inputs, call, account)
         if self.elsewhere:
             return self.plain(inputs)
@@ -61,7 +67,7 @@ class Twins:
             self._due = False
             return self._kept_of(full(inputs), call, account, full=True)
         again, states = None, _random_states(inputs)
-        if not any(device for device, _ in states):  # else they would only keep memory of the device alive
+        if not self.alone and not any(device for device, _ in states):  # else they only keep memory alive
             again = self._copied(inputs, self._written)
         outputs = self._lean(inputs)
         packed = _own(outputs[-1])
@@ -89,6 +95,10 @@ class Twins:
         account.keep(call, _own(outputs[-1]), full=full)
         return outputs[:-1]
 
+    def release(self) -> None:
+        """Keep only the plain graph."""
+        self._lean, self._full, self._make_full = self.plain, None, _released
+
     def difference(self) -> float | None:
         """The largest relative difference that measuring made to an output; None where both have not run."""
         if self._differences is None:
@@ -99,11 +109,18 @@ class Twins:
         """Twice the plain variant, then the measured one. Where two plain runs differ already (sums by atomic
         additions), nothing can be told of an output."""
         states = _random_states(inputs)
-        plain = []
+        if self._written and any(device for device, _ in states):  # a CUDA graph knows its inputs by their memory
+            self.alone = "graphs on a device that write to their inputs: not run beside their plain twin"
+            return self.run(inputs, call, account)
+        plain: list[list[Any]] = []
         for _ in range(2):
             given = self._copied(inputs, self._written | self._donated)
             plain.append([_own(one) if isinstance(one, torch.Tensor) else one for one in self.plain(given)])
             _restore(states)
+            if sum(one.nbytes for one in plain[0] if isinstance(one, torch.Tensor)) > _COMPARED_BYTES:
+                self.alone = "graphs whose results are too large to be held beside those of their plain twin"
+                del plain, given
+                return self.run(inputs, call, account)
         self._differences = []
         outputs = list(self.run(inputs, call, account))
         for place, (one, again, measured) in enumerate(zip(*plain, outputs, strict=True)):
@@ -121,6 +138,10 @@ class Twins:
         return [_twin(one) if place in changed else one for place, one in enumerate(inputs)]
 
 
+def _released() -> Runnable:
+    raise RuntimeError("the watch is over")
+
+
 def written_inputs(module: fx.GraphModule) -> frozenset[int]:
     """The places of the inputs that a lowered graph writes to."""
     places = {node: i for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder")}
@@ -132,6 +153,25 @@ def written_inputs(module: fx.GraphModule) -> frozenset[int]:
             if argument.alias_info is not None and argument.alias_info.is_write and given in places:
                 found.add(places[given])
     return frozenset(found)
+
+
+def runs_once(module: fx.GraphModule) -> str:
+    """Why a graph may not be run twice on the same inputs; "" where it may.
+
+    Ops of PyTorch's own namespaces compute and no more; a custom op may do anything, and a collective that one rank runs
+    again waits for the others for ever.
+    """
+    for node in module.graph.nodes:
+        target = node.target
+        effects = isinstance(target, torch._ops.HigherOrderOperator) and "effects" in str(target)
+        if effects or (isinstance(target, torch._ops.OpOverload) and target.namespace not in _PURE):
+            return f"graphs with an op that may do more than compute, {target}: not run again to compare"
+    return ""
+
+
+_PURE = frozenset(
+    ("aten", "prims", "inductor", "inductor_prims", "rngprims", "quantized", "quantized_decomposed", "mkldnn", "mkl")
+)
 
 
 def _twin(value: Any) -> Any:
@@ -150,6 +190,8 @@ def _own(packed: torch.Tensor) -> torch.Tensor:
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """The norm of the difference over the norm, in float64 and on the device; 0 exactly where all values agree."""
+    if one.is_floating_point() and one.dtype.itemsize == 1:
+        one, other = one.float(), other.float()  # float8 compares with nothing
     same = (one == other) | ((one != one) & (other != other))
     if not (one.is_floating_point() or one.is_complex()):
         return (~same).any().double()
