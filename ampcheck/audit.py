@@ -109,6 +109,9 @@ def audit(
             text = f"the numerics of the model as it is could not be judged: {error}"
             runs.append(Run(findings=(Finding("coverage", Verdict.SKIP, made.name, text),)))
             wanted = []
+    if as_it_is and native is None:
+        text = "judged as it is; 16-bit autocast was not judged: name a dtype (--dtype float16,bfloat16)"
+        runs.append(Run(findings=(Finding("coverage", Verdict.SKIP, made.name, text),)))
     if native is None and wanted:
         kind = placement.emulated or torch.device(placement.device).type
         runs.append(judge.judge_policy(made, kind, wanted, checks))

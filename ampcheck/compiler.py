@@ -211,6 +211,13 @@ def backend(name: str) -> Callable[[fx.GraphModule, Any], Callable[..., Any]]:
     return lookup_backend(name)
 
 
+def is_intercepted() -> bool:
+    """Whether `intercepted` holds."""
+    from torch._inductor import compile_fx as room
+
+    return room.compile_fx.__name__ == "replaced"
+
+
 def reset() -> None:
     """Forget everything that was compiled; functions are compiled again when they are next called."""
     torch.compiler.reset()

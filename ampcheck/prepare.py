@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import types
 import warnings
@@ -109,7 +110,17 @@ def _held(function: Any) -> Iterator[torch.nn.Module]:
     for cell in getattr(function, "__closure__", None) or ():
         with suppress(ValueError):  # a name that was never bound
             candidates.append(cell.cell_contents)
+    candidates += _global_modules(function).values()
     yield from (c for c in candidates if isinstance(c, torch.nn.Module))
+
+
+def _global_modules(function: Any) -> dict[str, torch.nn.Module]:
+    """The modules that a function's own code reads from its globals."""
+    if not isinstance(function, types.FunctionType):
+        return {}
+    read = {one.argval for one in dis.get_instructions(function.__code__) if one.opname == "LOAD_GLOBAL"}
+    found = {name: function.__globals__.get(name) for name in sorted(read)}
+    return {name: value for name, value in found.items() if isinstance(value, torch.nn.Module)}
 
 
 def _copied(part: Any, memo: dict[int, Any]) -> Any:
@@ -121,7 +132,9 @@ def _copied(part: Any, memo: dict[int, Any]) -> Any:
             else cell
             for cell in part.__closure__ or ()
         )
-        twin = types.FunctionType(part.__code__, part.__globals__, part.__name__, part.__defaults__, cells)
+        modules = {name: copy.deepcopy(module, memo) for name, module in _global_modules(part).items()}
+        names = {**part.__globals__, **modules} if modules else part.__globals__
+        twin = types.FunctionType(part.__code__, names, part.__name__, part.__defaults__, cells)
         twin.__kwdefaults__ = part.__kwdefaults__
         return twin
     return copy.deepcopy(part, memo)

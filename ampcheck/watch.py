@@ -59,9 +59,10 @@ def watch(
     op), or `all` (every floating value of the graphs). limits: by default those of `[tool.ampcheck]`.
 
     On entering, compiled code is forgotten (`torch.compiler.reset`), so that the next call compiles graphs with
-    statistics; compilation takes about half as long again, at level `all` a multiple. After the block the plain graphs
-    go on. Nothing is read from the device before `seen.run()`. Raises `UsageError` for a level or a number that does
-    not exist, and for a model that cannot be called.
+    statistics; compilation takes up to twice as long, at level `all` more. A value that overflows or is NaN is measured
+    again with everything counted, which compiles its graph once more. After the block the plain graphs go on. Nothing
+    is read from the device before `seen.run()`. Raises `UsageError` for a level or a number that does not exist, for a
+    model that cannot be called, and for a watch inside another.
     """
     levels = [one.value for one in Level]
     if level not in levels:
@@ -75,6 +76,11 @@ def watch(
     plain = compiler.uncompiled(model)
     known = name or getattr(plain, "__name__", type(plain).__name__)
     device = next((str(p.device) for root in roots for p in root.parameters()), "cpu")
+    if compiler.is_intercepted():
+        raise UsageError("a watch inside another would leave the outer one with nothing: watch one model at a time")
     compiler.reset()
-    with telemetry.watching():
-        yield Seen(telemetry, known, limits or load_settings().limits, torch.device(device).type)
+    try:
+        with telemetry.watching():
+            yield Seen(telemetry, known, limits or load_settings().limits, torch.device(device).type)
+    finally:
+        telemetry.release()

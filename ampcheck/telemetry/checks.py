@@ -40,10 +40,11 @@ def _nothing(stats: TelemetryStats) -> Finding | None:
         return Finding("coverage", Verdict.SKIP, stats.subject, f"compiled graphs cannot be watched: {stats.skipped}")
     if stats.measured:
         return None
-    message = "a compiled graph must have been measured; none was" + (f": {unseen}" if unseen else "")
+    what = unseen or "Inductor compiled no graph: the model was not called inside, or is not compiled by it"
+    message = f"a value of a compiled graph must have been measured; none was: {what}"
     hint = (
-        "call the compiled model inside the block; what is not compiled by Inductor, or has no floating value, is not "
-        "seen here: assert_numerics judges eager mode"
+        "call what torch.compile returned inside the block, with backend='inductor'; without autocast and 16-bit "
+        "weights there is no cast: use level='ops'; eager mode is judged by assert_numerics"
     )
     return Finding("coverage", Verdict.FAIL, stats.subject, message, hint=hint)
 

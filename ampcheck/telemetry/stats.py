@@ -114,4 +114,7 @@ class TelemetryStats:
             "measured calls": self.measured,
             "values": sum(site.numel for site in self.sites),
         }
-        return Coverage({name: count for name, count in seen.items() if count}, dict(self.unseen))
+        unseen = dict(self.unseen)
+        if self.every > 1 and self.calls > self.measured:
+            unseen[f"calls of graphs that ran plain, for each {self.every}th is measured"] = self.calls - self.measured
+        return Coverage({name: count for name, count in seen.items() if count}, unseen)

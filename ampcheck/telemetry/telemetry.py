@@ -81,11 +81,16 @@ class Telemetry:
                 yield
         finally:
             self.on = False
-            for graph in self._graphs:  # compiled code lives on in Dynamo's cache, with nothing but the plain graph
-                graph.links.clear()
-                if graph.twins is not None:
-                    graph.twins.release()
-            self._names.release()
+
+    def release(self) -> None:
+        """Measure no more, and hold the modules no longer: compiled code lives on in Dynamo's cache, and what it refers
+        to with it. What was seen stays."""
+        self.on = False
+        for graph in self._graphs:
+            graph.links.clear()
+            if graph.twins is not None:
+                graph.twins.release()
+        self._names.release()
 
     def _way(self) -> AbstractContextManager[None]:
         """How the graphs of this release are come by."""
@@ -126,7 +131,7 @@ class Telemetry:
             self._lost(error)
             return lowered.compiled()
         if layouts[0] is None or layouts[1] is None:
-            self._unseen["graphs without a value to measure"] += 1
+            self._unseen[f"graphs without a value to measure at level {self.level.value!r}"] += 1
             return lowered.compiled()
         alone = runs_once(lowered.module)
         plain = lowered.compiled()
