@@ -12,6 +12,7 @@ graph/      breaks, recompilations, what runs eager, caches (`assert_graph`, `ob
   judge       the entry points; run: the passes of a subject; checks: the findings; records: what is noted
   trace       reads PyTorch's records of its compilations; guards: why a graph was compiled again
   calls       which code really ran; noting: all notes together; children, child: the same in child processes
+options     what torch.compile may be given, checked before anything runs
 
 What is inside the graphs is measured in `ampcheck.telemetry`.
 """

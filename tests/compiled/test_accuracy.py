@@ -232,11 +232,13 @@ def test_what_runs_eager_and_raises_compiled_fails() -> None:
     assert "knows no such op" in only(run, "compiled-exception", Verdict.FAIL).message
 
 
-def test_a_model_that_raises_everywhere_is_a_skip() -> None:
+def test_a_model_that_raises_everywhere_was_not_judged_and_fails_by_coverage_alone() -> None:
     def raising(x: Tensor) -> Tensor:
         return x.view(3, 5, 7)
 
-    assert troubles(judge_accuracy((raising, [(torch.randn(4),)]))) == []
+    run = judge_accuracy((raising, [(torch.randn(4),)]))
+    assert troubles(run) == [("coverage", Verdict.FAIL)]
+    assert "must run to its end; eager mode raises RuntimeError" in only(run, "coverage", Verdict.FAIL).message
 
 
 def test_a_defect_that_begins_at_the_third_call_is_found_and_the_call_is_named() -> None:
@@ -398,7 +400,10 @@ def test_the_users_model_is_left_as_it_was() -> None:
 
 def test_the_run_is_emitted_and_only_failures_raise() -> None:
     with collect() as runs:
-        returned = assert_compiled(nn.Linear(4, 4), torch.randn(2, 4), backend="aot_eager", name="head")
+        returned = assert_compiled(
+            nn.Linear(4, 4), torch.randn(2, 4), backend="aot_eager", name="head", checks="compiled-error"
+        )
+    assert {f.check for f in returned.findings} == {"compiled-error", "compiled-exception", "coverage"}
     assert runs == [returned]
     assert all(f.subject.startswith("head [float32, compiled by aot_eager]") for f in returned.findings)
 
@@ -411,10 +416,18 @@ def test_bad_input_is_told_in_one_sentence() -> None:
         ({"dtype": "float8_e4m3fn"}, "float16 or bfloat16"),
         ({"dtype": []}, "no dtype"),
         ({"autocast": True}, "needs a dtype"),
+        ({"backend": "inducktor"}, "no backend 'inducktor'; there are .*inductor"),
+        ({"mode": "fastest"}, "no mode 'fastest'; there are default"),
+        ({"mode": "max-autotune", "options": {"max_autotune": True}}, "mode or options, not both"),
+        ({"options": {"foo": 1}}, "refuses these options: .*foo"),
+        ({"optimizer": torch.optim.SGD(model.parameters())}, r"optimizer=lambda parameters: torch\.optim\.SGD\("),
+        ({"stps": 2}, "no option 'stps'; there are loss, steps, .*dtypes"),
         ({"dtype": "float16", "autocast": False}, "leaves only float32"),
     ):
         with pytest.raises(UsageError, match=text):
             assert_compiled(model, given, **wrong)
+    with pytest.raises(UsageError, match="is compiled already, so mode would not be heeded"):
+        assert_compiled(torch.compile(model), given, mode="max-autotune")
     with pytest.raises(UsageError, match="through its model"):
         judge_accuracy({"step": lambda i: 0.0})
     with pytest.raises(UsageError, match="belong into it"):

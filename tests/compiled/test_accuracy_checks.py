@@ -168,7 +168,7 @@ def test_other_dtypes_shapes_or_containers_fail() -> None:
 
 
 def test_nothing_compiled_and_nothing_compared_are_no_pass() -> None:
-    for empty in (stats(deviation(), graphs=0), stats()):
+    for empty in (stats(deviation(), graphs=0), stats(), stats(exceptions=Exceptions(eager="no", compiled="no"))):
         assert Verdict.PASS not in verdicts(empty, "compiled-error")
         assert verdicts(empty, "coverage") == [Verdict.FAIL]
     random = stats(incomparable="other random numbers")

@@ -15,6 +15,7 @@ from torch import nn
 
 from ampcheck.compiled.graph.children import watched_children
 from ampcheck.compiled.graph.judge import Observed, judge_graph, observe_graphs
+from ampcheck.errors import UsageError
 from ampcheck.record import Run, Verdict, collect
 from ampcheck.subject import Subject
 
@@ -112,6 +113,13 @@ def test_an_exception_of_the_block_goes_on_and_the_run_is_kept() -> None:
         compiled(X).reshape(7)
     assert runs == [seen.run]
     assert runs[0].coverage.unseen == {"what comes after the RuntimeError": 1}
+
+
+@pytest.mark.parametrize("wrong", [-1, "a", True, 0.5])
+def test_a_limit_that_is_no_number_of_times_is_refused_before_the_block_runs(wrong: Any) -> None:
+    for limit in ("max_breaks", "max_recompiles"):
+        with pytest.raises(UsageError, match=f"{limit} is a number of times"), observe_graphs(**{limit: wrong}):
+            pytest.fail("the block ran")
 
 
 def test_another_profiler_keeps_its_place() -> None:

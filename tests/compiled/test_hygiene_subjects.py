@@ -155,6 +155,8 @@ def test_a_training_loop_is_judged_after_its_first_steps() -> None:
         ({"mode": "default", "options": {"x": 1}}, "not both"),
         ({"dtype": "float17"}, "float16"),
         ({"device": "nope"}, "device"),
+        ({"dtype": "float64"}, "float16 or bfloat16, not to float64; dtype=None"),
+        ({"dtype": "float8_e4m3fn"}, "float16 or bfloat16"),
     ],
 )
 def test_bad_settings_are_refused_with_the_valid_ones(settings: dict[str, object], words: str) -> None:

@@ -106,7 +106,12 @@ def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Something was compiled and compared."""
     check = "coverage"
     unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
-    if stats.exceptions.eager or stats.exceptions.compiled:
+    raised = stats.exceptions
+    if raised.eager and raised.compiled and not raised.missing:
+        message = f"what is judged must run to its end; eager mode raises {raised.eager}, and compiled code raises too"
+        hint = "give inputs with which the model runs, and an optimizer that takes its parameters"
+        return [Finding(check, Verdict.FAIL, who(stats), message, raised.where, hint=hint)]
+    if raised.eager or raised.compiled:
         return [Finding(check, Verdict.SKIP, who(stats), "a run raised, so nothing was compared")]
     if not stats.graphs and stats.unsupported:
         text = f"nothing was compiled, and so nothing judged: {stats.unsupported}"
@@ -122,7 +127,9 @@ def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
         hint = "give inputs with which the model computes something"
         return [Finding(check, Verdict.FAIL, who(stats), message, observed=0.0, limit=1.0, unit="tensors", hint=hint)]
     text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
-    count = float(len(stats.deviations))
+    if not stats.comparable:
+        return [Finding(check, Verdict.SKIP, who(stats), f"nothing was compared: {unseen}")]
+    count = float(len(stats.comparable))
     return [Finding(check, Verdict.PASS, who(stats), text, observed=count, limit=1.0, unit="tensors")]
 
 
@@ -184,17 +191,34 @@ def _judged(stats: AccuracyStats, check: str, kinds: tuple[str, ...], limits: Li
     factor = limits.precision
     excess = stats.excess(factor, kinds)
     bad = [d for d in excess if not stats.excused(d, factor)]
-    judged = [d for d in stats.deviations if d.kind in kinds]
+    judged = [d for d in stats.comparable if d.kind in kinds]
+    unknown = _unknown(stats, check, kinds)
     if bad:
-        return [_worse(stats, check, bad, judged, Verdict.FAIL, factor)]
+        return [_worse(stats, check, bad, judged, Verdict.FAIL, factor), *unknown]
     if excess:
-        return [_worse(stats, check, list(excess), judged, Verdict.WARN, factor)]
+        return [_worse(stats, check, list(excess), judged, Verdict.WARN, factor), *unknown]
+    if not judged:
+        return unknown
     worst = max(judged, key=lambda d: _times(stats, d, factor))
     text = (
         f"at most {worst.least_compiled:.2g} from {_judge(stats)}, in {worst}, where eager mode lies "
         f"{worst.worst_eager:.2g} away"
     )
-    return [passed(stats, check, text, worst.least_compiled, stats.limit(worst, factor))]
+    return [passed(stats, check, text, worst.least_compiled, stats.limit(worst, factor)), *unknown]
+
+
+def _unknown(stats: AccuracyStats, check: str, kinds: tuple[str, ...]) -> list[Finding]:
+    """A skip for the tensors that have no limit, by its reason."""
+    reasons: dict[str, list[str]] = {}
+    for d in stats.deviations:
+        if d.kind in kinds and d not in stats.comparable:
+            reasons.setdefault(d.unknown, []).append(str(d))
+    found = []
+    for reason, names in reasons.items():
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        text = f"not comparable: {', '.join(names[:LISTED])}{more}: {reason}"
+        found.append(Finding(check, Verdict.SKIP, who(stats), text))
+    return found
 
 
 def _worse(
@@ -203,7 +227,7 @@ def _worse(
     worst = max(excess, key=lambda d: _times(stats, d, factor))
     first = min(excess, key=lambda d: (d.step, d.kind != "output"))
     limit = stats.limit(worst, factor)
-    what = f"{worst.nonfinite:,} elements of {worst} are inf or NaN" if worst.nonfinite else _far(worst)
+    what = f"{worst.lost:,} elements of {worst} are inf or NaN there and not in float64" if worst.lost else _far(worst)
     message = (
         f"compiled code must lie as near to {_judge(stats)} as eager mode does, {limit:.2g} at most here; {what}, "
         f"and {worst.worst_eager:.2g} in eager mode; {len(excess)} of {len(judged)} are beyond their limit "

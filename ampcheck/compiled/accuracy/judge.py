@@ -6,9 +6,10 @@ float64 than eager mode does, by more than chance and another order of the sums 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import lacks_kernel
 from ampcheck.compiled.accuracy.arms import Optimizer, Plan, input_leaves, run_plan
 from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy, who
+from ampcheck.compiled.accuracy.compare import left_out
 from ampcheck.compiled.accuracy.ladder import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
@@ -30,6 +32,7 @@ from ampcheck.compiled.accuracy.ladder import (
     run_rung,
 )
 from ampcheck.compiled.accuracy.stats import AccuracyStats, Exceptions, Trial
+from ampcheck.compiled.options import check_options
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
@@ -130,7 +133,7 @@ def assert_compiled(
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
     fullgraph: bool = False,
-    checks: Collection[str] | None = None,
+    checks: str | Collection[str] | None = None,
     limits: Limits | None = None,
     name: str = "",
     **subject: Any,
@@ -143,25 +146,35 @@ def assert_compiled(
     is so many successive calls); or a `Subject` alone. dtype: what autocast casts to, several one after the other;
     None runs the model as it is. autocast: None decides by the model: one whose weights or inputs are 16-bit already is
     run as it is. optimizer: makes one from a list of parameters, by default plain gradient descent. backend, mode,
-    options, dynamic, fullgraph: as for `torch.compile`. subject: what `Subject` takes besides.
+    options, dynamic, fullgraph: as for `torch.compile`. checks: slugs, all by default. subject: what `Subject` takes
+    besides.
 
     Dynamo is reset. Returns the run; raises `AssertionError` with every failure, and `UsageError` for what cannot be
     judged.
     """
     __tracebackhide__ = True
+    _options_known(subject)
     made = model if inputs is None else (model, inputs)
     if isinstance(made, Subject):
         if subject or name or loss:
             raise UsageError("a Subject says itself what it is: its name, loss and limits belong into it")
     else:
         made = Subject(made, name=name or getattr(model, "__name__", type(model).__name__), loss=loss, **subject)
+    checks = (checks,) if isinstance(checks, str) else checks
     if unknown := sorted(set(checks or ()) - set(CHECKS)):
         raise UsageError(f"compiled code has no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
     if type(steps) is not int or steps < 1:
         raise UsageError(f"steps must be a positive whole number; found {steps!r}")
+    if optimizer is not None and not callable(optimizer):
+        raise UsageError(
+            "optimizer makes one from a list of parameters, since every arm trains a copy of its own: "
+            "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1); found an instance of "
+            f"{type(optimizer).__name__}"
+        )
     asked = _dtypes(made, dtype, autocast)
     given = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic, "fullgraph": fullgraph}
     chosen = {key: value for key, value in given.items() if value is not None}
+    check_options(made, chosen)
     placement = place(device)
     with placement.entered():
         runs = [
@@ -179,6 +192,16 @@ def assert_compiled(
         ]
     told: dict[str, Scalar] = dict(environment(placement.device))
     return verify(replace(merge(runs), environment=told, title=f"{made.name}, compiled"))
+
+
+def _options_known(given: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for keywords that neither `assert_compiled` nor a `Subject` knows."""
+    named = [
+        name for name in inspect.signature(assert_compiled).parameters if name not in ("model", "inputs", "subject")
+    ]
+    known = [field.name for field in fields(Subject) if field.init and field.name not in ("shape", *named)]
+    if unknown := sorted(set(given) - set(known)):
+        raise UsageError(f"assert_compiled has no option {unknown[0]!r}; there are {', '.join((*named, *known))}")
 
 
 def _dtypes(
@@ -340,10 +363,10 @@ def _no_gradients(bench: Bench) -> str:
 
 def _coverage(stats: AccuracyStats, climb: Climb, bench: Bench) -> Coverage:
     seen: dict[str, int] = {"compiled graphs": stats.graphs}
-    for deviation in stats.deviations:
+    for deviation in stats.comparable:
         kind = "losses" if deviation.kind == "loss" else f"{deviation.kind}s"
         seen[kind] = seen.get(kind, 0) + 1
-    return Coverage(seen, {**climb.unseen, **climb.arm.unseen})
+    return Coverage(seen, {**climb.unseen, **left_out(bench.draws[0], climb.arm, stats.deviations)})
 
 
 def _backend(backend: Any) -> str:
@@ -360,7 +383,7 @@ def _tables(stats: AccuracyStats, limits: Limits) -> tuple[Table, ...]:
     rows: list[tuple[float, Sequence[Scalar]]] = []
     for d in stats.deviations:
         limit = stats.limit(d, limits.precision)
-        verdict = "beyond" if stats.beyond(d, limits.precision) else "within"
+        verdict = "beyond" if stats.beyond(d, limits.precision) else "not comparable" if d.unknown else "within"
         times = d.least_compiled / limit if limit else 0.0
         rows.append((times, (d.kind, d.name, d.step, d.dtype, d.worst_eager, d.least_compiled, limit, verdict)))
     if not rows:

@@ -23,15 +23,14 @@ from ampcheck.compiled.graph.run import (
     run_passes,
 )
 from ampcheck.compiled.graph.trace import LATE, WARM
+from ampcheck.compiled.options import check_options
 from ampcheck.compiler import reset, untold
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
-from ampcheck.prepare import is_compiled_already
 from ampcheck.record import Run, emit, verify
 from ampcheck.subject import Kind, Subject
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 STEPS = 3
 """How many steps of a training loop run; all but the last are its warm-up."""
 
@@ -76,7 +75,7 @@ def assert_graph(
             subject,
             max_breaks=max_breaks,
             max_recompiles=max_recompiles,
-            dtype=None if dtype is None else getattr(torch, format_of(dtype).name),
+            dtype=_autocast_to(dtype),
             device=device,
             backend=backend,
             dynamic=dynamic,
@@ -99,9 +98,7 @@ def judge_graph(
     **options: Any,
 ) -> Run:
     """As `assert_graph`, for a `Subject`: the verdict stands in the run, it is neither raised nor emitted."""
-    for what, given in (("max_breaks", max_breaks), ("max_recompiles", max_recompiles)):
-        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
-            raise UsageError(f"{what} is a number of times, 0 or more; found {given!r}")
+    _times_checked(max_breaks, max_recompiles)
     stats = measure_graph(subject, dtype=dtype, device=device, **options)
     return _run(stats, max_breaks, max_recompiles)
 
@@ -127,7 +124,9 @@ def measure_graph(
         "options": options,
         "fullgraph": fullgraph,
     }
-    _settings_checked(subject, settings, warmup)
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 1:
+        raise UsageError(f"warmup is a number of passes through the calls, 1 or more; found {warmup!r}")
+    check_options(subject, settings)
     if why := untold():
         return GraphStats(subject.name, untold=why)
     if subject.kind in (Kind.CALL, Kind.TRAINING):
@@ -179,6 +178,7 @@ def observe_graphs(
     the block are counted with Python's profiling hook, which slows plain Python code down.
     """
     __tracebackhide__ = True
+    _times_checked(max_breaks, max_recompiles)
     observed = Observed()
     if why := untold():
         observed.stats = GraphStats(subject, untold=why)
@@ -248,26 +248,20 @@ def _subject(model: Any, calls: Any, name: str) -> Subject:
     return Subject((model, calls), name=name or getattr(model, "__name__", type(model).__name__))
 
 
-def _settings_checked(subject: Subject, settings: Mapping[str, Any], warmup: int) -> None:
-    """Raise `UsageError` for what `torch.compile` refuses, and for settings that nobody would apply."""
-    mode, options = settings["mode"], settings["options"]
-    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 1:
-        raise UsageError(f"warmup is a number of passes through the calls, 1 or more; found {warmup!r}")
-    if mode is not None and mode not in MODES:
-        raise UsageError(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
-    if mode is not None and options:
-        raise UsageError("torch.compile takes mode or options, not both: put what the mode means into options")
-    if isinstance(settings["backend"], str) and settings["backend"] not in (known := torch.compiler.list_backends(())):
-        raise UsageError(f"there is no backend {settings['backend']!r}; there are {', '.join(known)}")
-    if settings["dynamic"] not in (None, True, False):
-        raise UsageError(f"dynamic is None, True or False; found {settings['dynamic']!r}")
-    given = [key for key, value in settings.items() if value not in (None, False, "inductor")]
-    runs_its_own = subject.kind in (Kind.CALL, Kind.TRAINING)
-    if given and (runs_its_own or is_compiled_already(subject)):
-        how = "compiles by itself" if runs_its_own else "is compiled already"
-        raise UsageError(
-            f"{subject.name} {how}, so {', '.join(given)} would not be heeded: give it to its torch.compile"
-        )
+def _times_checked(max_breaks: Any, max_recompiles: Any) -> None:
+    for what, given in (("max_breaks", max_breaks), ("max_recompiles", max_recompiles)):
+        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+            raise UsageError(f"{what} is a number of times, 0 or more; found {given!r}")
+
+
+def _autocast_to(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None:
+        return None
+    name = format_of(dtype).name
+    if name not in ("float16", "bfloat16"):
+        raise UsageError(f"autocast casts to float16 or bfloat16, not to {name}; dtype=None runs without it")
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def _asks_for_cudagraphs(mode: str | None, options: Mapping[str, Any] | None) -> str:
