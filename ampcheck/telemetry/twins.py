@@ -158,8 +158,8 @@ def written_inputs(module: fx.GraphModule) -> frozenset[int]:
 def runs_once(module: fx.GraphModule) -> str:
     """Why a graph may not be run twice on the same inputs; "" where it may.
 
-    Ops of PyTorch's own namespaces compute and no more; a custom op may do anything, and a collective that one rank runs
-    again waits for the others for ever.
+    Ops of PyTorch's own namespaces compute and no more; a custom op may do anything, and a collective that one rank
+    runs again waits for the others for ever.
     """
     for node in module.graph.nodes:
         target = node.target

@@ -1,4 +1,4 @@
-"""Defects that compilation makes or hides, judged by the audit; each is found by its mechanism, and the mended is clean."""
+"""Defects that compilation makes or hides, judged by the audit: each is found, and what is mended is clean."""
 
 from __future__ import annotations
 
