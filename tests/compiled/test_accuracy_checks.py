@@ -91,7 +91,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_not_compared_digit_by_digit
 
 
 def test_inf_or_nan_in_compiled_code_alone_fails() -> None:
-    lost = deviation("gradient", compiled=(math.inf,) * 3, nonfinite=4, share=0.0)
+    lost = deviation("gradient", compiled=(math.inf, U32, U32), nonfinite=4, lost=4, share=0.0)
     found = only(stats(lost), "compiled-gradient", Verdict.FAIL)
     assert "4 elements of gradient are inf or NaN" in found.message
 
@@ -103,9 +103,34 @@ def test_an_overflow_that_compilation_hides_is_told_and_is_no_failure() -> None:
 
 
 def test_many_more_infinities_than_in_eager_mode_fail() -> None:
-    some = deviation("gradient", eager=(math.inf,) * 3, compiled=(math.inf,) * 3, eager_nonfinite=2, nonfinite=3)
-    assert verdicts(stats(some), "compiled-gradient") == [Verdict.PASS]
-    assert verdicts(stats(replace(some, nonfinite=50)), "compiled-gradient") == [Verdict.FAIL]
+    same = deviation("gradient", eager_nonfinite=2, nonfinite=2)
+    assert verdicts(stats(same), "compiled-gradient") == [Verdict.PASS]
+    edge = replace(same, nonfinite=3, lost=1)
+    assert "edge of overflow" in only(stats(edge), "compiled-gradient", Verdict.WARN).hint
+    assert verdicts(stats(replace(same, nonfinite=50, lost=48)), "compiled-gradient") == [Verdict.FAIL]
+
+
+def test_beside_an_infinity_the_finite_rest_is_compared_all_the_same() -> None:
+    rest = deviation(compiled=(U16,) * 3, nonfinite=1, eager_nonfinite=1)
+    assert verdicts(stats(rest), "compiled-error") == [Verdict.FAIL]
+    edge = replace(rest, lost=1)
+    assert verdicts(stats(edge), "compiled-error") == [Verdict.FAIL], "the edge of overflow does not excuse the rest"
+
+
+def test_what_no_limit_can_judge_is_a_skip_with_the_reason_and_never_a_pass() -> None:
+    overflown = deviation(eager=(math.inf,) * 3, compiled=(0.3,) * 3)
+    assert "nothing of it is finite" in only(stats(overflown), "compiled-error", Verdict.SKIP).message
+    assert verdicts(stats(overflown), "compiled-error") == [Verdict.SKIP]
+    assert verdicts(stats(overflown), "coverage") == [Verdict.SKIP]
+    beside = stats(overflown, deviation(name="other"))
+    assert verdicts(beside, "compiled-error") == [Verdict.PASS, Verdict.SKIP]
+    unbounded = deviation(float32=math.inf, eager=(U32,), compiled=(0.3,))
+    assert verdicts(stats(unbounded), "compiled-error") == [Verdict.SKIP]
+
+
+def test_where_float32_says_nothing_eager_mode_on_other_data_gives_the_limit() -> None:
+    assert verdicts(stats(deviation(float32=math.inf)), "compiled-error") == [Verdict.PASS]
+    assert verdicts(stats(deviation(float32=math.inf, compiled=(0.3,) * 3)), "compiled-error") == [Verdict.FAIL]
 
 
 def test_what_a_decision_near_a_tie_moves_is_a_warning_at_most() -> None:

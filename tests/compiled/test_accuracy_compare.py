@@ -30,7 +30,7 @@ def arm(**values: list[float]) -> Trajectory:
 def compared(
     eager: Trajectory, compiled: Trajectory, wide: Trajectory, *, masked: bool = False
 ) -> dict[str, Deviation]:
-    found = deviations([Draw(eager, wide)], [compiled], wide, masked=masked)
+    found = deviations([Draw(eager, wide)], [compiled], [wide], masked=masked)
     return {f"{d.kind} {d.name}": d for d in found}
 
 

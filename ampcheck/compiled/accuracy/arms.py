@@ -54,15 +54,16 @@ class Trajectory:
 
     values: detached copies; gradients without the loss scale; an update is a weight after all steps less the same
     before. dtypes, size: of the weight or buffer itself, size being its Euclidean norm. shapes: dtype and shape of
-    every tensor that a call gave, by its path. drew: whether numpy's or Python's random numbers were used; streams:
-    where PyTorch's random streams stand at the end. error, phase, step: the exception that ended it.
+    every tensor that a call gave, by its path. dropped: what was not kept, and why. drew: whether numpy's or Python's
+    random numbers were used; streams: where PyTorch's random streams stand at the end. error, phase, step: the
+    exception that ended it.
     """
 
     values: dict[Key, torch.Tensor] = field(default_factory=dict)
     size: dict[Key, float] = field(default_factory=dict)
     dtypes: dict[Key, torch.dtype] = field(default_factory=dict)
     shapes: dict[str, str] = field(default_factory=dict)
-    unseen: dict[str, int] = field(default_factory=dict)
+    dropped: dict[Key, str] = field(default_factory=dict)
     drew: bool = False
     streams: tuple[bytes, ...] = ()
     error: Exception | None = None
@@ -73,17 +74,14 @@ class Trajectory:
     def keep(self, kind: str, name: str, step: int, tensor: torch.Tensor) -> None:
         """A copy of a tensor's values, unless one run has kept too much already."""
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-            self._pass_over(f"{kind}s of another layout than strided")
+            self.dropped[kind, name, step] = f"{kind}s of another layout than strided"
         elif tensor.numel():
             self.kept += tensor.numel() * tensor.element_size()
             if self.kept > KEPT_BYTES:
-                self._pass_over(f"{kind}s beyond the memory that one run keeps")
+                self.dropped[kind, name, step] = f"{kind}s beyond the memory that one run keeps"
                 return
             values = tensor.detach().clone()
             self.values[kind, name, step] = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-
-    def _pass_over(self, reason: str) -> None:
-        self.unseen[reason] = self.unseen.get(reason, 0) + 1
 
 
 def run_plan(
@@ -240,13 +238,15 @@ def nudged(subject: Subject, amount: float, seed: int) -> Subject:
     return twin
 
 
-def nudge(prepared: Prepared, amount: float, seed: int) -> None:
-    """Move the weights and floating inputs of a prepared copy, with random signs."""
-    generator = torch.Generator().manual_seed(seed)
+def nudge(prepared: Prepared, amount: float, seed: int | None) -> None:
+    """Move the weights and floating inputs of a prepared copy, with random signs; without a `seed` all alike."""
+    generator = torch.Generator().manual_seed(seed or 0)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device) * 2 - 1
-        return (tensor.double() * (1 + amount * signs)).to(tensor.dtype)
+        signs = torch.ones(tensor.shape, dtype=torch.float64)
+        if seed is not None:
+            signs -= 2 * torch.randint(0, 2, tensor.shape, generator=generator)
+        return (tensor.double() * (1 + amount * signs.to(tensor.device))).to(tensor.dtype)
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         plain = tensor.is_floating_point() and tensor.layout is torch.strided

@@ -211,7 +211,7 @@ def _unknown(stats: AccuracyStats, check: str, kinds: tuple[str, ...]) -> list[F
     """A skip for the tensors that have no limit, by its reason."""
     reasons: dict[str, list[str]] = {}
     for d in stats.deviations:
-        if d.kind in kinds and d not in stats.comparable:
+        if d.kind in kinds and d.unknown and not d.lost:
             reasons.setdefault(d.unknown, []).append(str(d))
     found = []
     for reason, names in reasons.items():
@@ -224,25 +224,34 @@ def _unknown(stats: AccuracyStats, check: str, kinds: tuple[str, ...]) -> list[F
 def _worse(
     stats: AccuracyStats, check: str, excess: list[Deviation], judged: list[Deviation], verdict: Verdict, factor: float
 ) -> Finding:
-    worst = max(excess, key=lambda d: _times(stats, d, factor))
+    worst = max(excess, key=lambda d: (d.lost, _times(stats, d, factor)))
     first = min(excess, key=lambda d: (d.step, d.kind != "output"))
-    limit = stats.limit(worst, factor)
-    what = f"{worst.lost:,} elements of {worst} are inf or NaN there and not in float64" if worst.lost else _far(worst)
-    message = (
-        f"compiled code must lie as near to {_judge(stats)} as eager mode does, {limit:.2g} at most here; {what}, "
-        f"and {worst.worst_eager:.2g} in eager mode; {len(excess)} of {len(judged)} are beyond their limit "
-        f"({_derived(stats, worst, factor)})"
-    )
+    observed, limit, unit = worst.least_compiled, stats.limit(worst, factor), "relative error"
+    if worst.lost:
+        observed, limit, unit = float(worst.lost), 0.0, "elements"
+        message = (
+            f"compiled code must be finite where eager mode and {_judge(stats)} are, and nowhere else; {worst.lost:,} "
+            f"elements of {worst} are inf or NaN on one side alone; {len(excess)} of {len(judged)} tensors fail"
+        )
+    else:
+        message = (
+            f"compiled code must lie as near to {_judge(stats)} as eager mode does, {limit:.2g} at most here; "
+            f"{_far(worst)}, and {worst.worst_eager:.2g} in eager mode; {len(excess)} of {len(judged)} are beyond "
+            f"their limit ({_derived(stats, worst, factor)})"
+        )
     if first.step and stats.steps > 1:
         message += f"; up to step {first.step - 1} they agree"
-    if verdict is Verdict.WARN:
+    if verdict is Verdict.WARN and worst.lost:
+        message += f"; eager mode overflows itself on such data, in {worst.eager_nonfinite:,} elements"
+        hint = "it is the edge of overflow: see overflow of an audit"
+    elif verdict is Verdict.WARN:
         message += f"; a decision near a tie explains it: {stats.near_ties:,} turn when the data are rounded"
         hint = "compute the scores that are decided upon in float32"
     else:
         told, hint = _mended(stats)
         message += told
     where = Where(_PHASES[worst.kind], _module(worst), step=first.step if stats.steps > 1 else None)
-    return Finding(check, verdict, who(stats), message, where, worst.least_compiled, limit, "relative error", hint)
+    return Finding(check, verdict, who(stats), message, where, observed, limit, unit, hint)
 
 
 def _judge(stats: AccuracyStats) -> str:

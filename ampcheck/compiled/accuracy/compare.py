@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -25,55 +25,118 @@ class Draw:
 def deviations(
     draws: Sequence[Draw],
     compiled: Sequence[Trajectory],
-    hair: Trajectory,
+    hairs: Sequence[Trajectory],
     turned: Sequence[Trajectory] = (),
     *,
     masked: bool = False,
 ) -> tuple[Deviation, ...]:
     """Every tensor that eager mode and float64 gave; the n-th compiled arm is that of the n-th draw.
 
-    hair: float64 with its data rounded to float32. turned: float64 with decisions near a tie taken otherwise. masked:
+    hairs: float64 with its data rounded to float32. turned: float64 with decisions near a tie taken otherwise. masked:
     of weights only those are compared whose gradient the arms know: an optimizer that divides by the gradient's size
     makes a full step of what is zero but for rounding. A tensor that compiled code did not give, or in another shape,
-    is infinitely far off.
+    is infinitely far off; one that an arm could not keep is left out.
     """
-    first, wide = draws[0].eager, draws[0].wide
+    first, wide, mine = draws[0].eager, draws[0].wide, compiled[0]
     pairs = [(d.eager, d.wide) for d in draws] + [(c, d.wide) for c, d in zip(compiled, draws, strict=False)]
     known = _known_weights(pairs) if masked else {}
     whole = _wholes(wide)
     found = []
-    for key, tensor in _everything(first, wide, compiled[0]).items():
+    for key, tensor in _everything(first, wide, mine).items():
         kind, name, step = key
-        twin, mine = _held(wide, key, tensor), _held(compiled[0], key, tensor)
-        if twin is None or twin.shape != tensor.shape:
+        twin = _held(wide, key, tensor)
+        if twin is None or twin.shape != tensor.shape or any(key in arm.dropped for arm in (first, wide, mine)):
             continue
         mask = known.get(name) if kind == "update" else None
         if mask is not None and not bool(mask.any()):
             continue
         size = whole.get((kind, step), 0.0)
-
-        far = partial(_far, key, tensor, mask, size)
+        views = [
+            _View([_held(arm, key, tensor) for arm in arms], mask)
+            for arms in ((d.wide, d.eager, *compiled[n : n + 1]) for n, d in enumerate(draws))
+        ]
+        here = views[0]
+        swayed = [here.distance(_held(arm, key, tensor), size) for arm in hairs]
+        otherwise = [here.distance(_held(arm, key, tensor), size) for arm in turned]
+        moved = [here.distance(_held(draw.wide, key, tensor), size) for draw in draws[1:]]
+        shares = [_share(_held(d.eager, key, tensor), _held(d.wide, key, tensor), size) for d in draws]
         found.append(
             Deviation(
                 kind=kind,
                 name=name,
                 step=step,
                 dtype=str(first.dtypes.get(key, tensor.dtype)).removeprefix("torch."),
-                eager=tuple(far(draw.eager, draw.wide) for draw in draws),
-                compiled=tuple(far(arm, draw.wide) for arm, draw in zip(compiled, draws, strict=False)),
+                eager=tuple(view.distance(view.sides[1], size) for view in views),
+                compiled=tuple(view.distance(view.sides[2], size) for view in views if len(view.sides) > 2),
                 grain=_grain(first, key, tensor),
-                float32=far(hair, wide),
-                sensitivity=max((far(draw.wide, wide) for draw in draws[1:]), default=0.0),
-                turned=max((far(other, wide) for other in turned), default=0.0),
-                share=_share(mine, twin, size),
-                eager_share=max(_share(_held(d.eager, key, tensor), _held(d.wide, key, tensor), size) for d in draws),
-                between=far(compiled[0], first),
-                nonfinite=_unlike(mine, twin),
-                eager_nonfinite=max(_unlike(_held(d.eager, key, tensor), _held(d.wide, key, tensor)) for d in draws),
+                float32=_largest(swayed, none=math.inf if hairs else 0.0),
+                sensitivity=_largest(moved),
+                turned=_largest(otherwise),
+                share=_share(here.sides[2], twin, size),
+                eager_share=_largest(shares),
+                between=here.distance(here.sides[2], size, tensor),
+                lost=_lost(*here.sides),
+                nonfinite=_unlike(here.sides[2], twin),
+                eager_nonfinite=max(_unlike(view.sides[1], view.sides[0]) for view in views),
                 numel=tensor.numel() if mask is None else int(mask.sum()),
             )
         )
     return tuple(found)
+
+
+def left_out(draw: Draw, compiled: Trajectory, judged: Iterable[Deviation]) -> dict[str, int]:
+    """Why tensors of the first data were not compared, with how many: an arm that could not keep one, float64 that gave
+    none such, and those without a limit."""
+    judged = tuple(judged)
+    known = {(d.kind, d.name, d.step) for d in judged}
+    reasons = {**draw.eager.dropped, **draw.wide.dropped, **compiled.dropped}
+    for key, tensor in draw.eager.values.items():
+        twin = _held(draw.wide, key, tensor)
+        if key not in known and (twin is None or twin.shape != tensor.shape):
+            reasons.setdefault(key, f"{key[0]}s that float64 gives in another shape or not at all")
+    reasons |= {(d.kind, d.name, d.step): f"{d.kind}s without a limit: {d.unknown}" for d in judged if d.unknown}
+    return dict(Counter(reasons.values()))
+
+
+def _largest(distances: Iterable[float], *, none: float = 0.0) -> float:
+    """The largest of those that are known; `none` where none is."""
+    return max((far for far in distances if math.isfinite(far)), default=none)
+
+
+class _View:
+    """One tensor in float64, in eager mode and, if it ran, compiled, on one set of data: where all can be compared."""
+
+    def __init__(self, sides: Sequence[torch.Tensor | None], mask: torch.Tensor | None) -> None:
+        wide = sides[0]
+        self.sides = sides
+        self._seen: torch.Tensor | None = None
+        self._empty = False
+        if wide is None or not wide.is_floating_point():
+            return
+        seen = torch.ones_like(wide, dtype=torch.bool) if mask is None or mask.shape != wide.shape else mask.clone()
+        for side in sides:
+            if side is not None and side.shape == wide.shape:
+                seen &= side.isfinite()
+        self._seen, self._empty = seen, not bool(seen.any())
+
+    def distance(self, tensor: torch.Tensor | None, whole: float, other: torch.Tensor | None = None) -> float:
+        """How far a tensor lies from float64, or from `other`, relatively, over what is finite on all sides.
+
+        Beside an exact zero relative to all tensors of the kind, `whole`. Infinite where the tensor is missing, has
+        another shape or is not finite there, and where nothing is left to compare; infinities that agree are equal.
+        """
+        wide = self.sides[0]
+        twin = wide if other is None else other
+        if tensor is None or twin is None or wide is None or tensor.shape != wide.shape:
+            return math.inf
+        if self._seen is None:
+            return float((tensor != twin).double().mean())
+        if self._empty:
+            return math.inf if _unlike(tensor, twin) else 0.0
+        one, two = tensor[self._seen].double(), twin[self._seen].double()
+        size = _norm(two) or whole
+        off = _norm(one - two) / (size or 1.0)
+        return off if math.isfinite(off) else math.inf
 
 
 def _everything(eager: Trajectory, wide: Trajectory, compiled: Trajectory) -> dict[Key, torch.Tensor]:
@@ -92,27 +155,6 @@ def _held(arm: Trajectory, key: Key, like: torch.Tensor) -> torch.Tensor | None:
     return torch.zeros_like(like) if tensor is None and key[0] in ("update", "buffer") else tensor
 
 
-def _far(
-    key: Key, like: torch.Tensor, mask: torch.Tensor | None, whole: float, arm: Trajectory, other: Trajectory
-) -> float:
-    """How far a tensor of one arm lies from that of another."""
-    return _distance(_cut(_held(arm, key, like), mask), _cut(_held(other, key, like), mask), whole)
-
-
-def _distance(tensor: torch.Tensor | None, twin: torch.Tensor | None, whole: float) -> float:
-    """Relative, over what is finite on both sides; beside an exact zero relative to all tensors of the kind."""
-    if twin is None or tensor is None or tensor.shape != twin.shape:
-        return math.inf
-    if not twin.is_floating_point():
-        return float((tensor != twin).double().mean())
-    if _unlike(tensor, twin):
-        return math.inf
-    both = twin.isfinite()
-    off = _norm(torch.where(both, tensor.double() - twin.double(), 0.0))
-    size = _norm(torch.where(both, twin.double(), 0.0)) or whole
-    return off / size if size else off
-
-
 def _share(tensor: torch.Tensor | None, twin: torch.Tensor | None, whole: float) -> float:
     if twin is None or tensor is None or tensor.shape != twin.shape:
         return math.inf
@@ -123,13 +165,25 @@ def _share(tensor: torch.Tensor | None, twin: torch.Tensor | None, whole: float)
     return off / whole if whole else off
 
 
+def _lost(wide: torch.Tensor | None, eager: torch.Tensor | None, compiled: torch.Tensor | None) -> int:
+    """Elements that are inf or NaN on one side only of compiled code and float64, where eager mode is as float64."""
+    if wide is None or eager is None or compiled is None or not wide.is_floating_point():
+        return 0
+    if not wide.shape == eager.shape == compiled.shape:
+        return 0
+    return int((~_alike(compiled, wide) & _alike(eager, wide)).sum())
+
+
 def _unlike(tensor: torch.Tensor | None, twin: torch.Tensor | None) -> int:
     """Elements that are finite on one side only, or infinite of another sign."""
     if tensor is None or twin is None or tensor.shape != twin.shape or not twin.is_floating_point():
         return 0
+    return int((~_alike(tensor, twin)).sum())
+
+
+def _alike(tensor: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
     both = tensor.isfinite() & twin.isfinite()
-    alike = both | (tensor.isnan() & twin.isnan()) | (tensor.isinf() & twin.isinf() & (tensor.sign() == twin.sign()))
-    return int((~alike).sum())
+    return both | (tensor.isnan() & twin.isnan()) | (tensor.isinf() & twin.isinf() & (tensor.sign() == twin.sign()))
 
 
 def _grain(arm: Trajectory, key: Key, tensor: torch.Tensor) -> float:
@@ -169,10 +223,6 @@ def _known_weights(pairs: Iterable[tuple[Trajectory, Trajectory]]) -> dict[str, 
             clear = twin.abs() > 2 * torch.maximum(off, off.square().mean().sqrt())
             found[key[1]] = found[key[1]] & clear if key[1] in found else clear
     return found
-
-
-def _cut(tensor: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor | None:
-    return tensor if tensor is None or mask is None or tensor.shape != mask.shape else tensor[mask]
 
 
 def _norm(tensor: torch.Tensor) -> float:

@@ -42,7 +42,7 @@ from ampcheck.places import users_place
 from ampcheck.prepare import prepare
 from ampcheck.record import Coverage, Run, Scalar, Table, Where, merge, verify
 from ampcheck.settings import Limits, load_settings
-from ampcheck.subject import Kind, Subject, as_subject
+from ampcheck.subject import Kind, Subject, as_subject, name_of
 
 KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 STRIDE = 2.0**-7
@@ -159,7 +159,7 @@ def assert_compiled(
         if subject or name or loss:
             raise UsageError("a Subject says itself what it is: its name, loss and limits belong into it")
     else:
-        made = Subject(made, name=name or getattr(model, "__name__", type(model).__name__), loss=loss, **subject)
+        made = Subject(made, name=name or name_of(model), loss=loss, **subject)
     checks = (checks,) if isinstance(checks, str) else checks
     if unknown := sorted(set(checks or ()) - set(CHECKS)):
         raise UsageError(f"compiled code has no check {unknown[0]!r}; there are {', '.join(CHECKS)}")

@@ -11,7 +11,7 @@ rounding. `run_rung` runs one rung on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,9 +68,10 @@ class Bench:
     """What the compiled arms of one subject are judged by.
 
     draws: eager mode and float64 on the same data, as they are and nudged; empty where nothing can be compared, and
-    `incomparable` says why. hair: float64 with its data rounded to float32. turned: float64 with those decisions taken
-    otherwise that a rounding of the data turns, `near_ties` at most. how: what the reference is. options: of
-    `torch.compile`. settings: of the compiler, in every compiled arm. random: whether the model draws.
+    `incomparable` says why. hairs: float64 with its data rounded to float32, in other directions too where that is not
+    finite. turned: float64 with those decisions taken otherwise that a rounding of the data turns, `near_ties` at most.
+    Of these only runs that came to their end. how: what the reference is. options: of `torch.compile`. settings: of the
+    compiler, in every compiled arm. random: whether the model draws.
     """
 
     subject: Subject
@@ -81,7 +82,7 @@ class Bench:
     how: str = ""
     incomparable: str = ""
     draws: tuple[Draw, ...] = ()
-    hair: Trajectory = field(default_factory=Trajectory)
+    hairs: tuple[Trajectory, ...] = ()
     turned: tuple[Trajectory, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     random: bool = False
@@ -156,9 +157,22 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
             bench._nudged = (*bench._nudged, near)
             forced += [mine] if turned.flips(mine) else []
     bench.draws, bench.near_ties = tuple(draws), max((len(turned.flips(other)) for other in forced), default=0)
-    bench.turned = tuple(_wide(subject, plan, width, mode, Decisions(other)) for other in forced)
-    bench.hair = _wide(subject, plan, width, mode, Decisions(), hair=True)
+    runs = [_wide(subject, plan, width, mode, Decisions(other)) for other in forced]
+    bench.turned = tuple(run for run in runs if run.error is None)
+    bench.hairs = tuple(_hairs(partial(_wide, subject, plan, width, mode), wide))
     return bench
+
+
+def _hairs(run: Callable[..., Trajectory], wide: Trajectory) -> Iterator[Trajectory]:
+    """Float64 with its data rounded to float32: with random signs; where that leaves the domain, as of a root at zero,
+    with all data moved up and all moved down."""
+    roundoff = format_of("float32").unit_roundoff
+    for amount, seed in ((roundoff, 1), (roundoff, None), (-roundoff, None)):
+        found = run(Decisions(), change=partial(nudge, amount=amount, seed=seed))
+        if found.error is None:
+            yield found
+            if _as_finite(found, wide):
+                return
 
 
 def run_rung(
@@ -188,7 +202,7 @@ def run_rung(
             climb = replace(climb, graphs=graphs.count, unsupported=graphs.unsupported, unseen=graphs.unseen)
             if error is not None or not bench.draws or bench.incomparable:
                 return climb
-    return replace(climb, deviations=deviations(bench.draws, arms, bench.hair, bench.turned, masked=bench.masked))
+    return replace(climb, deviations=deviations(bench.draws, arms, bench.hairs, bench.turned, masked=bench.masked))
 
 
 def _compiled(original: Subject | None, options: Mapping[str, Any], prepared: Prepared) -> Sequence[Any]:
@@ -235,11 +249,17 @@ def _widths(dtype: torch.dtype) -> list[tuple[str, torch.dtype, _Mode]]:
 
 
 def _wide(
-    subject: Subject, plan: Plan, width: torch.dtype, mode: _Mode, decisions: Decisions, *, hair: bool = False
+    subject: Subject,
+    plan: Plan,
+    width: torch.dtype,
+    mode: _Mode,
+    decisions: Decisions,
+    *,
+    change: Callable[[Prepared], None] | None = None,
 ) -> Trajectory:
     prepared = prepare(subject, device=plan.device, to=width)
-    if hair:
-        nudge(prepared, format_of("float32").unit_roundoff, 1)
+    if change is not None:
+        change(prepared)
     observers: tuple[Observer, ...] = (decisions, WholeNumbers()) if mode is not None else (decisions,)
     around: list[AbstractContextManager[Any]] = [eagerly(), EqualRandom(), Trace(prepared.root, observers=observers)]
     if mode is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ampcheck.compiled.accuracy.checks import check_compiled_error, check_compiled_gradient
@@ -54,21 +55,24 @@ def paired(eager: NumericsStats, compiled: NumericsStats) -> AccuracyStats:
 
 
 def _deviation(eager: TensorError, compiled: TensorError) -> Deviation:
-    lost = compiled.nonfinite and not eager.nonfinite
+    errors, float32 = (eager.error, compiled.error), compiled.float32
+    if eager.kind == "gradient" and not all(map(math.isfinite, (*errors, float32))):
+        errors, float32 = (eager.share, compiled.share), 0.0  # beside an exact zero only the whole is a measure
     return Deviation(
         kind=compiled.kind,
         name=compiled.name,
         step=0,
         dtype=eager.dtype,
-        eager=(eager.error,),
-        compiled=(float("inf") if lost else compiled.error,),
+        eager=errors[:1],
+        compiled=errors[1:],
         grain=format_of(eager.dtype).unit_roundoff if eager.dtype != "missing" else 0.0,
-        float32=compiled.float32,
+        float32=float32,
         sensitivity=compiled.sensitivity,
         turned=compiled.excused,
         share=compiled.share,
         eager_share=eager.share,
         between=abs(compiled.error - eager.error),
+        lost=max(0, compiled.nonfinite - eager.nonfinite),
         nonfinite=compiled.nonfinite,
         eager_nonfinite=eager.nonfinite,
         numel=compiled.compared + compiled.nonfinite,

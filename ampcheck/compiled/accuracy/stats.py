@@ -31,7 +31,10 @@ class Deviation:
     far the reference moves when its data are rounded to float32; sensitivity: when they are rounded to the arm's
     format; turned: when its decisions near a tie are taken otherwise, and nothing else. share, eager_share: the norms
     of the difference over that of all tensors of this kind together. between: how far the two lie from each other.
-    nonfinite, eager_nonfinite: elements that are inf or NaN where float64 is not, or the other way round.
+    All these are taken over the elements that are finite on all sides; infinite is what cannot be known.
+    nonfinite, eager_nonfinite: elements that are inf or NaN where float64 is not, or the other way round; in eager mode
+    the most on any of the data. lost: of these, in compiled code on the data as they are, where eager mode agrees with
+    float64.
     """
 
     kind: str
@@ -49,17 +52,33 @@ class Deviation:
     between: float = 0.0
     nonfinite: int = 0
     eager_nonfinite: int = 0
+    lost: int = 0
     numel: int = 1
 
     @property
     def worst_eager(self) -> float:
-        """The largest error of eager mode on any of the data."""
-        return max(self.eager, default=math.inf)
+        """The largest error of eager mode on any of the data that give one."""
+        return max((far for far in self.eager if math.isfinite(far)), default=math.inf)
 
     @property
     def least_compiled(self) -> float:
         """The smallest error of compiled code on any of the data: what is wrong by luck is right on the next."""
-        return min(self.compiled, default=math.inf)
+        pairs = zip(self.eager, self.compiled, strict=False)
+        return min((far for eager, far in pairs if math.isfinite(eager)), default=math.inf)
+
+    @property
+    def unknown(self) -> str:
+        """Why there is no limit that could judge it; "" where there is one."""
+        pairs = zip(self.eager, self.compiled, strict=False)
+        if not any(math.isfinite(eager) for eager, _ in pairs):
+            return "nothing of it is finite in eager mode and in float64 alike"
+        if not math.isfinite(self.float32) and not self._measured_again:
+            return "float64 does not stay finite when its data are rounded to float32, and no other data give a limit"
+        return ""
+
+    @property
+    def _measured_again(self) -> bool:
+        return sum(math.isfinite(far) for far in self.eager) > 1
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip() + (f" at step {self.step}" if self.step else "")
@@ -127,11 +146,16 @@ class AccuracyStats:
     no_gradients: str = ""
     coverage: Coverage = field(default_factory=Coverage)
 
+    @property
+    def comparable(self) -> tuple[Deviation, ...]:
+        """The tensors that a limit can judge, and those with inf or NaN of compiled code's own."""
+        return tuple(d for d in self.deviations if d.lost or not d.unknown)
+
     def float32_floor(self, factor: float, float32: float) -> float:
         """What float32 arithmetic in another order may do: its roundings add like a random walk along the longest sum
-        and the longest chain, and each acts as a rounding of the data does (`float32`)."""
+        and the longest chain, and each acts as a rounding of the data does (`float32`, where known)."""
         walk = math.sqrt(self.chain + self.reduction)
-        return factor * walk * (format_of("float32").unit_roundoff + float32)
+        return factor * walk * (format_of("float32").unit_roundoff + (float32 if math.isfinite(float32) else 0.0))
 
     def limit(self, deviation: Deviation, factor: float) -> float:
         """The largest error that compiled code may have.
@@ -151,29 +175,40 @@ class AccuracyStats:
         ratio of two norms stays below 4 in all but one case in 2,000 for n = 8 (an F distribution), and for n = 1
         below some 1,000 (a Cauchy distribution). How many of a tensor's errors are independent nobody knows.
         """
-        if len(deviation.eager) > 1:
+        if deviation._measured_again:
             return factor**2
         return factor**4 if deviation.numel >= 8 else factor**10
 
     def beyond(self, deviation: Deviation, factor: float) -> bool:
-        """Whether compiled code is worse than eager mode by more than chance and reordering explain."""
-        if deviation.eager_nonfinite:
-            return deviation.nonfinite > factor**2 * deviation.eager_nonfinite
+        """Whether compiled code is worse than eager mode by more than chance and reordering explain.
+
+        What is inf or NaN in compiled code alone is worse, whatever it is on other data.
+        """
+        return deviation.lost > 0 or self._off(deviation, factor)
+
+    def _off(self, deviation: Deviation, factor: float) -> bool:
+        """Whether what is finite on all sides lies beyond its limit."""
+        if deviation.unknown:
+            return False
         if deviation.dtype in INTEGERS:
             few = max(1.0, self.limit(deviation, factor) * deviation.numel) if self.near_ties else 0.0
             return deviation.least_compiled * deviation.numel > few
         if not deviation.least_compiled > self.limit(deviation, factor):
             return False
-        if deviation.kind not in ("gradient", "update") or deviation.nonfinite:
+        if deviation.kind not in ("gradient", "update"):
             return True
         if deviation.worst_eager > LOST and deviation.share <= factor**2 * deviation.eager_share:
             return False  # eager mode knows nothing of it: only what moves the whole is a failure
         return deviation.share > self.float32_floor(factor, 0.0)
 
     def excused(self, deviation: Deviation, factor: float) -> bool:
-        """Whether a decision near a tie explains an excess: taken otherwise it moves the reference about as far."""
+        """Whether an excess is explained: by a decision near a tie, which taken otherwise moves the reference about as
+        far; of inf and NaN by the edge of overflow, where eager mode itself has about as many on some of the data."""
+        edge = deviation.lost <= factor**2 * deviation.eager_nonfinite
+        if deviation.unknown or not self._off(deviation, factor):
+            return edge
         beyond_that = deviation.least_compiled - self.limit(deviation, factor)
-        return bool(self.near_ties) and 0 < beyond_that <= factor * deviation.turned
+        return edge and bool(self.near_ties) and 0 < beyond_that <= factor * deviation.turned
 
     def excess(self, factor: float, kinds: tuple[str, ...] = ()) -> tuple[Deviation, ...]:
         """What is beyond its limit, of these kinds or of all."""

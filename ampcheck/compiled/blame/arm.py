@@ -164,7 +164,7 @@ class Arm:
             arm = run_plan(bench.plan, prepared, compiled=partial(_compiled, how))
         if arm.error is not None:
             return not names
-        found = self.beyond(bench, deviations(bench.draws, [arm], bench.hair, masked=bench.masked))
+        found = self.beyond(bench, deviations(bench.draws, [arm], bench.hairs, bench.turned, masked=bench.masked))
         return any((d.kind, d.name, d.step) in names for d in found)
 
 
