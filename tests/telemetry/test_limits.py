@@ -1,0 +1,116 @@
+"""What telemetry must not do to a run, and what it must not conclude."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ampcheck import UsageError, watch
+from ampcheck.telemetry.ledger import Ledger
+from ampcheck.telemetry.sites import Site
+from ampcheck.telemetry.statistics import Layout
+from ampcheck.telemetry.twins import Twins
+
+
+def site(*, cast: bool, format: str = "float16") -> Site:
+    return Site("forward", "", "up", "aten::mm", "", None, format, cast)
+
+
+def test_nan_in_the_lean_statistics_is_no_zero_and_nothing_is_flushed_below_nothing() -> None:
+    names = ("amax", "smallest", "above", "lost", "tiny")
+    layout = Layout(tuple((0, name) for name in names), (10,))
+    ledger = Ledger((site(cast=True),), layout, layout)
+    # Ten elements: six NaN, one zero, three of 1.0.
+    packed = torch.tensor([float("nan"), 1.0, 3.0, 1.0, 1.0], dtype=torch.float64)
+    ledger.of(0).keep(0, packed, full=False)
+    (seen,) = ledger.read({})
+    assert (seen.zeros, seen.flushed, seen.lost) == (1, 0, 0.0)
+    assert seen.nans >= 1
+    assert seen.bad == 1
+
+
+def test_the_model_is_let_go_when_the_watch_is_over() -> None:
+    model = nn.Linear(16, 16)
+    gone = weakref.ref(model.weight)
+    compiled = torch.compile(model)
+    with watch(compiled) as seen, torch.autocast("cpu", torch.bfloat16):
+        compiled(torch.randn(2, 16)).sum().backward()
+    assert seen.run().coverage.seen["sites"]
+    del model, compiled, seen
+    torch.compiler.reset()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_watch_inside_another_is_refused_before_it_takes_anything_from_the_outer_one() -> None:
+    model = torch.compile(nn.Linear(16, 16))
+    with watch(model) as seen:
+        with pytest.raises(UsageError, match="one model at a time"), watch(model):
+            pass
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.randn(2, 16))
+    assert seen.stats().measured
+
+
+def test_a_graph_with_an_op_of_the_users_own_runs_once_in_each_call() -> None:
+    runs = 0
+
+    @torch.library.custom_op("ampcheck_tests::counted", mutates_args=())
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        nonlocal runs
+        runs += 1
+        return x * 2
+
+    counted.register_fake(lambda x: torch.empty_like(x))
+
+    @torch.compile
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return counted(x @ w) + 1
+
+    with watch(step) as seen, torch.no_grad(), torch.autocast("cpu", torch.float16):
+        for _ in range(3):
+            step(torch.full((4, 4), 300.0), torch.full((4, 4), 300.0))  # overflows: the lean statistics ring each time
+    assert runs == 3
+    assert seen.stats().sites[-1].bad
+    assert any("may do more than compute" in reason for reason in seen.stats().unseen)
+
+
+def test_results_in_float8_are_compared_as_others_are() -> None:
+    @torch.compile
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.to(torch.float8_e4m3fn), x.to(torch.float16)
+
+    with watch(step) as seen:
+        step(torch.randn(64))
+    assert seen.stats().perturbation == 0.0
+
+
+def test_results_too_large_to_be_held_twice_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampcheck.telemetry.twins._COMPARED_BYTES", 8)
+    kept: list[int] = []
+
+    class Account:
+        def keep(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
+            kept.append(call)
+
+        def rings(self, packed: torch.Tensor) -> bool:
+            return False
+
+    def plain(inputs: list[Any]) -> Sequence[Any]:
+        return (inputs[0] + 1,)
+
+    def lean(inputs: list[Any]) -> Sequence[Any]:
+        return inputs[0] + 1, torch.zeros(2, dtype=torch.float64)
+
+    twins = Twins(plain, lean, lambda: lean)
+    (out,) = twins.run([torch.ones(16)], 0, Account())
+    assert torch.equal(out, torch.full((16,), 2.0))
+    assert kept == [0]
+    assert twins.difference() is None
+    assert "too large" in twins.alone
