@@ -38,6 +38,8 @@ CHECKS = (
 )
 """The checks of low precision whose failures are blamed on something."""
 
+PASSES, FAILS, RAISES = "passes", "fails", "raises"
+
 
 @dataclass(frozen=True, slots=True)
 class Arm:
@@ -132,12 +134,12 @@ class Arm:
                 paths.update((id(module), name) for name, module in prepared.root.named_modules())
 
         def fails(cut: Backend) -> bool:
-            return self._fails_with(bench, rung, failing, cut, name)
+            return self._outcome(bench, rung, failing, cut, name) == (FAILS if failing else RAISES)
 
         return first_failing_node(fails, backend("aot_eager" if rung == AOT_EAGER else "inductor"), paths)
 
     def passes_without(self, bench: Bench, rung: str, failing: Sequence[Deviation], module: str) -> bool:
-        """Whether the rung passes where one module is left out of compilation."""
+        """Whether the rung runs to its end and passes where one module is left out of compilation."""
 
         def leave_out(prepared: Prepared) -> None:
             assert prepared.root is not None
@@ -145,17 +147,20 @@ class Arm:
             left.forward = torch.compiler.disable(left.forward)  # type: ignore[no-untyped-call]
 
         how = "aot_eager" if rung == AOT_EAGER else "inductor"
-        return not self._fails_with(bench, rung, failing, how, leave_out)
+        return self._outcome(bench, rung, failing, how, leave_out) == PASSES
 
-    def _fails_with(
+    def _outcome(
         self,
         bench: Bench,
         rung: str,
         failing: Sequence[Deviation],
         how: Backend | str,
         change: Callable[[Prepared], None],
-    ) -> bool:
-        """Whether what failed at a rung fails again under another backend, with a prepared copy changed first."""
+    ) -> str:
+        """What becomes of a failure under another backend, with a prepared copy changed first.
+
+        failing: the tensors that are looked at; every one where it is empty.
+        """
         names = {(d.kind, d.name, d.step) for d in failing}
         settings = {**bench.settings, **({EMULATE: True} if rung == EMULATED else {})}
         prepared = prepare(bench.subject, device=self.device)
@@ -163,9 +168,10 @@ class Arm:
         with configured(settings), measure_graphs():
             arm = run_plan(bench.plan, prepared, compiled=partial(_compiled, how))
         if arm.error is not None:
-            return not names
+            return RAISES
         found = self.beyond(bench, deviations(bench.draws, [arm], bench.hairs, bench.turned, masked=bench.masked))
-        return any((d.kind, d.name, d.step) in names for d in found)
+        again = [d for d in found if not names or (d.kind, d.name, d.step) in names]
+        return FAILS if again else PASSES
 
 
 def _compiled(how: Backend | str, prepared: Prepared) -> list[Any]:
