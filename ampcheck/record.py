@@ -103,8 +103,18 @@ class Coverage:
         return sum(self.seen.values())
 
     def __str__(self) -> str:
-        seen = ((what[:-1] if count == 1 and what.endswith("s") else what, count) for what, count in self.seen.items())
+        seen = ((_singular(what) if count == 1 else what, count) for what, count in self.seen.items())
         return ", ".join(f"{count:,} {what}" for what, count in seen) or "nothing"
+
+
+def _singular(what: str) -> str:
+    """One of what was counted; its first plural is the noun: `loss` of `losses`, `set of modules` of `sets of ...`."""
+    words = what.split(" ")
+    for place, word in enumerate(words):
+        if word.endswith("s") and not word.endswith("ss"):
+            words[place] = word[:-2] if word.endswith("sses") else word[:-1]
+            break
+    return " ".join(words)
 
 
 @dataclass(frozen=True, slots=True)

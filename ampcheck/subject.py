@@ -82,6 +82,13 @@ def as_subject(value: Any, name: str = "subject") -> Subject:
     return value if isinstance(value, Subject) else Subject(value, name=name)
 
 
+def name_of(model: Any) -> str:
+    """What findings call a model that has no name of its own: its class or function; of blocks `Block (10 blocks)`."""
+    if isinstance(model, (list, tuple)) and model:
+        return f"{', '.join(dict.fromkeys(name_of(block) for block in model))} ({len(model)} blocks)"
+    return str(getattr(model, "__name__", type(model).__name__))
+
+
 def load_subject(target: str) -> Subject:
     """The subject that `package.module:factory` or `path/to/file.py:factory` names.
 

@@ -586,6 +586,22 @@ def test_a_sum_of_coverages_counts_each_sort(a: Coverage, b: Coverage) -> None:
         assert total == {key: one.get(key, 0) + other.get(key, 0) for key in {*one, *other}}
 
 
+@pytest.mark.parametrize(
+    ("many", "one"),
+    [
+        ("losses", "loss"),
+        ("compiled graphs", "compiled graph"),
+        ("caches", "cache"),
+        ("sets of modules tried", "set of modules tried"),
+        ("ops beside float64", "op beside float64"),
+        ("loss", "loss"),
+    ],
+)
+def test_one_of_a_sort_is_told_in_the_singular(many: str, one: str) -> None:
+    assert str(Coverage({many: 1})) == f"1 {one}"
+    assert str(Coverage({many: 1000})) == f"1,000 {many}"
+
+
 @given(COVERAGES, COVERAGES)
 def test_adding_changes_neither(a: Coverage, b: Coverage) -> None:
     before = [dict(a.seen), dict(a.unseen), dict(b.seen), dict(b.unseen)]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ampcheck.errors import UsageError
-from ampcheck.subject import SHAPES, Call, Kind, Subject, as_subject, load_subject
+from ampcheck.subject import SHAPES, Call, Kind, Subject, as_subject, load_subject, name_of
 
 X, Y = torch.ones(2, 3), torch.zeros(2, 3)
 MODEL = nn.Linear(3, 3)
@@ -352,3 +352,9 @@ def test_the_working_directory_is_looked_in_once(folder: Path, monkeypatch: pyte
     for _ in range(2):
         assert load_subject("target_p:factory").kind is Kind.FORWARD
     assert sys.path.count(str(folder)) == 1
+
+
+def test_what_has_no_name_is_called_by_its_class_and_blocks_by_theirs() -> None:
+    assert name_of(nn.Linear(1, 1)) == "Linear"
+    assert name_of(torch.relu) == "relu"
+    assert name_of([nn.Linear(1, 1), nn.Linear(1, 1), nn.ReLU()]) == "Linear, ReLU (3 blocks)"

@@ -26,6 +26,8 @@ SAID = {
     "0/0: fn._modules['1'].training == True   # return F.dropout(  # dropout.py:73 in forward": "training flag",
     "0/7: self.i == 7   # return x * self.i  # a.py:28 in forward (HINT: torch.compile considers ...)":
         "constant attribute",
+    "0/7: s.i == 7   # def forward(s, x): # (HINT: set torch._dynamo.config.allow_unspec_int_on_nn_module = True)":
+        "constant attribute",
     "1/5: n == 2   # def g(x, n):  # a.py:19 in g": "constant",
     "1/6: d is None   # def g(x, d):  # a.py:19 in g": "constant",
     "0/0: ___check_obj_id(step, 140247)  # a.py:1": "identity",
@@ -107,6 +109,11 @@ def test_a_break_is_read_with_place_reason_advice_and_the_functions_that_it_cuts
     assert found.reason == "Data-dependent branching: Detected data-dependent branching."
     assert found.hint == "Use `torch.cond` to express dynamic control flow."
     assert found.frames == {("/models/net.py", "forward")}
+
+
+def test_a_break_without_an_explanation_has_the_first_line_of_its_message_and_no_link_as_its_reason() -> None:
+    said = "Could not guard on u0 > 1.\n\nCaused by: x.item()\nFor more information about this error, see: https://a.b"
+    assert read_break(said).reason == "Could not guard on u0 > 1."
 
 
 @given(st.text())

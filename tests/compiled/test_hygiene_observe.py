@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hygiene_cases import Branching
 from torch import nn
 
 from ampcheck.compiled.graph.children import watched_children
@@ -89,6 +90,50 @@ def test_a_block_that_is_warm_already_passes_on_what_it_ran() -> None:
     assert failures(seen.run) == []
     assert seen.run is not None
     assert seen.run.coverage.seen == {"graphs": 0, "compiled runs": 3}
+    (told,) = (finding for finding in seen.run.findings if finding.check == "graph-break")
+    assert told.verdict is Verdict.SKIP, "a break of which nobody was told is no pass"
+    assert "torch.compiler.reset() before the block" in told.hint
+
+
+def test_a_break_that_was_compiled_before_the_block_is_found_by_what_runs_behind_it() -> None:
+    compiled = torch.compile(Branching(), backend="eager")
+    with torch.no_grad():
+        compiled(X)
+        seen = observed(lambda: compiled(X))
+        allowed = observed(lambda: compiled(X), max_breaks=1)
+    assert failures(allowed.run) == []
+    assert seen.run is not None
+    assert failures(seen.run) == ["graph-break"]
+    (found,) = seen.run.of(Verdict.FAIL)
+    line = Branching.forward.__code__.co_firstlineno + 2
+    assert (Path(found.where.file).name, found.where.line) == ("hygiene_cases.py", line)
+    assert "compiled before the block" in found.message
+    assert "warm up inside" in found.hint
+
+
+def test_a_break_that_is_compiled_inside_the_block_is_told_once_with_its_reason() -> None:
+    compiled = torch.compile(Branching(), backend="eager")
+    with torch.no_grad():
+        seen = observed(lambda: [compiled(X) for _ in range(2)], max_breaks=2)
+    assert seen.stats is not None
+    assert [(one.times, "compiled before" in one.reason) for one in seen.stats.breaks] == [(2, False)]
+    assert seen.stats.before == 0
+    assert {f.verdict for f in seen.run.findings} == {Verdict.PASS} if seen.run else False
+
+
+def test_what_ran_eager_since_before_the_block_is_not_said_to_be_left_out() -> None:
+    def raises(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        raise ValueError("no such op")
+
+    compiled, warm = torch.compile(Branching(), backend=raises), torch.compile(lambda x: x * 2, backend="eager")
+    with torch._dynamo.config.patch(suppress_errors=True):
+        for part in (compiled, warm):
+            part(X)
+        seen = observed(lambda: (compiled(X), warm(X)))
+    assert seen.run is not None
+    found = next(f for f in seen.run.of(Verdict.FAIL) if f.check == "eager-fallback")
+    assert "before the block" in found.message
+    assert "warm up inside" in found.hint
 
 
 def test_a_block_without_compiled_code_fails() -> None:

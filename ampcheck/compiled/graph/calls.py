@@ -45,7 +45,8 @@ class ArtifactCall:
 class CallWatch:
     """Entered, every call of this thread is looked at, except while Dynamo compiles.
 
-    names: module paths by `id`. functions: those that were handed to `torch.compile`. Where another profiler is at work
+    names: module paths by `id`. functions: those that were handed to `torch.compile`. codes: functions of which code
+    ran that Dynamo wrote. Where another profiler is at work
     it keeps its place, and `counted` is False.
     """
 
@@ -53,6 +54,7 @@ class CallWatch:
         self.ran = 0
         self.eager: dict[int, EagerRun] = {}
         self.artifacts: list[ArtifactCall] = []
+        self.codes: set[Code] = set()
         self.counted = False
         self._notes = notes
         self._names = names
@@ -127,6 +129,8 @@ class CallWatch:
             sort = "forward"
         elif (code.co_filename, code.co_name, code.co_firstlineno) in self._functions:
             sort = "function"
+        if sort in ("compiled", "resumed"):
+            self.codes.add((code.co_filename, code.co_name, code.co_firstlineno))
         self._sorts[id(code)] = found = (sort, code)
         return found
 

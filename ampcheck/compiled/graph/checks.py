@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ampcheck.compiled.graph.records import Fallback, GraphBreak, GraphStats, Recompile
+from ampcheck.compiled.graph.records import SEE_IT, Fallback, GraphBreak, GraphStats, Recompile
 from ampcheck.record import Finding, Scalar, Table, Verdict, Where
 
 GRAPH_CHECKS = (
@@ -38,6 +38,7 @@ _MEND = {
     "recompile limit": "mend what the guard watches, so that one graph serves them all; or raise "
     "torch._dynamo.config.recompile_limit",
     "backend error": "look at the exception; with torch._dynamo.config.suppress_errors = False it is raised",
+    "unseen": SEE_IT,
     "skipped": "look at TORCH_LOGS=dynamo for the reason; functions of files that Dynamo leaves out, generators and "
     "code under a dispatch mode are not compiled",
 }
@@ -70,6 +71,9 @@ def check_breaks(stats: GraphStats, limit: int) -> list[Finding]:
     if not refused and count <= limit:
         if not _looked_at(stats):
             return []
+        if stats.before:
+            told = f"compiled before the block: breaks of {_number(stats.before, 'function')} cannot be told"
+            return [_finding(slug, Verdict.SKIP, stats, told, hint=SEE_IT.replace("the reason", "them"))]
         told = f"{_number(count, 'graph break')} in one call, at most {limit} allowed"
         told += f": {_listed(_placed(found) for found in stats.breaks)}" if stats.breaks else ""
         return [_finding(slug, Verdict.PASS, stats, told, observed=count, limit=limit, unit="breaks")]
@@ -99,7 +103,8 @@ def _elsewhere(stats: GraphStats) -> str:
     parted = {
         how: said
         for how, said in stats.elsewhere.items()
-        if said not in (f"{count} graph breaks", "raises Unsupported") and not said.startswith("raises Fail")
+        if said not in (f"{count} graph breaks", "raises Unsupported", "raises UserError")
+        and not said.startswith("raises Fail")
     }
     return f" ({'; '.join(f'{how} {said}' for how, said in parted.items())})" if parted else ""
 

@@ -80,6 +80,7 @@ def hint(kind: str) -> str:
 
 def _guard(reason: str) -> Guard:
     text, _, stack = reason.partition(_STACK)
+    of_module = "allow_unspec_int_on_nn_module" in text  # PyTorch's own advice, which stands behind such a guard alone
     text = re.sub(r"^\S+: ", "", text, count=1)
     text = " ".join(text.partition("  #")[0].split())
     if text.startswith("GLOBAL_STATE changed:"):
@@ -88,6 +89,7 @@ def _guard(reason: str) -> Guard:
         families = frozenset(("global", flag) for flag in flags)
         return Guard(" and ".join(kinds), text, families, global_state=True, stack=stack)
     kind, family = _kind(text)
+    kind = "constant attribute" if of_module and kind == "constant" else kind
     of_tensor = bool(_TENSOR.match(text) or _SIZE.search(text))
     return Guard(kind, text, frozenset([family]), of_tensor=of_tensor, stack=stack)
 

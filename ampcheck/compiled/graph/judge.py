@@ -29,7 +29,7 @@ from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
 from ampcheck.record import Run, emit, verify
-from ampcheck.subject import Kind, Subject
+from ampcheck.subject import Kind, Subject, name_of
 
 STEPS = 3
 """How many steps of a training loop run; all but the last are its warm-up."""
@@ -170,8 +170,10 @@ def observe_graphs(
 
     Recompilations are told by the kind of guard that failed, among them train and eval, grad mode, inference mode and
     autocast. There is no warm-up: all count against `max_recompiles`, but for the one by which Dynamo learns that a
-    size varies. Put your own warm-up before the block. Also seen are `torch.compiler.save_cache_artifacts` and
-    `load_cache_artifacts`, here and in child processes that run this Python.
+    size varies. What was compiled before the block, as in a warm-up there, is judged by what it runs: a graph break of
+    it fails by its place alone, where none is seen `graph-break` is skipped, and reasons are not known; call
+    `torch.compiler.reset()` before the block, or warm up inside it, to see all. Also seen are
+    `torch.compiler.save_cache_artifacts` and `load_cache_artifacts`, here and in child processes that run this Python.
 
     On leaving the run is emitted and stands in `run` of what `as` names; with `raises` a failure raises
     `AssertionError`. An exception of the block itself goes on. Dynamo is not reset. Calls of the thread that entered
@@ -186,7 +188,7 @@ def observe_graphs(
         observed.run = _run(observed.stats, max_breaks, max_recompiles)
         emit(observed.run)
         return
-    noting, ended = Noting(), Ended()
+    noting, ended = Noting(fresh=False), Ended()
     noting.notes.stage = WARM  # there is no first call that would be known as such
     try:
         with noting.trace(), watched_children() as noting.children, noting.calls_counted({}, frozenset()):
@@ -245,7 +247,7 @@ def _subject(model: Any, calls: Any, name: str) -> Subject:
         return Subject(model, name=name or getattr(model, "__name__", "subject"))
     if isinstance(model, Subject):
         raise UsageError("a Subject has its calls already: leave calls out")
-    return Subject((model, calls), name=name or getattr(model, "__name__", type(model).__name__))
+    return Subject((model, calls), name=name or name_of(model))
 
 
 def _times_checked(max_breaks: Any, max_recompiles: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,9 +11,9 @@ import torch
 
 from ampcheck.compiled.graph.calls import ArtifactCall, CallWatch, EagerRun
 from ampcheck.compiled.graph.children import Children
-from ampcheck.compiled.graph.records import Artifacts, Code, Fallback, GraphBreak, GraphStats, Stopped
+from ampcheck.compiled.graph.records import SEE_IT, Artifacts, Code, Fallback, GraphBreak, GraphStats, Stopped
 from ampcheck.compiled.graph.run import Ended
-from ampcheck.compiled.graph.trace import Failure, Notes, Reading, frame_name, is_wrapper
+from ampcheck.compiled.graph.trace import Failure, Notes, Reading, frame_name, is_wrapper, resumed_in
 from ampcheck.compiler import Told, compile_trace, counters
 from ampcheck.errors import brief
 from ampcheck.places import is_users, short_path, users_place
@@ -25,11 +25,15 @@ _ASKED = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileError
 
 @dataclass(slots=True)
 class Noting:
-    """What listens while something runs, and what it has heard."""
+    """What listens while something runs, and what it has heard.
+
+    fresh: Dynamo was reset before, so that nothing runs of whose compilation nothing was heard.
+    """
 
     notes: Notes = field(default_factory=Notes)
     calls: CallWatch | None = None
     children: Children = field(default_factory=Children)
+    fresh: bool = True
     _graphs: int = 0
     _skipped: int = 0
 
@@ -64,6 +68,8 @@ class Noting:
             return GraphStats(name, untold=f"PyTorch {torch.__version__} compiles without telling it as is known here")
         # A Python or a PyTorch in which the hook does not meet Dynamo's code says nothing of what ran.
         seen = calls is not None and calls.counted and (calls.ran > 0 or not reading.graphs or bool(calls.eager))
+        before = set() if self.fresh or calls is None else calls.codes - reading.met
+        reading.breaks |= {(file, line, name): one for (file, name, line), one in _breaks_before(before, reading)}
         artifacts = [_artifacts(call, reading) for call in (calls.artifacts if calls else ())]
         skips = reading.skips or ({"no reason given": self._skipped} if self._skipped > 0 else {})
         unseen = _positive({"calls that could not be counted": int(calls is not None and not seen)})
@@ -77,7 +83,7 @@ class Noting:
             graphs=tuple(reading.graphs),
             breaks=tuple(_timed(found, calls) for found in reading.breaks.values()),
             recompiles=tuple(reading.recompiles),
-            fallbacks=_fallbacks(reading, calls.eager if calls is not None and seen else {}, ended.error),
+            fallbacks=_fallbacks(reading, calls.eager if calls is not None and seen else {}, ended.error, self.fresh),
             artifacts=(*artifacts, *self.children.artifacts),
             caches=dict(reading.caches),
             skips=dict(skips),
@@ -88,6 +94,7 @@ class Noting:
             switched_by=ended.by,
             stopped=_stopped(ended),
             children=self.children.processes,
+            before=len(before),
             coverage=Coverage(
                 {
                     "graphs": len(reading.graphs),
@@ -130,18 +137,33 @@ def _stopped(ended: Ended) -> Stopped | None:
     return Stopped(brief(ended.error), kind, eager, kind in _ASKED, where)
 
 
-def _fallbacks(reading: Reading, eager: Mapping[int, EagerRun], error: Exception | None) -> tuple[Fallback, ...]:
+def _breaks_before(before: Iterable[Code], reading: Reading) -> Iterator[tuple[Code, GraphBreak]]:
+    """Breaks of code that was compiled before anybody listened: the function behind the break ran."""
+    told = {frame for found in reading.breaks.values() for frame in found.frames}
+    for code in sorted(before):
+        place = resumed_in(code[1])
+        if place is not None and (code[0], place[0]) not in told:
+            where = Where("compile", file=short_path(code[0]), line=place[1])
+            reason = "it was compiled before the block, so that the reason was not seen"
+            yield code, GraphBreak(where, reason, SEE_IT, frames=frozenset([(code[0], place[0])]))
+
+
+def _fallbacks(
+    reading: Reading, eager: Mapping[int, EagerRun], error: Exception | None, fresh: bool
+) -> tuple[Fallback, ...]:
     """Who ran eager, grouped by the reason; below what runs eager as a whole nothing is named.
 
     error: what ended the run. A failure to compile that was raised is no fallback.
     """
     calling = {run.above for run in eager.values()}
     eager = {key: run for key, run in eager.items() if not _is_empty(run, key in calling, reading)}
-    causes = {key: _cause(run, reading) for key, run in eager.items()}
+    causes = {key: _cause(run, reading, fresh) for key, run in eager.items()}
     groups: dict[Failure, list[str]] = {}
     for key, run in eager.items():
         above = causes.get(run.above) if run.above is not None else None
-        if above is not None and (above.cause != "graph break" or (run.is_torchs and causes[key].cause == "skipped")):
+        if above is not None and (
+            above.cause != "graph break" or (run.is_torchs and causes[key].cause in ("skipped", "unseen"))
+        ):
             continue
         groups.setdefault(causes[key], []).append(run.name)
     for failure in reading.failures:
@@ -165,7 +187,7 @@ def _is_empty(run: EagerRun, calls: bool, reading: Reading) -> bool:
     return run.code in reading.empty
 
 
-def _cause(run: EagerRun, reading: Reading) -> Failure:
+def _cause(run: EagerRun, reading: Reading, fresh: bool) -> Failure:
     """Why a function ran eager: a failure of its own, a break that cuts it, or none that Dynamo told."""
     own = [failure for failure in reading.failures if _is_of(failure.code, run.code)]
     hard = [failure for failure in own if failure.cause != "graph break"]
@@ -184,6 +206,9 @@ def _cause(run: EagerRun, reading: Reading) -> Failure:
         return wrapper[-1]
     file, _, line = run.code
     where = Where("compile", file=short_path(file), line=line) if is_users(file) else Where("compile")
+    if not fresh:
+        reason = "nothing was told of it inside the block: Dynamo met it before the block, or leaves it out"
+        return Failure(run.code, "unseen", reason, where)
     return Failure(run.code, "skipped", "Dynamo left it out and told no reason", where)
 
 

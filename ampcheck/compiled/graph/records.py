@@ -10,6 +10,9 @@ from ampcheck.record import Coverage, Where
 Code = tuple[str, str, int]
 """A function of the user's: file, name, first line."""
 
+SEE_IT = "call torch.compiler.reset() before the block, or warm up inside it, to see the reason"
+"""What to do where something was compiled before anybody listened."""
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:
@@ -58,7 +61,8 @@ class Recompile:
 class Fallback:
     """What was to run compiled and ran eager.
 
-    names: module paths, or the function. cause: `recompile limit`, `backend error`, `graph break` or `skipped`.
+    names: module paths, or the function. cause: `recompile limit`, `backend error`, `graph break`, `skipped`, or
+    `unseen` where Dynamo may have met it before anybody listened.
     """
 
     names: tuple[str, ...]
@@ -108,7 +112,8 @@ class GraphStats:
     autocast state that the compiled call changed and the eager call did not, before and after; switched_by: the
     backend, where it is not the subject's own. skips: reasons for which CUDA graphs were not used. wants_cudagraphs:
     the mode or option that asks for them. elsewhere: what `explain` and `fullgraph=True` say of the breaks. modes:
-    compilations per mode, where asked for. children: Python processes that were started and told.
+    compilations per mode, where asked for. children: Python processes that were started and told. before: functions
+    that ran compiled and had been compiled before anybody listened, so that their breaks and reasons were not told.
     """
 
     subject: str
@@ -130,4 +135,5 @@ class GraphStats:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, int] = field(default_factory=dict)
     children: int = 0
+    before: int = 0
     coverage: Coverage = field(default_factory=Coverage)

@@ -20,6 +20,7 @@ from ampcheck.record import Where
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (\S+)', re.MULTILINE)
 _PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
 _BOUNDARY = (os.path.join("torch", "_dynamo", "eval_frame.py"), os.path.join("torch", "nn", "modules", "module.py"))
+_ASIDE = re.compile(r"\s*(For more information|Graph break in user code at|from user code|https?:)", re.IGNORECASE)
 _GENERIC = ("This graph break", "Dynamo has detected", "It may be possible", "Please report", "Note: Python")
 _LIMIT = "Dynamo recompile limit exceeded"
 _SOFT = ("Unsupported", "UserError", "StepUnsupported")
@@ -81,7 +82,8 @@ class Notes:
 class Reading:
     """What the records say, in their order.
 
-    hits: keys of cached artifacts that were used. frames: how many compilations; empty: functions without a graph.
+    hits: keys of cached artifacts that were used. frames: how many compilations; empty: functions without a graph; met:
+    all functions that Dynamo looked at.
     """
 
     graphs: list[Graph] = field(default_factory=list)
@@ -93,6 +95,7 @@ class Reading:
     skips: Counter[str] = field(default_factory=Counter)
     frames: int = 0
     empty: set[Code] = field(default_factory=set)
+    met: set[Code] = field(default_factory=set)
     _codes: dict[str, Code] = field(default_factory=dict)
     _reasons: dict[str, tuple[str, Where]] = field(default_factory=dict)
     _broken: set[str] = field(default_factory=set)
@@ -131,6 +134,7 @@ class Reading:
             return
         code = (str(fields["co_filename"]), str(fields["co_name"]), int(fields["co_firstlineno"]))
         self._codes[frame] = code
+        self.met.add(code)
         if fields.get("fail_type"):
             self._failed(told, code, reason)
         elif fields.get("has_guarded_code"):
@@ -220,6 +224,12 @@ def frame_name(code: Code) -> str:
     return f"{name} ({short_path(file)}:{line})"
 
 
+def resumed_in(name: str) -> tuple[str, int] | None:
+    """The function, and the line, that a function of Dynamo's goes on with behind a graph break."""
+    match = re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_(\d+)", name)
+    return (match[1], int(match[2])) if match else None
+
+
 def _is_pythons(file: str) -> bool:
     """Whether a file is of Python's standard library."""
     return file.startswith(os.path.dirname(os.__file__) + os.sep) and "site-packages" not in file
@@ -241,7 +251,8 @@ def _last_boundary(frames: list[tuple[str, int, str]]) -> int:
 def _titled(reason: str) -> tuple[str, str]:
     """A break's reason in one sentence, and PyTorch's advice without what it says of every break."""
     head, _, rest = reason.partition("\n  Explanation: ")
-    title = (head.strip().splitlines() or ["no reason given"])[-1].strip()
+    lines = [line.strip() for line in head.strip().splitlines() if line.strip() and not _ASIDE.match(line)]
+    title = (lines or ["no reason given"])[-1 if rest else 0]
     explanation = rest.partition("\n")[0].strip()
     hints = [line.strip() for line in re.findall(r"\n  Hint: (.+)", rest)]
     useful = [line for line in hints if not line.startswith(_GENERIC)]
