@@ -55,7 +55,8 @@ class Telemetry:
 
     roots: the modules whose parameters name what runs; graphs that run with none of their parameters are left alone,
     unless there are no roots. level: how much is measured. every: measure each N-th call of a graph (by the same
-    modules), the first among them.
+    modules), the first among them. aside: results come from the plain graphs in the measured calls as well, which
+    then run twice.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class Telemetry:
         *,
         level: Level = Level.CASTS,
         every: int = 1,
+        aside: bool = False,
     ) -> None:
-        self.level, self.every = level, every
+        self.level, self.every, self.aside = level, every, aside
         self.on = True
         self._names = Names(roots)
         self._graphs: list[_Graph] = []
@@ -145,6 +147,7 @@ class Telemetry:
             self._unseen[_ELSEWHERE] += 1
             return plain
         twins = Twins(plain, run, later, written, lowered.donated, alone)
+        twins.aside = self.aside
         graph = _Graph(
             phase=lowered.phase,
             sites=tuple(sites.values()),

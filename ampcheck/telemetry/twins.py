@@ -54,11 +54,15 @@ class Twins:
         self._due = False
         self.failure = ""
         self.alone = alone
+        self.aside = False
+        """Whether results always come from the plain graph, and the statistics from a run beside it."""
         self.elsewhere = False
         """Whether the outputs of the measured variant lie otherwise in memory; then only the plain one runs."""
 
     def run(self, inputs: list[Any], call: int, account: Account) -> Sequence[Any]:
         """Run with statistics; gives the graph's own outputs."""
+        if self.aside and not self.alone:
+            return self._beside(inputs, call, account)
         if self._differences is None and not self.alone:
             return self._compared(inputs, call, account)
         if self.elsewhere:
@@ -81,6 +85,17 @@ class Twins:
                 return outputs[:-1]
         account.keep(call, packed, full=False)
         return outputs[:-1]
+
+    def _beside(self, inputs: list[Any], call: int, account: Account) -> Sequence[Any]:
+        states = _random_states(inputs)
+        packed = _own(self._lean(self._copied(inputs, self._written))[-1])
+        _restore(states)
+        full = self._compiled_full() if account.rings(packed) else None
+        if full is not None:
+            packed = _own(full(self._copied(inputs, self._written))[-1])
+            _restore(states)
+        account.keep(call, packed, full=full is not None)
+        return self.plain(inputs)
 
     def _compiled_full(self) -> Runnable | None:
         if self._full is None and not self.failure:

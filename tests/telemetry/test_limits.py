@@ -114,3 +114,32 @@ def test_results_too_large_to_be_held_twice_are_not_compared(monkeypatch: pytest
     assert kept == [0]
     assert twins.difference() is None
     assert "too large" in twins.alone
+
+
+def test_results_of_a_run_beside_are_those_of_the_plain_graph() -> None:
+    seen: list[float] = []
+
+    class Account:
+        def keep(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
+            seen.append(float(packed[0]))
+
+        def rings(self, packed: torch.Tensor) -> bool:
+            return False
+
+    def plain(inputs: list[Any]) -> Sequence[Any]:
+        return (inputs[0].add_(torch.rand(1)),)
+
+    def lean(inputs: list[Any]) -> Sequence[Any]:
+        out = inputs[0].add_(torch.rand(1))
+        return out * 1.5, out.double()[:1]
+
+    twins = Twins(plain, lean, lambda: lean, written=frozenset((0,)))
+    twins.aside = True
+    torch.manual_seed(1)
+    expected = torch.ones(4) + torch.rand(1)
+    torch.manual_seed(1)
+    given = torch.ones(4)
+    (out,) = twins.run([given], 0, Account())
+    assert torch.equal(out, expected)
+    assert torch.equal(given, expected), "what the graph writes to is written once"
+    assert seen == [float(expected[0])], "measured with equal inputs and random numbers"
