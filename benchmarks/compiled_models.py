@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="path/to/file.py:factory")
     parser.add_argument("--zoo", metavar="FOLDER", help="a folder with zoo.py")
     parser.add_argument("--per-family", type=int, metavar="N", help="at most N models of each family")
+    parser.add_argument("--leave-out", nargs="*", default=[], metavar="NAME", help="models that take too long here")
     parser.add_argument("--dtype", default="bfloat16", help="what autocast casts to (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further model after that")
@@ -138,7 +139,7 @@ def main() -> None:
     done = {one["name"] for one in rows}
     begun, left = time.monotonic(), 0
     for name, family, build in models(options):
-        if name in done:
+        if name in done or name in options.leave_out:
             continue
         if time.monotonic() - begun > 60 * options.minutes:
             left += 1
