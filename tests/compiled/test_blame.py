@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ampcheck import Finding, Run, Subject, UsageError, Verdict, audit, blame
+from ampcheck.compiled.accuracy.stats import EAGER, INDUCTOR
+from ampcheck.compiled.blame.cost import Cost
 from ampcheck.compiled.blame.cut import CutBackend, first_failing_node
-from ampcheck.compiled.blame.stats import is_code
+from ampcheck.compiled.blame.keep import Kept
+from ampcheck.compiled.blame.stats import BlameStats, Rung, check_blame, is_code, tables
 from ampcheck.subject import as_subject
 
 
@@ -191,7 +195,7 @@ def test_the_budget_of_runs_is_kept_and_told() -> None:
 @pytest.mark.parametrize(
     ("subject", "options", "said"),
     [
-        ({"step": lambda i: 0.0}, {}, "a training subject"),
+        ({"step": lambda i: 0.0}, {}, r"takes \(module, args\), .*\[args\]\); subject is a training subject"),
         (lambda: None, {}, "a call subject"),
         ((nn.Linear(2, 2), (torch.ones(1, 2),)), {"dtype": "float8_e4m3fn"}, "float16, bfloat16, float32"),
         ((nn.Linear(2, 2), (torch.ones(1, 2),)), {"runs": 0}, "runs must be a positive whole number"),
@@ -201,6 +205,59 @@ def test_the_budget_of_runs_is_kept_and_told() -> None:
 def test_what_cannot_be_blamed_is_refused_in_one_sentence(subject: Any, options: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         blame(subject, **options)
+
+
+class HugeWeights(nn.Module):
+    """Its projection overflows as soon as its weights are float16, in forward and in a backward under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 5)
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+        with torch.no_grad():
+            self.down.weight.mul_(1e6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x + self.down(F.gelu(self.up(self.norm(x))))))
+
+
+def test_a_set_that_mends_eager_mode_alone_is_said_to_and_the_setting_for_the_compiler_is_named() -> None:
+    run = blame((HugeWeights(), (torch.randn(8, 16),)), dtype="float16", time=False)
+    found, setting = only(run), 'torch._functorch.config.backward_pass_autocast = "off"'
+    assert "mends eager mode when kept in float32 is down." in found.message
+    assert "Compiled it still fails with them in float32" in found.message
+    assert f"under torch.compile also set {setting}" in found.hint
+    code = [str(row[0]) for table in run.tables if is_code(table) for row in table.rows]
+    assert f"# {setting}" in code
+    assert pasted(run)
+
+
+KEPT = BlameStats("m", rungs=(Rung(EAGER, 1.0, 1.0, True, "beyond"),), kept=Kept(("a",), 1, True), code="import torch")
+
+
+@pytest.mark.parametrize(
+    ("rung", "said"),
+    [
+        (Rung(INDUCTOR, 0.0, 0.0, False, "within"), "compiled with them it passes, too"),
+        (Rung(INDUCTOR, 1.0, 0.0, True, "beyond"), "Compiled it still fails with them in float32 (beyond)"),
+        (Rung(INDUCTOR, None, None, False, "not judged: no compiler"), "compiled with them: not judged: no compiler"),
+    ],
+)
+def test_what_becomes_of_the_mended_model_compiled_is_told(rung: Rung, said: str) -> None:
+    (found,) = check_blame(replace(KEPT, compiled_too=rung))
+    assert said in found.message
+    assert ("run the mended model eager" in found.hint) == rung.failed
+
+
+@pytest.mark.parametrize("ratios", [(0.9, 1.1) * 10 + (1.0,), (1.2, 1.3) * 10 + (1.25,)])
+def test_the_step_time_is_told_once_and_in_the_verdict_only_where_it_is_decided(ratios: tuple[float, ...]) -> None:
+    stats = replace(KEPT, cost=Cost(0.01, ratios, "eager step"))
+    (found,) = check_blame(stats)
+    note = next(table.note for table in tables(stats) if table.title.startswith("Kept"))
+    assert stats.cost is not None
+    assert (str(stats.cost) in found.message) == stats.cost.decided
+    assert (str(stats.cost) in note) != stats.cost.decided
 
 
 # The graphs --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from ampcheck.compiled.blame.cost import measure_cost
 from ampcheck.compiled.blame.keep import RUNS, float32_code, kept_in_float32, smallest_set
 from ampcheck.compiled.blame.locate import Step, first_cause, measure_steps, steps_beyond
 from ampcheck.compiled.blame.stats import BlameStats, Rung, check_blame, tables
+from ampcheck.compiler import configured
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
@@ -62,8 +63,10 @@ def blame(
     """
     made = as_subject(subject)
     if made.kind not in KINDS:
-        kinds = ", ".join(kind.value for kind in KINDS)
-        raise UsageError(f"blame takes subjects of the kinds {kinds}; {made.name} is a {made.kind.value} subject")
+        raise UsageError(
+            "blame takes (module, args), (module, args, kwargs), (callable, [args, args, ...]) and ([module, ...], "
+            f"[args]); {made.name} is a {made.kind.value} subject"
+        )
     for name, number in (("runs", runs), ("steps", steps)):
         if type(number) is not int or number < 1:
             raise UsageError(f"{name} must be a positive whole number; found {number!r}")
@@ -182,7 +185,23 @@ class Search:
         self.tell("compiled with these modules in float32")
         changed = kept_in_float32(arm.subject, self.found.code, device=arm.device)
         eager, _ = arm.eager(changed)
-        self._add(compiled_too=self._compiled_rung(changed, eager).said)
+        rung = self._compiled_rung(changed, eager)
+        self._add(compiled_too=rung)
+        if not rung.failed:
+            return
+        note = "# Mends eager mode; compiled the model still fails with these modules in float32"
+        if not arm.native and self._passes_with({BACKWARD_AUTOCAST: "off"}, changed, eager):
+            self._add(compiled_setting=f'{BACKWARD_AUTOCAST} = "off"')
+            note += f", and passes with\n# {self.found.compiled_setting}"
+        self._add(code=f"{note}\n{self.found.code}")
+
+    def _passes_with(self, settings: Mapping[str, Any], subject: Subject, eager: Eager) -> bool:
+        """Whether the compiled run of a subject passes under these settings of the compiler."""
+        try:
+            with configured(settings):
+                return self._compiled_rung(subject, eager).said == "within"
+        except UsageError:  # this release has no such setting
+            return False
 
     def _compiled_rung(self, subject: Subject, eager: Eager) -> Rung:
         """The compiled run of a subject that is to blame in eager mode already, judged by itself."""

@@ -12,6 +12,7 @@ from statistics import median
 import torch
 
 from ampcheck.numerics.arms import forward_through, total_loss
+from ampcheck.numerics.compiled import dynamo_still
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.prepare import prepare
 from ampcheck.subject import Subject
@@ -54,12 +55,10 @@ class Cost:
 
     def __str__(self) -> str:
         low, high = self.interval
-        undecided = "" if self.decided else "undecided, for the noise is larger than the difference: "
-        return (
-            f"{undecided}{self.median:.2f}x the time of a plain {self.step} of {self.plain * 1e3:.3g} ms, with 95 % "
-            f"confidence {low:.2f} to {high:.2f} ({len(self.ratios)} pairs from {min(self.ratios):.2f} to "
-            f"{max(self.ratios):.2f})"
-        )
+        plain = f"the time of a plain {self.step} of {self.plain * 1e3:.3g} ms"
+        if not self.decided:
+            return f"undecided, {low:.2f} to {high:.2f}x {plain} (95 % confidence)"
+        return f"{self.median:.2f}x {plain} (95 % confidence {low:.2f} to {high:.2f})"
 
 
 def measure_cost(
@@ -70,7 +69,7 @@ def measure_cost(
     dtype: what autocast casts to, None for none. compile: under torch.compile; the first runs are not timed.
     """
     steps = [_step(subject, dtype, device, compile) for subject in (plain, changed)]
-    with seeded(device), warnings.catch_warnings():
+    with seeded(device), warnings.catch_warnings(), dynamo_still():
         warnings.simplefilter("ignore")  # shown when the subject was judged
         for step in (*steps, *steps):
             step()

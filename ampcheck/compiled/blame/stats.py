@@ -40,8 +40,8 @@ class BlameStats:
     leaves the bound; source: its text. steps: the ops beyond their bound, in order, with the limit of each. bisected:
     the search in the compiled graphs. kept: the search for modules to keep in float32, None where there was none and
     `unsought` says why; rest: what still fails with everything in float32. compiled_too: what became of the compiled
-    model with them. setting: of the compiler, that mends the failure; left_out: whether leaving the module of the
-    cause out of compilation does.
+    model with them, None where it was not tried; compiled_setting: of the compiler, with which that passes. setting: of
+    the compiler, that mends the failure; left_out: whether leaving the module of the cause out of compilation does.
     """
 
     subject: str
@@ -57,7 +57,8 @@ class BlameStats:
     setting: str = ""
     left_out: bool = False
     code: str = ""
-    compiled_too: str = ""
+    compiled_too: Rung | None = None
+    compiled_setting: str = ""
     cost: Cost | None = None
     uncosted: str = ""
     unjudged: str = ""
@@ -134,11 +135,23 @@ def _mending(stats: BlameStats) -> str:
         rest = f"; with everything in float32 {stats.rest}" if stats.rest else ""
         return f"no set of modules kept in float32 mends it{ended}{rest}"
     names = ", ".join(name or "(the root: the whole model)" for name in kept.names)
-    least = "the smallest set of modules that mends it in float32 is" if kept.minimal else "mended, so far, by"
+    what = "eager mode" if stats.stage == EAGER else stats.stage
+    least = f"the smallest set of modules that mends {what} when kept in float32 is"
+    least = least if kept.minimal else f"{what} is mended, so far, by keeping in float32"
     ended = "" if kept.minimal else f" (the search ended after {kept.runs} runs; a smaller set may do)"
-    cost = f"; step time: {stats.cost}" if stats.cost is not None else ""
-    cost += f"; compiled with them: {stats.compiled_too}" if stats.compiled_too else ""
-    return f"{least} {names}{ended}{cost}"
+    cost = f"; step time: {stats.cost}" if stats.cost is not None and stats.cost.decided else ""
+    return f"{least} {names}{ended}{cost}{_compiled_too(stats)}"
+
+
+def _compiled_too(stats: BlameStats) -> str:
+    """What becomes of the compiled model with these modules in float32."""
+    rung = stats.compiled_too
+    if rung is None:
+        return ""
+    if not rung.failed:
+        return "; compiled with them it passes, too" if rung.said == "within" else f"; compiled with them: {rung.said}"
+    mended = f", and passes with {stats.compiled_setting}" if stats.compiled_setting else ""
+    return f". Compiled it still fails with them in float32 ({rung.said}){mended}"
 
 
 def _hint(stats: BlameStats) -> str:
@@ -149,6 +162,10 @@ def _hint(stats: BlameStats) -> str:
         parts.append(f"set {EMULATE} = True, with which it passes")
     if stats.kept is not None and stats.kept.names is not None:
         parts.append(f"paste the code of the table '{CODE}' and call keep_in_float32(model)")
+        if stats.compiled_setting:
+            parts.append(f"under torch.compile also set {stats.compiled_setting}, with which it passes")
+        elif stats.compiled_too is not None and stats.compiled_too.failed:
+            parts.append("run the mended model eager, or look at what fails compiled with assert_compiled")
     elif stats.stage == EAGER and stats.cause.op:
         parts.append("compute this op in float32 where it stands: it is in no module of its own, or casts by itself")
     if stats.left_out:
@@ -180,7 +197,10 @@ def tables(stats: BlameStats) -> tuple[Table, ...]:
         note = f"Found in {kept.runs} run{'s' * (kept.runs != 1)}" + (
             ", minimal." if kept.minimal else ", not known to be minimal."
         )
-        note += f" Step time: {stats.cost}." if stats.cost is not None else f" {stats.uncosted}".rstrip()
+        if stats.cost is None:
+            note += f" {stats.uncosted}".rstrip()
+        elif not stats.cost.decided:  # a decided one stands in the verdict
+            note += f" Step time: {stats.cost}."
         found.append(Table(f"Kept in float32: {stats.subject}", ("module",), rows_, "blame", note))
         lines = [(line,) for line in stats.code.splitlines()]
         found.append(Table(f"{CODE}: {stats.subject}", ("code",), lines, "blame"))
