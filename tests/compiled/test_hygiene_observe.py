@@ -111,6 +111,30 @@ def test_a_break_that_was_compiled_before_the_block_is_found_by_what_runs_behind
     assert "warm up inside" in found.hint
 
 
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Branching()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        x = x + 1
+        x = self.inner(x)
+        return x * 2
+
+
+def test_a_break_in_what_is_called_counts_once_when_it_was_compiled_before_the_block_too() -> None:
+    compiled = torch.compile(Outer(), backend="eager")
+    with torch.no_grad():
+        cold = observed(lambda: compiled(X))
+        warm = observed(lambda: compiled(X))
+    assert cold.stats is not None
+    assert warm.stats is not None
+    places = [{(one.where.file, one.where.line) for one in seen.stats.breaks} for seen in (cold, warm) if seen.stats]
+    assert places[0] == places[1]
+    assert len(places[0]) == 2
+
+
 def test_a_break_that_is_compiled_inside_the_block_is_told_once_with_its_reason() -> None:
     compiled = torch.compile(Branching(), backend="eager")
     with torch.no_grad():

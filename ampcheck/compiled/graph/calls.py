@@ -13,12 +13,16 @@ from typing import Any
 import torch
 
 from ampcheck.compiled.graph.records import Code
-from ampcheck.compiled.graph.trace import Notes
+from ampcheck.compiled.graph.trace import Notes, resumed_in
 from ampcheck.compiler import Told, asked_for, is_compiled_code, resumed_at
 from ampcheck.places import is_users, short_path, users_line
 from ampcheck.record import Where
 
-_ARTIFACTS = {"save": torch.compiler.save_cache_artifacts, "load": torch.compiler.load_cache_artifacts}
+_ARTIFACTS = {
+    action: function.__code__
+    for action in ("save", "load")
+    if (function := getattr(torch.compiler, f"{action}_cache_artifacts", None)) is not None  # 2.7
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,8 @@ class CallWatch:
     """Entered, every call of this thread is looked at, except while Dynamo compiles.
 
     names: module paths by `id`. functions: those that were handed to `torch.compile`. codes: functions of which code
-    ran that Dynamo wrote. Where another profiler is at work
-    it keeps its place, and `counted` is False.
+    ran that Dynamo wrote. carried: lines at which a function broke because one that it calls did. Where another
+    profiler is at work it keeps its place, and `counted` is False.
     """
 
     def __init__(self, notes: Notes, names: Mapping[int, str], functions: Collection[Code] = ()) -> None:
@@ -55,6 +59,7 @@ class CallWatch:
         self.eager: dict[int, EagerRun] = {}
         self.artifacts: list[ArtifactCall] = []
         self.codes: set[Code] = set()
+        self.carried: set[tuple[str, int]] = set()
         self.counted = False
         self._notes = notes
         self._names = names
@@ -100,7 +105,7 @@ class CallWatch:
         if event != "call" and event != "return":  # this runs at every call of C
             return
         code = frame.f_code
-        sort = self._sorts.get(id(code)) or self._sort(code)
+        sort = self._sorts.get(id(code)) or self._sort(frame)
         if not sort[0]:
             return
         if event == "return":
@@ -115,10 +120,10 @@ class CallWatch:
         elif sort[0] in ("forward", "function"):
             self._ran_eager(frame, sort[0])
 
-    def _sort(self, code: CodeType) -> tuple[str, CodeType]:
-        """What a code object is; it is kept, so that its `id` stays its own."""
-        sort = ""
-        saved = (name for name, function in _ARTIFACTS.items() if function.__code__ is code)
+    def _sort(self, frame: FrameType) -> tuple[str, CodeType]:
+        """What a code object is that runs for the first time; it is kept, so that its `id` stays its own."""
+        code, sort = frame.f_code, ""
+        saved = (name for name, known in _ARTIFACTS.items() if known is code)
         if is_compiled_code(code):
             sort = "compiled"
         elif resumed_at(code) is not None:
@@ -131,8 +136,23 @@ class CallWatch:
             sort = "function"
         if sort in ("compiled", "resumed"):
             self.codes.add((code.co_filename, code.co_name, code.co_firstlineno))
+            if resumed_at(code) is not None:
+                self._carry(frame)
         self._sorts[id(code)] = found = (sort, code)
         return found
+
+    def _carry(self, frame: FrameType) -> None:
+        """Note where the functions around a break stand: each goes on in a function of Dynamo's for this break's sake.
+
+        A function that has broken before stands on the stack with each of its parts; only the innermost is here now.
+        """
+        last = _function(frame)
+        back = frame.f_back
+        while back is not None:
+            if self._sorts.get(id(back.f_code), ("",))[0] in ("compiled", "resumed") and _function(back) != last:
+                last = _function(back)
+                self.carried.add((back.f_code.co_filename, back.f_lineno))
+            back = back.f_back
 
     def _ran_eager(self, frame: FrameType, sort: str) -> None:
         code = frame.f_code
@@ -163,6 +183,13 @@ class CallWatch:
         reading = self._notes.read()
         where = Where("compile", file=file, line=line)
         self.artifacts.append(ArtifactCall(action, keys, len(reading.graphs), len(reading.hits), where))
+
+
+def _function(frame: FrameType) -> tuple[str, str]:
+    """The user's function that a frame runs, or a part of behind a break."""
+    name = frame.f_code.co_name
+    part = resumed_in(name)
+    return frame.f_code.co_filename, part[0] if part is not None else name
 
 
 def _owner(frame: FrameType, sort: str) -> Any:

@@ -168,7 +168,7 @@ def check_fallbacks(stats: GraphStats) -> list[Finding]:
         what = f"{names[0] or 'the model'} runs" if len(names) == 1 else f"{len(names)} modules run"
         message = f"what is compiled must run compiled; {what} eager without a word"
         message += f" ({_listed(names)})" if len(names) > 1 else ""
-        message += f": {found.cause}: {found.reason}"
+        message += f": {found.reason}" if found.cause == "unseen" else f": {found.cause}: {found.reason}"
         where = found.where if len(names) > 1 else _in_module(found)
         findings.append(
             _finding(slug, Verdict.FAIL, stats, message, where, _MEND[found.cause], len(names), 0, "left eager")
@@ -229,21 +229,28 @@ def check_artifacts(stats: GraphStats) -> list[Finding]:
 
 
 def check_cudagraphs(stats: GraphStats) -> list[Finding]:
-    """Where the mode asks for CUDA graphs, every graph becomes one, and no output is read after it was overwritten."""
+    """Where CUDA graphs are asked for, every graph becomes one, and no output is read after it was overwritten.
+
+    Code that is compiled already, or compiles by itself, has asked for them where one was skipped.
+    """
     slug = "cudagraph"
     if stats.stopped is not None and "overwritten by a subsequent run" in stats.stopped.message:
         message = f"no output may be read after the next run has overwritten it; it was: {stats.stopped.message}"
         hint = "clone the output, or call torch.compiler.cudagraph_mark_step_begin() before each step"
         return [_finding(slug, Verdict.FAIL, stats, message, stats.stopped.where, hint)]
-    if not stats.wants_cudagraphs:
+    if not stats.wants_cudagraphs and not stats.skips:
         return []
-    if stats.device.startswith("cpu"):
-        message = f"{stats.wants_cudagraphs} asks for CUDA graphs, which need a CUDA device; this is {stats.device}"
+    asks = stats.wants_cudagraphs or "a mode or option of the compiled code's own"
+    on_cpu = bool(stats.skips) and all("cpu device" in reason for reason in stats.skips)
+    if stats.device.startswith("cpu") or (on_cpu and not stats.wants_cudagraphs):
+        message = f"{asks} asks for CUDA graphs, which need a CUDA device; this is cpu"
         return [_finding(slug, Verdict.SKIP, stats, message)]
     if stats.skips:
-        verdict = Verdict.WARN if "autotune" in stats.wants_cudagraphs else Verdict.FAIL
+        # max-autotune wants speed, with CUDA graphs or without; a mode that is not known may be that one.
+        sure = stats.wants_cudagraphs and "autotune" not in stats.wants_cudagraphs
+        verdict = Verdict.FAIL if sure else Verdict.WARN
         told = _listed(f"{reason} ({count})" for reason, count in stats.skips.items())
-        message = f"{stats.wants_cudagraphs} asks for CUDA graphs; they were skipped: {told}"
+        message = f"{asks} asks for CUDA graphs; they were skipped: {told}"
         hint = "keep every input on the device and unchanged in place, or leave out the mode"
         return [_finding(slug, verdict, stats, message, Where("compile"), hint)]
     return [_finding(slug, Verdict.PASS, stats, "no CUDA graph was skipped")]

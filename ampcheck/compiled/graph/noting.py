@@ -69,7 +69,9 @@ class Noting:
         # A Python or a PyTorch in which the hook does not meet Dynamo's code says nothing of what ran.
         seen = calls is not None and calls.counted and (calls.ran > 0 or not reading.graphs or bool(calls.eager))
         before = set() if self.fresh or calls is None else calls.codes - reading.met
-        reading.breaks |= {(file, line, name): one for (file, name, line), one in _breaks_before(before, reading)}
+        reading.breaks |= {
+            (file, line, name): one for (file, name, line), one in _breaks_before(before, reading, calls)
+        }
         artifacts = [_artifacts(call, reading) for call in (calls.artifacts if calls else ())]
         skips = reading.skips or ({"no reason given": self._skipped} if self._skipped > 0 else {})
         unseen = _positive({"calls that could not be counted": int(calls is not None and not seen)})
@@ -137,12 +139,15 @@ def _stopped(ended: Ended) -> Stopped | None:
     return Stopped(brief(ended.error), kind, eager, kind in _ASKED, where)
 
 
-def _breaks_before(before: Iterable[Code], reading: Reading) -> Iterator[tuple[Code, GraphBreak]]:
+def _breaks_before(
+    before: Iterable[Code], reading: Reading, calls: CallWatch | None
+) -> Iterator[tuple[Code, GraphBreak]]:
     """Breaks of code that was compiled before anybody listened: the function behind the break ran."""
     told = {frame for found in reading.breaks.values() for frame in found.frames}
     for code in sorted(before):
         place = resumed_in(code[1])
-        if place is not None and (code[0], place[0]) not in told:
+        carried = place is not None and calls is not None and (code[0], place[1]) in calls.carried
+        if place is not None and not carried and (code[0], place[0]) not in told:
             where = Where("compile", file=short_path(code[0]), line=place[1])
             reason = "it was compiled before the block, so that the reason was not seen"
             yield code, GraphBreak(where, reason, SEE_IT, frames=frozenset([(code[0], place[0])]))
