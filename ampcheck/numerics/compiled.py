@@ -1,10 +1,15 @@
-"""How many graphs torch.compile made while a subject ran."""
+"""Running compiled code: how many graphs were made, eager mode instead of them, and Dynamo's own log kept still."""
 
 from __future__ import annotations
 
+import importlib
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from ampcheck.compiler import counters, reset
 
@@ -25,12 +30,14 @@ def measure_graphs() -> Iterator[Graphs]:
 
     Dynamo is reset on the way in and out: copies of one model share their code object, whose cache would fill up and
     then fall back to eager without a word. Functions that the caller had compiled are compiled again when next called.
+    Dynamo's log is still inside.
     """
     reset()
     before = {group: counters(group) for group in ("stats", "graph_break", "unimplemented")}
     graphs = Graphs()
     try:
-        yield graphs
+        with dynamo_still():
+            yield graphs
     finally:
         since = {group: counters(group) - known for group, known in before.items()}
         graphs.count = since["stats"]["unique_graphs"]
@@ -38,6 +45,29 @@ def measure_graphs() -> Iterator[Graphs]:
         declined = [*since["unimplemented"], *since["graph_break"]]
         graphs.unsupported = _first(declined[0]) if declined and not graphs.count else ""
         reset()
+
+
+@contextmanager
+def dynamo_still() -> Iterator[None]:
+    """Dynamo logs errors alone inside: of graph breaks and limits the findings tell.
+
+    A level that somebody asked for (`TORCH_LOGS`, `torch._logging.set_logs`) stays as it is.
+    """
+    importlib.import_module("torch._dynamo")  # its import sets all levels
+    log = logging.getLogger("torch._dynamo")
+    level = log.level
+    if level in (logging.NOTSET, logging.WARNING):
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def eagerly() -> AbstractContextManager[Any]:
+    """What the user has compiled runs in eager mode inside (`torch.compiler.set_stance`, 2.6)."""
+    stance = getattr(torch.compiler, "set_stance", None)
+    return nullcontext() if stance is None else stance("force_eager")
 
 
 def _first(reason: str) -> str:

@@ -116,12 +116,15 @@ def test_artifacts_are_to_be_something_and_used(call: Artifacts, verdict: str) -
 @pytest.mark.parametrize(
     ("asks", "device", "skips", "verdict"),
     [
-        ("", "cuda", {"cpu device": 1}, None),
+        ("", "cuda", {}, None),
+        ("", "cuda", {"cpu device": 1}, "skip"),
         ("mode='reduce-overhead'", "cpu", {"cpu device": 1}, "skip"),
         ("mode='reduce-overhead'", "cuda", {}, "pass"),
         ("mode='reduce-overhead'", "cuda:1", {"mutated inputs": 2}, "fail"),
         ("triton.cudagraphs", "cuda", {"mutated inputs": 2}, "fail"),
         ("mode='max-autotune'", "cuda", {"mutated inputs": 2}, "warn"),
+        ("", "cuda", {"mutated inputs": 2}, "warn"),
+        ("", "cpu", {"no reason given": 1}, "skip"),
     ],
 )
 def test_cuda_graphs_that_were_asked_for_are_used(

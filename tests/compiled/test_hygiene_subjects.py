@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import logging.handlers
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +21,9 @@ from hygiene_cases import (
 )
 from torch import nn
 
-from ampcheck.compiled.graph.judge import assert_graph, judge_graph, measure_graph
+from ampcheck.compiled.accuracy.judge import judge_accuracy
+from ampcheck.compiled.graph.judge import assert_graph, judge_graph, measure_graph, observe_graphs
+from ampcheck.compiled.graph.run import own_device
 from ampcheck.errors import UsageError
 from ampcheck.record import Verdict
 from ampcheck.subject import Subject
@@ -92,6 +97,11 @@ def compiled_in_place() -> nn.Module:
     return model
 
 
+def function_of_a_compiled_module() -> Callable[..., object]:
+    model = compiled_in_place()
+    return lambda x: model(x) * 2
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -99,8 +109,9 @@ def compiled_in_place() -> nn.Module:
         compiled_in_place(),
         submodule_compiled(),
         torch.compile(double, backend="eager"),
+        function_of_a_compiled_module(),
     ],
-    ids=["module", "in place", "submodule", "function"],
+    ids=["module", "in place", "submodule", "function", "function of one in place"],
 )
 def test_what_is_compiled_already_runs_with_its_own_settings(model: object) -> None:
     run = judge_compiled((model, [(X,)]))
@@ -111,10 +122,80 @@ def test_what_is_compiled_already_runs_with_its_own_settings(model: object) -> N
         judge_graph(Subject((model, [(X,)])), mode="default")
 
 
-def test_buffers_of_a_model_that_is_compiled_already_are_put_back() -> None:
-    model = torch.compile(nn.BatchNorm1d(4), backend="eager")
-    judge_compiled((model, [(X,)]))
-    assert int(model.num_batches_tracked) == 0
+def counted(compile: Callable[[nn.Module], object]) -> tuple[object, nn.BatchNorm1d]:
+    """A subject made of a norm that counts its calls, and this norm."""
+    norm = nn.BatchNorm1d(4)
+    return compile(norm), norm
+
+
+@pytest.mark.parametrize(
+    "compile",
+    [
+        lambda norm: torch.compile(norm, backend="eager"),
+        lambda norm: nn.Sequential(torch.compile(norm, backend="eager"), nn.ReLU()),
+        lambda norm: norm.compile(backend="eager") or norm,
+        lambda norm: torch.compile(lambda x: norm(x) * 2, backend="eager"),
+        lambda norm: norm.compile(backend="eager") or (lambda x: norm(x) * 2),
+    ],
+    ids=["module", "submodule", "in place", "function", "function of one in place"],
+)
+def test_of_what_is_compiled_already_a_copy_runs_and_the_users_stays_as_it_was(compile: Any) -> None:
+    subject, norm = counted(compile)
+    entered = []
+    norm.register_forward_pre_hook(lambda module, args: entered.append(module is norm))
+    run = judge_compiled((subject, [(X,)]))
+    assert not [f for f in run.of(Verdict.FAIL) if f.check == "coverage"]
+    assert run.coverage.seen["graphs"] >= 1
+    assert int(norm.num_batches_tracked) == 0
+    assert not any(entered)
+
+
+def test_what_is_compiled_already_is_judged_where_its_weights_are_and_inputs_are_not_moved() -> None:
+    places = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> object:
+        places.extend(str(t.device) for t in inputs if isinstance(t, torch.Tensor))
+        return graph.forward
+
+    assert own_device(Subject((torch.compile(nn.Linear(2, 2)), [(X,)])), "cuda") == "cpu"
+    assert own_device(Subject((nn.Linear(2, 2), [(X,)])), "cuda") == "cuda"
+    judge_graph(Subject((torch.compile(double, backend=backend), [(X,)])), device="meta")
+    assert set(places) == {"cpu"}
+
+
+def test_cuda_graphs_that_compiled_code_asks_for_by_itself_are_judged() -> None:
+    model = torch.compile(double, mode="reduce-overhead")
+    with observe_graphs(raises=False) as seen:
+        model(X)
+    torch.compiler.reset()
+    for run in (seen.run, judge_compiled((model, [(X,)])), judge_compiled(lambda: model(X))):
+        assert run is not None
+        (found,) = [f for f in run.findings if f.check == "cudagraph"]
+        assert found.verdict is (Verdict.WARN if torch.cuda.is_available() else Verdict.SKIP)
+
+
+def test_what_the_findings_tell_dynamo_does_not_log_besides() -> None:
+    def too_often(act: Callable[[], object]) -> None:
+        with torch._dynamo.config.patch(recompile_limit=1):
+            act()
+
+    log, told, shape = logging.getLogger("torch._dynamo"), logging.handlers.BufferingHandler(99), (X, X.double())
+    log.setLevel(logging.NOTSET)  # as a user has it
+    log.addHandler(told)
+    try:
+        for act in (
+            lambda: judge((lambda x: x + 1, [(x,) for x in shape])),
+            lambda: judge_accuracy((lambda x: x + 1, [(x,) for x in shape]), options={"backend": "eager"}),
+        ):
+            too_often(act)
+        assert [record.getMessage() for record in told.buffer] == []
+        assert log.level == logging.NOTSET
+        with observe_graphs(raises=False):
+            too_often(lambda: [torch.compile(double, backend="eager")(x) for x in shape])
+        assert "recompile_limit" in str([record.getMessage() for record in told.buffer])
+    finally:
+        log.removeHandler(told)
+        torch.compiler.reset()
 
 
 def test_cuda_graphs_are_skipped_with_the_reason_where_there_is_no_device() -> None:

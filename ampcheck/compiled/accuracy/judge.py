@@ -25,7 +25,6 @@ from ampcheck.compiled.accuracy.ladder import (
     EMULATED,
     Bench,
     Climb,
-    eagerly,
     floating_inputs,
     holds_parameters,
     measure_bench,
@@ -36,6 +35,7 @@ from ampcheck.compiled.options import check_options
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
+from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.measure import LOSS_SCALES, missing_tool, native_format
 from ampcheck.placement import place
 from ampcheck.places import users_place

@@ -12,7 +12,7 @@ rounding. `run_rung` runs one rung on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -36,7 +36,7 @@ from ampcheck.compiler import configured
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.nest import map_tensors, tensors
-from ampcheck.numerics.compiled import measure_graphs
+from ampcheck.numerics.compiled import eagerly, measure_graphs
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
@@ -210,12 +210,6 @@ def _compiled(original: Subject | None, options: Mapping[str, Any], prepared: Pr
     if original is not None:
         return recompiled(original, prepared)
     return [torch.compile(block, **options) for block in prepared.blocks]
-
-
-def eagerly() -> AbstractContextManager[Any]:
-    """What the user has compiled runs in eager mode inside (`torch.compiler.set_stance`, 2.6)."""
-    stance = getattr(torch.compiler, "set_stance", None)
-    return nullcontext() if stance is None else stance("force_eager")
 
 
 class _NarrowKernels(PromoteMixed):

@@ -20,6 +20,7 @@ from ampcheck.compiled.graph.run import (
     compare_eager,
     count_modes,
     elsewhere,
+    own_device,
     run_passes,
 )
 from ampcheck.compiled.graph.trace import LATE, WARM
@@ -28,6 +29,7 @@ from ampcheck.compiler import reset, untold
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
+from ampcheck.numerics.compiled import dynamo_still
 from ampcheck.record import Run, emit, verify
 from ampcheck.subject import Kind, Subject, name_of
 
@@ -103,6 +105,7 @@ def judge_graph(
     return _run(stats, max_breaks, max_recompiles)
 
 
+@dynamo_still()
 def measure_graph(
     subject: Subject,
     *,
@@ -132,6 +135,7 @@ def measure_graph(
     if subject.kind in (Kind.CALL, Kind.TRAINING):
         return _measure_use(subject, device)
     chosen = {key: dict(value) if key == "options" else value for key, value in settings.items() if value is not None}
+    device = own_device(subject, device)
     reset()
     noting = Noting()
     try:
@@ -195,15 +199,16 @@ def observe_graphs(
             yield observed
     except BaseException as error:
         ended.error = error if isinstance(error, Exception) else None
-        observed.stats = noting.stats(subject, ended, warm=False)
+        observed.stats = noting.stats(subject, ended, device=_best("cpu"), warm=False)
         observed.run = _run(observed.stats, max_breaks, max_recompiles)
         emit(observed.run)
         raise
-    observed.stats = noting.stats(subject, ended, warm=False)
+    observed.stats = noting.stats(subject, ended, device=_best("cpu"), warm=False)
     observed.run = _run(observed.stats, max_breaks, max_recompiles)
     (verify if raises else emit)(observed.run)
 
 
+@dynamo_still()
 def _measure_use(subject: Subject, device: str) -> GraphStats:
     """A callable, or a training loop, which runs compiled code of its own."""
     reset()
@@ -228,7 +233,12 @@ def _measure_use(subject: Subject, device: str) -> GraphStats:
                     break
     finally:
         reset()
-    return noting.stats(subject.name, ended, device=device, warm=training)
+    return noting.stats(subject.name, ended, device=_best(device), warm=training)
+
+
+def _best(device: str) -> str:
+    """Where code of the user's own may run: on a GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else device
 
 
 def _run(stats: GraphStats, max_breaks: int, max_recompiles: int) -> Run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,18 +14,19 @@ import torch
 
 from ampcheck.autocast.guards.switches import changed, read_state, restore_state
 from ampcheck.compiled.graph.records import Code
-from ampcheck.compiler import counters, reset
+from ampcheck.compiler import compiled_like, counters, reset, stripped
 from ampcheck.errors import brief
 from ampcheck.nest import map_tensors, tensors
-from ampcheck.numerics.arms import forward_through
+from ampcheck.numerics.arms import forward_through, total_loss
+from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.equal_random import seeded
-from ampcheck.prepare import is_compiled_already, modules_of, prepare
+from ampcheck.prepare import Prepared, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.subject import Call, Subject
 
 
 @dataclass(slots=True)
 class Blocks:
-    """What runs, in turn. plain: what `torch.compile` was given; empty where the user's own compiled parts run."""
+    """What runs, in turn. plain: what `torch.compile` was given; empty where it is compiled as the user's own is."""
 
     compiled: tuple[Callable[..., Any], ...]
     plain: tuple[Callable[..., Any], ...]
@@ -61,15 +62,32 @@ class Ended:
 
 
 def build(subject: Subject, device: str, options: Mapping[str, Any]) -> Blocks:
-    """A compiled copy; what is compiled already is taken as it is, since a copy would lose its settings."""
-    if is_compiled_already(subject):
-        parts = subject.model if isinstance(subject.model, tuple) else (subject.model,)
-        held = modules_of(subject.model)
-        root = held[0] if len(held) == 1 else torch.nn.ModuleList(held) if held else None
-        return Blocks(parts, (), root, _functions(parts))
+    """A compiled copy; one of what is compiled already has the settings that the original has."""
     prepared = prepare(subject, device=device)
+    if is_compiled_already(subject):
+        functions = _functions(prepared.blocks)
+        _compile_held(subject, prepared)
+        return Blocks(recompiled(subject, prepared), (), prepared.root, functions)
     made = tuple(torch.compile(block, **options) for block in prepared.blocks)
     return Blocks(made, prepared.blocks, prepared.root, _functions(prepared.blocks))
+
+
+def _compile_held(subject: Subject, prepared: Prepared) -> None:
+    """Compile in a copy the modules that a function holds and that are compiled in the original."""
+    parts = subject.model if isinstance(subject.model, tuple) else (subject.model,)
+    for part, twin in zip(parts, prepared.blocks, strict=True):
+        if not isinstance(twin, torch.nn.Module):
+            for held, copied in zip(modules_of(part), modules_of(twin), strict=True):
+                compiled_like(held, stripped(copied))
+
+
+def own_device(subject: Subject, device: str) -> str:
+    """Where the subject is judged: one that is compiled already where its weights are, else on `device`."""
+    if not is_compiled_already(subject):
+        return device
+    held = [t for module in modules_of(subject.model) for t in (*module.parameters(), *module.buffers())]
+    held += [t for call in subject.calls for _, t in tensors((call.args, dict(call.kwargs)))]
+    return str(held[0].device) if held else device
 
 
 def run_passes(
@@ -84,11 +102,11 @@ def run_passes(
     """Run all calls `warmup` times and once more, forward and, where there is a gradient, backward.
 
     watching: entered around each pass with its number; what it gives is called before each call. Inputs are new in
-    each pass, buffers of the user's own modules are put back. The first exception ends the run.
+    each pass. The first exception ends the run.
     """
     ended = Ended()
     autocast = _autocast(device, dtype)
-    with seeded(device), warnings.catch_warnings(), _buffers_kept(blocks):
+    with seeded(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
         for number in range(warmup + 1):
             with watching(number) as next_call:
@@ -112,14 +130,14 @@ def compare_eager(ended: Ended, subject: Subject, blocks: Blocks, *, device: str
     """
     autocast = _autocast(device, dtype)
     ended.compared = True
-    with seeded(device), warnings.catch_warnings(), _buffers_kept(blocks):
+    with seeded(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for call, moved in ended.moved:
             if ended.error is not None and blocks.plain and not moved:
                 made = [torch.compile(block, backend="eager") for block in blocks.plain]
                 _, moved = _switched(made, call, subject, device, autocast())
                 ended.by = "eager" if moved else ""
-            with nullcontext() if blocks.plain else torch.compiler.set_stance("force_eager"):
+            with nullcontext() if blocks.plain else eagerly():
                 runs = blocks.plain or blocks.compiled
                 ended.eager, also = _switched(runs, call, subject, device, autocast())
             for name, (old, new) in moved.items():
@@ -154,10 +172,10 @@ def run_call(
     autocast: AbstractContextManager[Any],
 ) -> None:
     """One call through all blocks, and its gradients, which are not kept; `NoBackwardError` for what these raise."""
-    args, kwargs = _fresh(call, device)
+    args, kwargs = _fresh(call, None if is_compiled_already(subject) else device)
     with torch.enable_grad(), autocast:
         result = forward_through(blocks, Call(args, kwargs))
-        total = subject.loss(result) if subject.loss is not None else _total(result)
+        total = total_loss(result, subject.loss, False)
     leaves = [p for root in modules_of(tuple(blocks)) for p in root.parameters() if p.requires_grad]
     leaves += [t for _, t in tensors((args, kwargs)) if t.requires_grad and t.is_leaf]
     if total is not None and total.requires_grad and leaves:
@@ -239,11 +257,11 @@ def _autocast(device: str, dtype: torch.dtype | None) -> Callable[[], AbstractCo
     return lambda: torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
 
 
-def _fresh(call: Call, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call as new tensors, with what the user marked on them for Dynamo."""
+def _fresh(call: Call, device: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call as new tensors, on `device` if it is given, with what the user marked for Dynamo."""
 
     def twin(tensor: torch.Tensor) -> torch.Tensor:
-        copied = tensor.detach().clone().to(device)
+        copied = tensor.detach().clone().to(device or tensor.device)
         copied.requires_grad_(tensor.requires_grad)
         for name, value in vars(tensor).items():
             if name.startswith("_"):  # where torch._dynamo.mark_dynamic and mark_static write
@@ -253,25 +271,3 @@ def _fresh(call: Call, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     args: tuple[Any, ...] = map_tensors(twin, call.args)
     kwargs: dict[str, Any] = map_tensors(twin, dict(call.kwargs))
     return args, kwargs
-
-
-def _total(result: Any) -> torch.Tensor | None:
-    total: torch.Tensor | None = None
-    for _, tensor in tensors(result):
-        if tensor.requires_grad and tensor.layout is torch.strided and not tensor.is_nested and tensor.numel():
-            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            part = real.float().square().mean()
-            total = part if total is None else total + part
-    return total
-
-
-@contextmanager
-def _buffers_kept(blocks: Blocks) -> Iterator[None]:
-    """Put back the buffers of modules that are the user's own."""
-    held = {} if blocks.plain or blocks.root is None else {b: b.detach().clone() for b in blocks.root.buffers()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in held.items():
-                buffer.copy_(value)
