@@ -246,8 +246,13 @@ def _sources(model: Any) -> list[str]:
 def _weight(source: str) -> str:
     """`L['self']._modules['up']._parameters['weight']` as `L['self'].up.weight`, the way module stacks write it; "" for
     what is no parameter or buffer."""
-    path, count = re.subn(r"\._(?:parameters|buffers)\['([^']*)'\]$", r".\1", source)
-    return re.sub(r"\._modules\['([^']*)'\]", r".\1", path) if count else ""
+    return dotted(source) if re.search(r"[._'](?:parameters|buffers)(?:'\])?\['[^']*'\]$", source) else ""
+
+
+def dotted(source: str) -> str:
+    """A path through modules as module stacks write it; one with a `__getattr__` of its own is read by `__dict__`."""
+    held = r"_(?:modules|parameters|buffers)"
+    return re.sub(rf"\.(?:__dict__\['{held}'\]|{held})\['([^']*)'\]", r".\1", source)
 
 
 def _inputs(module: fx.GraphModule, sources: Sequence[str]) -> tuple[str, ...]:

@@ -101,13 +101,17 @@ class Owners:
     def _find(self, inputs: Sequence[Any]) -> Owner:
         """Where the full name of each weight is its path in the frame behind something, that is the base's own path."""
         candidates: dict[str, list[str]] = {}
+        ours = False
         for place, base, path in self._weights:
             value = inputs[place]
             full = self.names.of(value) if isinstance(value, torch.Tensor) else []
+            ours = ours or bool(full)
             found = [name.removesuffix(path).removesuffix(".") for name in full if f".{name}".endswith(f".{path}")]
             if found:
                 before = candidates.get(base, found)
                 candidates[base] = [one for one in before if one in found] or before
+        if ours and not candidates:  # the frame names its weights in a way that is not known here: no path, but ours
+            return MappingProxyType({"": ""})
         return MappingProxyType({base: found[0] for base, found in candidates.items()})
 
 

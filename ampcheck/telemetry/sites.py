@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ampcheck.compiler import dotted
 from ampcheck.formats import format_of
 from ampcheck.places import is_users, op_name, short_path
 from ampcheck.record import Where
@@ -214,18 +215,16 @@ def _op(node: fx.Node) -> str:
 def _module(node: fx.Node) -> tuple[str, str]:
     """`L['self']` and `blocks.0.up` of the innermost module that the op ran in; the root's own ops have the path ''."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    paths = [_plain(entry[0]) for entry in stack.values() if isinstance(entry, tuple)]
-    return split_source(paths[-1]) if paths else ("", "")
-
-
-def _plain(path: str) -> str:
-    """Module stacks write list indices as `[0]` in some releases and as `.0` in others."""
-    return re.sub(r"\._modules\['([^']*)'\]|\[(\d+)\]", lambda m: f".{m[1] or m[2]}", path)
+    paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple)]
+    if not paths:
+        return "", ""
+    base, path = split_source(dotted(paths[-1]))
+    return base, re.sub(r"\[(\d+)\]", r".\1", path).removeprefix(".")  # some releases write `[0]`, others `.0`
 
 
 def split_source(source: str) -> tuple[str, str]:
     """`L['self'].blocks.0.up` as `L['self']` and `blocks.0.up`."""
-    match = re.match(r"^([A-Z]\['[^']*'\]|[A-Za-z_]\w*)\.?(.*)$", source)
+    match = re.match(r"^([A-Z]\['[^']*'\](?:\[\d+\])*|[A-Za-z_]\w*)\.?(.*)$", source)
     return (match[1], match[2]) if match else ("", source)
 
 

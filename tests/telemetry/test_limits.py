@@ -143,3 +143,25 @@ def test_results_of_a_run_beside_are_those_of_the_plain_graph() -> None:
     assert torch.equal(out, expected)
     assert torch.equal(given, expected), "what the graph writes to is written once"
     assert seen == [float(expected[0])], "measured with equal inputs and random numbers"
+
+
+class Registry(nn.Module):
+    """Finds its parts by a `__getattr__` of its own, as models of some libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 16)
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x)
+
+
+def test_a_model_with_a_getattr_of_its_own_is_known_by_its_paths() -> None:
+    model = torch.compile(Registry())
+    with watch(model) as seen, torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(2, 16)).sum().backward()
+    assert {"up.weight", "up.bias"} <= {site.weight for site in seen.stats().sites}
+    assert {site.where.module for site in seen.stats().sites} == {"up"}
