@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -72,3 +76,18 @@ def test_a_pytorch_that_compiles_and_tells_nothing_is_a_skip(monkeypatch: pytest
     monkeypatch.setattr(compiler, "TOLD", frozenset())
     stats = measure_graph(Subject((branching, [(X,)])), backend="eager")
     assert "without telling it" in stats.untold
+
+
+def test_a_pytorch_without_cache_artifacts_and_stances_imports_and_runs() -> None:
+    code = (
+        "import torch; c = torch.compiler; del c.save_cache_artifacts, c.load_cache_artifacts, c.set_stance\n"
+        "from ampcheck.compiled.graph.judge import judge_graph; from ampcheck.subject import Subject\n"
+        "from hygiene_cases import Net\n"
+        "model = Net(); model.compile(backend='eager')\n"
+        "wrong = Subject((model, [(torch.ones(1, 3),)]))\n"
+        "assert not judge_graph(Subject((model, [(torch.ones(1, 4),)]))).failed; assert judge_graph(wrong).failed\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-500:]
