@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import re
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -391,7 +392,7 @@ def is_compiled(part: Any) -> bool:
 
     if isinstance(part, OptimizedModule):
         return type(getattr(part, "dynamo_ctx", None)).__name__ not in ("DisableContext", "RunOnlyContext")
-    if getattr(part, "_compiled_call_impl", None) is not None:
+    if getattr(part, "_compiled_call_impl", None) is not None or _own_forward(part) is not None:
         return True
     wrapped = hasattr(part, "_torchdynamo_orig_callable") and not getattr(part, "_torchdynamo_disable", False)
     return wrapped and not isinstance(part, torch.nn.Module)
@@ -410,6 +411,9 @@ def stripped(part: Any) -> Any:
     part = uncompiled(part)
     for module in list(part.modules()) if isinstance(part, torch.nn.Module) else ():
         module._compiled_call_impl = None
+        if (forward := _own_forward(module)) is not None:
+            plain = uncompiled(forward)  # bound to the original, which a copy shares
+            module.forward = types.MethodType(getattr(plain, "__func__", plain), module)
         for name, child in list(module.named_children()):
             if child is not (plain := uncompiled(child)):
                 setattr(module, name, plain)
@@ -427,7 +431,21 @@ def compiled_like(original: Any, twin: Any) -> Any:
             setattr(twin, name, compiled_like(module, twin.get_submodule(name)))
         if getattr(inner, "_compiled_call_impl", None) is not None:
             twin._compiled_call_impl = _context(inner._compiled_call_impl)(twin._call_impl)
+        if (forward := _own_forward(inner)) is not None:
+            twin.forward = _context(forward)(twin.forward)
     return _context(original)(twin) if is_compiled(original) and not _in_place(original) else twin
+
+
+def _own_forward(part: Any) -> Any:
+    """What `module.forward = torch.compile(module.forward)` left on a module."""
+    forward = vars(part).get("forward") if isinstance(part, torch.nn.Module) else None
+    return forward if hasattr(forward, "_torchdynamo_orig_callable") and not _is_wrapper(part) else None
+
+
+def _is_wrapper(part: Any) -> bool:
+    from torch._dynamo import OptimizedModule
+
+    return isinstance(part, OptimizedModule)
 
 
 def _in_place(part: Any) -> bool:
