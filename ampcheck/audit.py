@@ -89,8 +89,10 @@ def audit(
         native = native_format(made)
         if native is None:
             raise UsageError(f"{made.name} has no 16-bit weights or inputs, and autocast=False leaves nothing to judge")
-    to_compile = compile and made.kind in (Kind.COMPILE, Kind.REGIONAL)
-    as_it_is = to_compile and dtype is None and not autocast
+    given_to_compile = compile and made.kind in (Kind.COMPILE, Kind.REGIONAL)
+    to_compile = given_to_compile or (compile and bool(set(checks or ()) & set(GRAPH_CHECKS)))
+    of_graphs = {*accuracy_checks.CHECKS, *GRAPH_CHECKS, "coverage"}
+    as_it_is = given_to_compile and dtype is None and not autocast and set(checks or ()) <= of_graphs
     wanted = [native] if native is not None else [] if as_it_is else _low_dtypes(dtype, placement.device)
     bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
     stages = 1 + len(wanted) * (2 if compile else 1) + (2 if to_compile else 0)
@@ -123,15 +125,15 @@ def _use(made: Subject, checks: Collection[str] | None) -> Run:
     """What a callable or a training loop does with autocast and with the compiler's caches."""
     if made.kind is not Kind.CALL or (checks is not None and "cache-artifacts" not in checks):
         return judge.judge_use(made, checks)
+    if checks is not None and set(checks) <= {"cache-artifacts", "coverage"}:
+        run = judge_graph(made)
+        return replace(run, findings=tuple(f for f in run.findings if f.check in ("cache-artifacts", "coverage")))
     others = None if checks is None else [slug for slug in checks if slug != "cache-artifacts"]
     with collect(), observe_graphs(subject=made.name, raises=False) as seen:
-        if others == []:
-            made.shape()
-            run = Run()
-        else:
-            run = judge.judge_use(made, others)
+        run = judge.judge_use(made, others)
     found = hygiene_checks.check_artifacts(seen.stats) if seen.stats is not None else []
-    return replace(run, findings=(*run.findings, *(f for f in found if f.verdict is not Verdict.SKIP)))
+    told = [f for f in found if checks is not None or f.verdict is not Verdict.SKIP]  # most callables have no caches
+    return replace(run, findings=(*run.findings, *told))
 
 
 def _graphs(

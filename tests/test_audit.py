@@ -387,3 +387,29 @@ def test_progress_is_told_before_each_stage() -> None:
 def test_public_names() -> None:
     assert callable(ampcheck.audit)
     assert ampcheck.Subject is type(demo.subject())
+
+
+def _slugs(run: Run) -> set[str]:
+    return {finding.check for finding in run.findings}
+
+
+def test_what_is_to_be_compiled_is_judged_in_low_precision_when_such_a_check_is_asked_for() -> None:
+    run = audit((nn.Linear(4, 4), [(torch.randn(2, 4),)]), checks=["overflow"])
+    assert "overflow" in _slugs(run)
+
+
+def test_a_check_of_graphs_that_is_asked_for_is_judged_of_a_plain_subject_too() -> None:
+    class Breaks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            torch._dynamo.graph_break()
+            return y
+
+    run = audit((Breaks(4, 4), (torch.randn(2, 4),)), dtype="bfloat16", checks=["graph-break"])
+    assert any(f.check == "graph-break" and f.verdict is Verdict.FAIL for f in run.findings)
+
+
+def test_a_callable_without_caches_is_not_passed_by_a_check_of_caches_alone() -> None:
+    run = audit(lambda: torch.ones(2) + 1, checks=["cache-artifacts"])
+    assert run.findings
+    assert not run.of(Verdict.PASS)

@@ -144,13 +144,11 @@ _COUNTS = ("zeros", "flushed", "subnormals", "overflowed", "infs", "nans", "nume
 
 @dataclass(slots=True)
 class Account:
-    """The calls of one graph by one owner. turn: when it first ran; measured: how many calls are known of; rang: how
-    many of them needed more than the lean statistics."""
+    """The calls of one graph by one owner. turn: when it first ran; measured: how many calls are known of."""
 
     book: _Book
     turn: int = 0
     measured: int = 0
-    rang: int = 0
     _waiting: dict[bool, list[tuple[int, torch.Tensor]]] = field(default_factory=lambda: {True: [], False: []})
     _sums: dict[str, torch.Tensor] = field(default_factory=dict)
     _asked: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
@@ -168,9 +166,7 @@ class Account:
         nothing waits for it."""
         self.book.bring(packed.device)
         answer = self.book.rings(packed)
-        rings = bool(answer) if packed.device.type == "cpu" else self._heard(answer)
-        self.rang += rings
-        return rings
+        return bool(answer) if packed.device.type == "cpu" else self._heard(answer)
 
     def _heard(self, answer: torch.Tensor) -> bool:
         """Whether an answer that has arrived meanwhile is a yes; none arrives from devices other than CUDA's."""

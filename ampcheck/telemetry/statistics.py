@@ -24,7 +24,7 @@ _EXACT = 1 << 24
 """Counts up to here are exact in float32, which is the cheapest to add in; larger ones are added in int64."""
 
 _NEVER_SMALL = 2.0**-100
-"""Formats whose normal numbers reach further down are met by no subnormal in most models: the alarm tells if so."""
+"""Formats whose normal numbers reach further down are met by no subnormal in most models: an account `rings` if so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,8 +146,7 @@ class Telemetry:
         if strides and lowered.strides() and strides[:-1] != lowered.strides():
             self._unseen[_ELSEWHERE] += 1
             return plain
-        twins = Twins(plain, run, later, written, lowered.donated, alone)
-        twins.aside = self.aside
+        twins = Twins(plain, run, later, written, lowered.donated, alone, self.aside)
         graph = _Graph(
             phase=lowered.phase,
             sites=tuple(sites.values()),

@@ -1,4 +1,4 @@
-"""One graph in its variants: plain, with the alarm, with the full statistics; running two of them on equal inputs."""
+"""One graph in its variants: plain, with the lean statistics, with the full ones; and two of them on equal inputs."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ class Twins:
         written: frozenset[int] = frozenset(),
         donated: frozenset[int] = frozenset(),
         alone: str = "",
+        aside: bool = False,
     ) -> None:
         """written: inputs that every variant writes to; donated: inputs whose memory only the plain one reuses; alone:
-        why the graph may run only once on the same inputs, "" where it may run again."""
+        why the graph may run only once on the same inputs, "" where it may run again; aside: results always come from
+        the plain graph, and the statistics from a run beside it."""
         self.plain, self._lean, self._make_full = plain, lean, full
         self._written, self._donated = written, donated
         self._full: Runnable | None = None
@@ -54,8 +56,7 @@ class Twins:
         self._due = False
         self.failure = ""
         self.alone = alone
-        self.aside = False
-        """Whether results always come from the plain graph, and the statistics from a run beside it."""
+        self.aside = aside
         self.elsewhere = False
         """Whether the outputs of the measured variant lie otherwise in memory; then only the plain one runs."""
 

@@ -109,6 +109,24 @@ def test_gradients_that_overflowed_in_the_last_call_but_not_in_all_are_a_warning
     assert verdicts("nonfinite-gradient", site(), site(1, **GRADIENT, bad=3, born=3, last=True)) == [WARN]
 
 
+def test_a_gradient_that_never_becomes_finite_is_not_hidden_by_one_before_it_that_does() -> None:
+    (finding,) = found(
+        "nonfinite-gradient",
+        site(),
+        site(1, **GRADIENT, bad=3, born=3, last=False),
+        site(2, **GRADIENT, bad=10, born=10, last=True),
+    )
+
+    assert finding.verdict is FAIL
+    assert finding.where.module == "blocks.2"
+
+
+def test_one_overflowing_call_does_not_tell_that_a_scaler_never_settles() -> None:
+    once = site(1, **GRADIENT, calls=1, bad=1, born=1, last=True)
+
+    assert verdicts("nonfinite-gradient", site(), once) == [WARN]
+
+
 def test_gradients_of_a_forward_that_overflows_are_not_judged() -> None:
     (finding,) = found("nonfinite-gradient", site(0, **LOST), site(1, **GRADIENT, bad=10, born=10))
 

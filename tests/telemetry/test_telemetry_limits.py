@@ -133,8 +133,7 @@ def test_results_of_a_run_beside_are_those_of_the_plain_graph() -> None:
         out = inputs[0].add_(torch.rand(1))
         return out * 1.5, out.double()[:1]
 
-    twins = Twins(plain, lean, lambda: lean, written=frozenset((0,)))
-    twins.aside = True
+    twins = Twins(plain, lean, lambda: lean, written=frozenset((0,)), aside=True)
     torch.manual_seed(1)
     expected = torch.ones(4) + torch.rand(1)
     torch.manual_seed(1)
