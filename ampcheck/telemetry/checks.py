@@ -30,12 +30,22 @@ def check_telemetry(stats: TelemetryStats, limits: Limits, *, harmed: bool | Non
         *_vanished(stats, harmed),
         *_flushed(stats, limits),
         *_headroom(stats, limits),
-        Finding("coverage", Verdict.PASS, stats.subject, f"{stats.coverage} were looked at inside compiled graphs"),
+        _passed_coverage(stats),
     ]
 
 
+def _passed_coverage(stats: TelemetryStats) -> Finding:
+    unseen = _unseen(stats)
+    text = f"{stats.coverage} were looked at inside compiled graphs" + (f"; not looked at: {unseen}" if unseen else "")
+    return Finding("coverage", Verdict.PASS, stats.subject, text)
+
+
+def _unseen(stats: TelemetryStats) -> str:
+    return "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
+
+
 def _nothing(stats: TelemetryStats) -> Finding | None:
-    unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.unseen.items())
+    unseen = _unseen(stats)
     if stats.skipped:
         return Finding("coverage", Verdict.SKIP, stats.subject, f"compiled graphs cannot be watched: {stats.skipped}")
     if stats.measured:

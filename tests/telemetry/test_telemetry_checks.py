@@ -127,6 +127,14 @@ def test_one_overflowing_call_does_not_tell_that_a_scaler_never_settles() -> Non
     assert verdicts("nonfinite-gradient", site(), once) == [WARN]
 
 
+def test_a_pass_tells_what_was_not_looked_at() -> None:
+    seen = stats(site(), every=10, calls=40, measured=4, unseen={"graphs to which no statistics could be added": 1})
+    (finding,) = [one for one in check_telemetry(seen, LIMITS) if one.check == "coverage"]
+    assert finding.verdict is PASS
+    assert "no statistics could be added (1x)" in finding.message
+    assert "(36x)" in finding.message
+
+
 def test_gradients_of_a_forward_that_overflows_are_not_judged() -> None:
     (finding,) = found("nonfinite-gradient", site(0, **LOST), site(1, **GRADIENT, bad=10, born=10))
 
