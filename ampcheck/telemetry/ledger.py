@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,10 @@ class _Book:
         self.written = _upload([site.infinite for site in self.sites], device)
         self.before = self.row([[float(i in site.before) for i in range(len(self.sites))] for site in self.sites])
         self.lean, self.full = _Columns(self._lean, self), _Columns(self._full, self)
+        entries = frozenset(self._lean.entries)
+        quiet = [_quiet(entry, entries, limits[entry[0]]) for entry in self._lean.entries]
+        least, limit = zip(*quiet, strict=True)
+        self.least, self.limit = self.row(least), self.row(limit)
 
     def row(self, values: Any) -> torch.Tensor:
         """Numbers as float64 on the device."""
@@ -73,9 +77,19 @@ class _Book:
 
     def rings(self, packed: torch.Tensor) -> torch.Tensor:
         """Whether the lean statistics of a call do not tell everything: see `append_statistics`."""
-        amax, smallest = packed[self.lean.spots["amax"]], packed[self.lean.spots["smallest"]]
-        wrong = ~(amax < self.kept) & ~self.lean.has["kept"]  # not below: NaN as well
-        return (wrong | ((smallest < self.tiny) & ~self.lean.has["tiny"])).any()
+        return (~(packed >= self.least) | (packed >= self.limit)).any()  # a NaN is at least nothing
+
+
+def _quiet(
+    entry: tuple[int, str], entries: Container[tuple[int, str]], limits: Mapping[str, float]
+) -> tuple[float, float]:
+    """From where on an entry of the lean statistics leaves nothing open, and from where on it does again."""
+    site, name = entry
+    if name == "amax" and (site, "kept") not in entries:
+        return -math.inf, limits["kept"]
+    if name == "smallest" and (site, "tiny") not in entries:
+        return limits["tiny"], math.nan
+    return -math.inf, math.nan
 
 
 class _Columns:

@@ -20,8 +20,8 @@ from ampcheck.telemetry.sites import CASTS, PRODUCTS, Site
 
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 
-_EXACT = 1 << 24
-"""Counts up to here are exact in float32, which is the cheapest to add in; larger ones are added in int64."""
+_EXACT = torch.iinfo(torch.int32).max
+"""Counts up to here fit in int32, which is the cheapest to add in: a long sum in float32 is added in cascades."""
 
 _NEVER_SMALL = 2.0**-100
 """Formats whose normal numbers reach further down are met by no subnormal in most models: an account `rings` if so."""
@@ -56,16 +56,18 @@ def append_statistics(module: fx.GraphModule, sites: Mapping[fx.Node, Site], *, 
     place = {node: i for i, node in enumerate(nodes)}
     output = nodes[-1]
     entries: list[tuple[int, str]] = []
-    groups: dict[torch.dtype, list[tuple[tuple[int, str], fx.Node]]] = {}
+    groups: dict[tuple[torch.dtype, int], list[tuple[tuple[int, str], fx.Node]]] = {}
     for number, (node, site) in enumerate(sites.items()):
         emit = _Emitter(graph, _spot(nodes, place, node, output), node)
         for name, total in _reductions(emit, node, site, full or site.infinite):
-            groups.setdefault(total.meta["val"].dtype, []).append(((number, name), total))
+            held = total.meta["val"]
+            groups.setdefault((held.dtype, held.ndim), []).append(((number, name), total))
     emit = _Emitter(graph, output, next(iter(sites)))
     parts: list[fx.Node] = []
-    for group in groups.values():
-        each = [emit(_ATEN.reshape.default, total, [1]) for _, total in group]
-        parts.append(emit.to(emit(_ATEN.cat.default, each) if len(each) > 1 else each[0], torch.float64))
+    for (_, ndim), group in groups.items():
+        each = [total if ndim else emit(_ATEN.reshape.default, total, [1]) for _, total in group]
+        whole = emit(_ATEN.cat.default, each) if len(each) > 1 else each[0]
+        parts.append(emit.to(emit(_ATEN.reshape.default, whole, [-1]), torch.float64))
         entries += [entry for entry, _ in group]
     packed = emit(_ATEN.cat.default, parts) if len(parts) > 1 else parts[0]
     output.args = ((*output.args[0], packed),)
@@ -125,14 +127,15 @@ def is_product(node: fx.Node) -> bool:
 
 
 def _reductions(emit: _Emitter, node: fx.Node, site: Site, full: bool) -> list[tuple[str, fx.Node]]:
-    """The statistics of one value, each 0-d, with their names."""
+    """The statistics of one value with their names, each of one element in as many dimensions: Inductor writes such
+    results where they are packed; a reshape would give each memory of its own first."""
     magnitude = emit(_ATEN.abs.default, emit.to(node, torch.float32))
     dims = list(range(magnitude.meta["val"].ndim))
     known = format_of(site.format)
     numel = _numel(node)
     limits = thresholds(site)
     above = emit(_ATEN.gt.Scalar, magnitude, 0.0 if site.cast else known.flushes_at)
-    smallest = emit(_ATEN.amin.default, emit.where(above, magnitude, math.inf), dims)
+    smallest = emit(_ATEN.amin.default, emit.where(above, magnitude, math.inf), dims, True)
     tests: dict[str, fx.Node] = {}
     for name in counted(site, full):
         if name == "above":
@@ -144,10 +147,10 @@ def _reductions(emit: _Emitter, node: fx.Node, site: Site, full: bool) -> list[t
         tests["number"] = tests.get("number") or emit(_ATEN.le.Scalar, magnitude, math.inf)
         tests["nan"] = emit(_ATEN.ne.Tensor, magnitude, magnitude)
     largest = emit.where(tests["finite" if site.cast else "kept"], magnitude, 0.0) if full else magnitude
-    found = [("amax", emit(_ATEN.amax.default, largest, dims)), ("smallest", smallest)]
+    found = [("amax", emit(_ATEN.amax.default, largest, dims, True)), ("smallest", smallest)]
     for name, test in tests.items():
-        counts = emit.where(test, 1.0, 0.0) if numel is not None and numel <= _EXACT else test
-        found.append((name, emit(_ATEN.sum.dim_IntList, counts, dims)))
+        kind = torch.int32 if numel is not None and numel <= _EXACT else torch.int64
+        found.append((name, emit(_ATEN.sum.dim_IntList, emit.to(test, kind), dims, True, dtype=kind)))
     return found
 
 
