@@ -50,11 +50,15 @@ def _nothing(stats: TelemetryStats) -> Finding | None:
         return Finding("coverage", Verdict.SKIP, stats.subject, f"compiled graphs cannot be watched: {stats.skipped}")
     if stats.measured:
         return None
+    if stats.bare and not stats.unseen:
+        message = f"no compiled graph holds a value to measure at level {stats.level!r}, of {stats.bare:,} there were"
+        hint = "without autocast and 16-bit weights nothing is rounded to 16 bits; level='all' looks at every value"
+        return Finding("coverage", Verdict.SKIP, stats.subject, message, hint=hint)
     what = unseen or "Inductor compiled no graph: the model was not called inside, or is not compiled by it"
     message = f"a value of a compiled graph must have been measured; none was: {what}"
     hint = (
-        "call what torch.compile returned inside the block, with backend='inductor'; without autocast and 16-bit "
-        "weights there is no cast: use level='ops'; eager mode is judged by assert_numerics"
+        "call what torch.compile returned inside the block, with backend='inductor'; eager mode is judged by "
+        "assert_numerics"
     )
     return Finding("coverage", Verdict.FAIL, stats.subject, message, hint=hint)
 

@@ -73,6 +73,7 @@ class Telemetry:
         self._graphs: list[_Graph] = []
         self._forwards: dict[int, _Graph] = {}
         self._unseen: Counter[str] = Counter()
+        self._bare = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -133,7 +134,7 @@ class Telemetry:
             self._lost(error)
             return lowered.compiled()
         if layouts[0] is None or layouts[1] is None:
-            self._unseen[f"graphs without a value to measure at level {self.level.value!r}"] += 1
+            self._bare += 1
             return lowered.compiled()
         alone = runs_once(lowered.module)
         plain = lowered.compiled()
@@ -242,6 +243,7 @@ class Telemetry:
             perturbation=max(differences, default=None),
             perturbed=sum(d > 0 for d in differences),
             skipped=skipped,
+            bare=self._bare,
             unseen=dict(unseen),
         )
 

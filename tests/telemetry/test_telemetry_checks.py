@@ -186,10 +186,18 @@ def test_the_worst_come_first_and_no_more_than_a_reader_takes() -> None:
 
 
 def test_nothing_measured_is_a_failure_that_names_what_was_not_seen() -> None:
-    (finding,) = check_telemetry(stats(measured=0, unseen={"graphs without a value to measure": 2}), LIMITS)
+    (finding,) = check_telemetry(stats(measured=0, unseen={"graphs that could not be compiled": 2}), LIMITS)
 
     assert (finding.check, finding.verdict) == ("coverage", FAIL)
-    assert "graphs without a value to measure (2x)" in finding.message
+    assert "graphs that could not be compiled (2x)" in finding.message
+
+
+def test_graphs_with_nothing_to_measure_at_their_level_are_a_skip_that_names_the_level() -> None:
+    (finding,) = check_telemetry(stats(measured=0, bare=2), LIMITS)
+
+    assert (finding.check, finding.verdict) == ("coverage", SKIP)
+    assert "level 'casts'" in finding.message
+    assert "level='all'" in finding.hint
 
 
 def test_a_release_that_cannot_be_watched_is_a_skip_with_the_reason() -> None:
