@@ -7,7 +7,7 @@ import dis
 import functools
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +46,7 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
     try:
         memo = _cached_results(found)
         parts = subject.model if isinstance(subject.model, tuple) else (subject.model,)
-        copied = tuple(compiler.stripped(_copied(compiler.uncompiled(part), memo)) for part in parts)
+        copied = tuple(_plain_copy(part, memo) for part in parts)
         model = copied if isinstance(subject.model, tuple) else copied[0]
         calls = tuple(Call(map_tensors(_bare, c.args), map_tensors(_bare, dict(c.kwargs))) for c in subject.calls)
         calls = copy.deepcopy(calls)
@@ -82,7 +82,22 @@ def recompiled(subject: Subject, prepared: Prepared) -> tuple[Any, ...]:
     originals = subject.model if isinstance(subject.model, tuple) else (subject.model,)
     if not is_compiled_already(subject):
         return tuple(torch.compile(block) for block in prepared.blocks)
-    return tuple(compiler.compiled_like(*pair) for pair in zip(originals, prepared.blocks, strict=True))
+    return tuple(_compiled_like(*pair) for pair in zip(originals, prepared.blocks, strict=True))
+
+
+def _compiled_like(original: Any, twin: Any) -> Any:
+    """A plain copy compiled as its original is; of a function, what it holds as well."""
+    if isinstance(twin, torch.nn.Module):
+        return compiler.compiled_like(original, twin)
+    held: list[torch.nn.Module] = []
+
+    def noted(module: torch.nn.Module) -> torch.nn.Module:
+        held.append(module)
+        return module
+
+    _rebound(compiler.uncompiled(original), noted)
+    originals = iter(held)
+    return compiler.compiled_like(original, _rebound(twin, lambda one: compiler.compiled_like(next(originals), one)))
 
 
 def is_compiled_already(subject: Subject) -> bool:
@@ -123,21 +138,52 @@ def _global_modules(function: Any) -> dict[str, torch.nn.Module]:
     return {name: value for name, value in found.items() if isinstance(value, torch.nn.Module)}
 
 
-def _copied(part: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy; that of a function has modules of its own in its closure, which deepcopy would share."""
-    if isinstance(part, types.FunctionType) and any(True for _ in _held(part)):
-        cells = tuple(
-            types.CellType(copy.deepcopy(cell.cell_contents, memo))
-            if isinstance(cell.cell_contents, torch.nn.Module)
-            else cell
-            for cell in part.__closure__ or ()
-        )
-        modules = {name: copy.deepcopy(module, memo) for name, module in _global_modules(part).items()}
-        names = {**part.__globals__, **modules} if modules else part.__globals__
-        twin = types.FunctionType(part.__code__, names, part.__name__, part.__defaults__, cells)
-        twin.__kwdefaults__ = part.__kwdefaults__
-        return twin
-    return copy.deepcopy(part, memo)
+def _plain_copy(part: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy without `torch.compile`; of a function, with copies of the modules in its closure and among its
+    globals, which deepcopy would share."""
+    part = compiler.uncompiled(part)
+
+    def plain(module: torch.nn.Module) -> torch.nn.Module:
+        copied: torch.nn.Module = compiler.stripped(copy.deepcopy(compiler.uncompiled(module), memo))
+        return copied
+
+    if isinstance(part, torch.nn.Module):
+        return plain(part)
+    rebound = _rebound(part, plain, lambda value: copy.deepcopy(value, memo))
+    return copy.deepcopy(part, memo) if rebound is part else rebound
+
+
+def _rebound(
+    function: Any,
+    change: Callable[[torch.nn.Module], torch.nn.Module],
+    given: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """A function that holds what `change` makes of each module that it holds, and what `given` makes of the other
+    arguments of a partial; the function itself where there is nothing to change."""
+    if isinstance(function, functools.partial):
+
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, torch.nn.Module) else given(value)
+
+        named = {name: changed(value) for name, value in function.keywords.items()}
+        return functools.partial(_rebound(function.func, change, given), *map(changed, function.args), **named)
+    if isinstance(function, types.MethodType) and isinstance(function.__self__, torch.nn.Module):
+        return types.MethodType(function.__func__, change(function.__self__))
+    if not isinstance(function, types.FunctionType) or not any(True for _ in _held(function)):
+        return function
+    cells = tuple(_changed_cell(cell, change) for cell in function.__closure__ or ())
+    modules = {name: change(module) for name, module in _global_modules(function).items()}
+    names = {**function.__globals__, **modules} if modules else function.__globals__
+    twin = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
+
+
+def _changed_cell(cell: Any, change: Callable[[torch.nn.Module], torch.nn.Module]) -> Any:
+    with suppress(ValueError):  # a name that was never bound
+        if isinstance(cell.cell_contents, torch.nn.Module):
+            return types.CellType(change(cell.cell_contents))
+    return cell
 
 
 def _bare(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +44,17 @@ def a_part(model: Net) -> object:
     return model
 
 
+def through(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).relu()
+
+
+HOLDERS: dict[str, Callable[[nn.Module], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "closure": lambda held: lambda x: held(x).relu(),
+    "partial": lambda held: functools.partial(through, held),
+    "keyword of a partial": lambda held: functools.partial(through, x=torch.randn(8, 4), model=held),
+    "closure that is compiled as well": lambda held: torch.compile(lambda x: held(x).relu(), backend="eager"),
+}
+
 WAYS = (whole, in_place, its_forward, a_part)
 
 
@@ -63,18 +77,48 @@ def test_a_copy_is_plain_and_leaves_the_original_alone(way: Callable[[Net], obje
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_copy_is_compiled_as_the_original_is(way: Callable[[Net], object]) -> None:
+    with counted() as counter:
+        subject = Subject((way(Net()), (torch.randn(8, 4),)))
+    (block,) = recompiled(subject, prepare(subject))
+    block(torch.randn(8, 4))
+    assert counter.frame_count, "by the backend that the original has"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_function_is_copied_plain_with_what_it_holds_and_compiled_as_that_was(
+    holder: str, way: Callable[[Net], object]
+) -> None:
+    with counted() as counter:
+        function = HOLDERS[holder](way(Net()))
+    inputs = () if "keyword" in holder else (torch.randn(8, 4),)
+    subject = Subject((function, inputs))
+    assert is_compiled_already(subject)
+    prepared = prepare(subject)
+    expected = function(*inputs)
+    counter.clear()
+    (copied,) = prepared.blocks
+    torch.testing.assert_close(copied(*inputs), expected)
+    assert not counter.frame_count, "a copy runs in eager mode"
+    assert prepared.root is not None
+    with torch.no_grad():
+        for parameter in prepared.root.parameters():
+            parameter.zero_()
+    assert copied(*inputs).abs().max() == 0, "it runs with weights of its own"
+    torch.compiler.reset()  # what the original compiled would serve the copy
+    (block,) = recompiled(subject, prepared)
+    assert block(*inputs).abs().max() == 0
+    assert counter.frame_count, "by the backend that the original has"
+
+
+@contextmanager
+def counted() -> Iterator[Any]:
+    """Whatever is compiled inside has a backend that counts."""
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
     torch.compiler.reset()
-    model = Net()
     settings = torch.compile
-    try:
-        torch.compile = lambda part, **_: settings(part, backend=counter)  # type: ignore[assignment]
-        subject = Subject((way(model), (torch.randn(8, 4),)))
-    finally:
-        torch.compile = settings
-    prepared = prepare(subject)
-    (block,) = recompiled(subject, prepared)
-    block(torch.randn(8, 4))
-    assert counter.frame_count, "by the backend that the original has"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", lambda part, **_: settings(part, backend=counter))
+        yield counter

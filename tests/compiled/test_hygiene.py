@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from hygiene_cases import (
@@ -25,13 +23,6 @@ from torch._dynamo.testing import CompileCounter
 from ampcheck.compiled.graph.judge import assert_graph, measure_graph
 from ampcheck.record import Verdict, collect
 from ampcheck.subject import Subject
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamo warns of its limits and of errors that it swallows: that is what is planted here."""
-    monkeypatch.setattr(logging.getLogger("torch._dynamo"), "level", logging.CRITICAL)
-
 
 # Clean -----------------------------------------------------------------------------------------------------------
 

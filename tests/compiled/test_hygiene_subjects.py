@@ -28,13 +28,6 @@ from ampcheck.errors import UsageError
 from ampcheck.record import Verdict
 from ampcheck.subject import Subject
 
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamo warns of its limits and of errors that it swallows: that is what is planted here."""
-    monkeypatch.setattr(logging.getLogger("torch._dynamo"), "level", logging.CRITICAL)
-
-
 # Nothing, exceptions, state --------------------------------------------------------------------------------------
 
 

@@ -14,13 +14,13 @@ import torch
 
 from ampcheck.autocast.guards.switches import changed, read_state, restore_state
 from ampcheck.compiled.graph.records import Code
-from ampcheck.compiler import compiled_like, counters, reset, stripped
+from ampcheck.compiler import counters, reset
 from ampcheck.errors import brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.arms import forward_through, total_loss
 from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.equal_random import seeded
-from ampcheck.prepare import Prepared, is_compiled_already, modules_of, prepare, recompiled
+from ampcheck.prepare import is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.subject import Call, Subject
 
 
@@ -66,19 +66,9 @@ def build(subject: Subject, device: str, options: Mapping[str, Any]) -> Blocks:
     prepared = prepare(subject, device=device)
     if is_compiled_already(subject):
         functions = _functions(prepared.blocks)
-        _compile_held(subject, prepared)
         return Blocks(recompiled(subject, prepared), (), prepared.root, functions)
     made = tuple(torch.compile(block, **options) for block in prepared.blocks)
     return Blocks(made, prepared.blocks, prepared.root, _functions(prepared.blocks))
-
-
-def _compile_held(subject: Subject, prepared: Prepared) -> None:
-    """Compile in a copy the modules that a function holds and that are compiled in the original."""
-    parts = subject.model if isinstance(subject.model, tuple) else (subject.model,)
-    for part, twin in zip(parts, prepared.blocks, strict=True):
-        if not isinstance(twin, torch.nn.Module):
-            for held, copied in zip(modules_of(part), modules_of(twin), strict=True):
-                compiled_like(held, stripped(copied))
 
 
 def own_device(subject: Subject, device: str) -> str:
