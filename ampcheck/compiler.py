@@ -414,26 +414,46 @@ def stripped(part: Any) -> Any:
         if (forward := _own_forward(module)) is not None:
             plain = uncompiled(forward)  # bound to the original, which a copy shares
             module.forward = types.MethodType(getattr(plain, "__func__", plain), module)
-        for name, child in list(module.named_children()):
-            if child is not (plain := uncompiled(child)):
-                setattr(module, name, plain)
+        for name, child in _children(module):
+            module._modules[name] = uncompiled(child)
     return part
 
 
-def compiled_like(original: Any, twin: Any) -> Any:
-    """A plain copy compiled as its original is, in whole and in parts, with the settings of each.
+class CompiledLike:
+    """Compiles plain copies as their originals are, in whole and in parts, with the settings of each.
 
     They stand in the `OptimizeContext` that `torch.compile` made: `dynamo_ctx` of a module (2.1), a cell of a function.
+    What is shared stays so: one object for all copies that stand for the same.
     """
-    if isinstance(original, torch.nn.Module):
-        inner = uncompiled(original)
-        for name, module in list(inner.named_children()):
-            setattr(twin, name, compiled_like(module, twin.get_submodule(name)))
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+        self._inside: dict[int, Any] = {}
+
+    def of(self, original: Any, twin: Any) -> Any:
+        """The copy as its original is: itself, or what compiles it."""
+        if isinstance(original, torch.nn.Module) and id(twin) not in self._inside:
+            self._inside[id(twin)] = twin
+            self._compile_inside(uncompiled(original), twin)
+        if not is_compiled(original) or _in_place(original):
+            return twin
+        key = id(original), id(twin)
+        if key not in self._made:
+            self._made[key] = _context(original)(twin), original, twin  # held: their numbers stay theirs
+        return self._made[key][0]
+
+    def _compile_inside(self, inner: torch.nn.Module, twin: torch.nn.Module) -> None:
+        for name, module in _children(inner):
+            twin._modules[name] = self.of(module, twin._modules[name])
         if getattr(inner, "_compiled_call_impl", None) is not None:
             twin._compiled_call_impl = _context(inner._compiled_call_impl)(twin._call_impl)
         if (forward := _own_forward(inner)) is not None:
             twin.forward = _context(forward)(twin.forward)
-    return _context(original)(twin) if is_compiled(original) and not _in_place(original) else twin
+
+
+def _children(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """All children by name; `named_children` leaves out the second name of one."""
+    return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
 def _own_forward(part: Any) -> Any:
