@@ -169,6 +169,21 @@ def test_any_mapping_of_counts_may_be_a_coverage(kind: Any) -> None:
     assert same(through_json(run), run)
 
 
+def test_a_run_prints_what_is_wrong_first_and_in_full() -> None:
+    passed = Finding("flush", Verdict.PASS, "model", "nothing is flushed")
+    failed = Finding(
+        "overflow", Verdict.FAIL, "model", "values must stay finite", where=Where(module="up"), hint="scale"
+    )
+    told = str(Run(findings=(passed, failed), coverage=Coverage({"sites": 2}))).splitlines()
+    assert told == [
+        "[overflow] fail: model: must stay finite",
+        "  where: up",
+        "  hint: scale",
+        "[flush] pass: model: nothing is flushed",
+        "looked at 2 sites",
+    ]
+
+
 def test_a_run_keeps_every_verdict_passes_too() -> None:
     run = Run(findings=tuple(finding(verdict) for verdict in Verdict))
     assert [f["verdict"] for f in run.to_json()["findings"]] == [str(verdict) for verdict in Verdict]

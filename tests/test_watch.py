@@ -102,14 +102,15 @@ def test_a_model_that_is_not_compiled_is_a_failure_of_coverage_not_a_pass() -> N
     assert (finding.check, finding.verdict) == ("coverage", Verdict.FAIL)
 
 
-def test_a_compiled_model_that_rounds_nothing_to_16_bits_has_nothing_to_judge() -> None:
+def test_a_compiled_model_that_rounds_nothing_to_16_bits_is_no_pass_either() -> None:
     torch.compiler.reset()
     compiled = torch.compile(torch.nn.Linear(4, 4))
     with ampcheck.watch(compiled) as seen:
         compiled(torch.ones(2, 4))
 
     (finding,) = seen.run().findings
-    assert (finding.check, finding.verdict) == ("coverage", Verdict.SKIP)
+    assert (finding.check, finding.verdict) == ("coverage", Verdict.FAIL)
+    assert "level='all'" in finding.hint
 
 
 def test_an_exception_of_the_loop_comes_through() -> None:

@@ -50,15 +50,12 @@ def _nothing(stats: TelemetryStats) -> Finding | None:
         return Finding("coverage", Verdict.SKIP, stats.subject, f"compiled graphs cannot be watched: {stats.skipped}")
     if stats.measured:
         return None
-    if stats.bare and not stats.unseen:
-        message = f"no compiled graph holds a value to measure at level {stats.level!r}, of {stats.bare:,} there were"
-        hint = "without autocast and 16-bit weights nothing is rounded to 16 bits; level='all' looks at every value"
-        return Finding("coverage", Verdict.SKIP, stats.subject, message, hint=hint)
     what = unseen or "Inductor compiled no graph: the model was not called inside, or is not compiled by it"
     message = f"a value of a compiled graph must have been measured; none was: {what}"
+    wider = "without autocast and 16-bit weights nothing is rounded to 16 bits: level='all' looks at all values; "
     hint = (
-        "call what torch.compile returned inside the block, with backend='inductor'; eager mode is judged by "
-        "assert_numerics"
+        "call what torch.compile returned inside the block, with backend='inductor'; "
+        f"{wider if stats.level != 'all' else ''}eager mode is judged by assert_numerics"
     )
     return Finding("coverage", Verdict.FAIL, stats.subject, message, hint=hint)
 
@@ -78,7 +75,7 @@ def _overflow(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
         later = sites[place + 1 :] + [one for one in stats.sites if one.where.phase == "backward"]
         carried = [one for one in later if one.bad]
         lost = bool(carried) or not later if harmed is None else harmed
-        text = f"; {len(carried)} later values carry it on" if carried else "; no later value is inf or NaN"
+        text = f"; {len(carried)} later values carry it on" if carried else "; no later measured value is inf or NaN"
         message = (
             f"finite values must stay finite; {_counts(site)} of {_what(site)} in {site.bad:,} of {site.calls:,} "
             f"measured calls{text if harmed is None or carried else ''}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ampcheck.compiler import dotted
 from ampcheck.formats import format_of
@@ -111,8 +112,8 @@ def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[st
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dtype not in MEASURED or value.layout is not torch.strided:
             continue
-        if any(isinstance(n, int) and n == 0 for n in value.shape):
-            continue
+        if any(isinstance(n, int) and n == 0 for n in value.shape) or free_unbacked_symbols(value):
+            continue  # of nothing there is no largest; the check that there is something would end the user's run
         source = node.args[0] if node.target in CASTS else None
         if isinstance(source, fx.Node) and isinstance(held := source.meta.get("val"), torch.Tensor):
             if value.dtype.itemsize == 2 and held.dtype in WIDE:
@@ -126,6 +127,13 @@ def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[st
         if level is Level.ALL or (level is Level.OPS and _leaves_op(node)) or _rounds(node, value):
             found[node] = (node, value.dtype, False)
     return _described(graph, found, phase, sources)
+
+
+def of_unknown_size(graph: fx.Graph) -> int:
+    """How many results are as large as their values say (those of `nonzero`, or of a mask): they are not measured."""
+    values = [node.meta.get("val") for node in graph.nodes if node.op == "call_function"]
+    floats = [one for one in values if isinstance(one, torch.Tensor) and one.dtype in MEASURED]
+    return sum(bool(free_unbacked_symbols(one)) for one in floats)
 
 
 def _rounds(node: fx.Node, value: torch.Tensor) -> bool:

@@ -90,8 +90,8 @@ class TelemetryStats:
     sites: in the order of the graphs, forward before backward. graphs: how many ran with statistics. calls: of these
     graphs; measured: how many of them were measured. perturbation: the largest relative difference between the outputs
     of a graph and of its measured twin on equal inputs, None where no twin was run beside it; perturbed: how many of
-    the graphs differ at all. skipped: why nothing could be seen, "" otherwise. bare: compiled graphs that
-    hold no value of this level; unseen: what else was not looked at, and how often.
+    the graphs differ at all. skipped: why nothing could be seen, "" otherwise. unseen: what else was not
+    looked at, and how often.
     """
 
     subject: str
@@ -104,7 +104,6 @@ class TelemetryStats:
     perturbation: float | None = None
     perturbed: int = 0
     skipped: str = ""
-    bare: int = 0
     unseen: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -117,8 +116,6 @@ class TelemetryStats:
             "values": sum(site.numel for site in self.sites),
         }
         unseen = dict(self.unseen)
-        if self.bare:
-            unseen[f"graphs without a value to measure at level {self.level!r}"] = self.bare
         if self.every > 1 and self.calls > self.measured:
-            unseen[f"calls of graphs that ran plain, for each {self.every}th is measured"] = self.calls - self.measured
+            unseen[f"calls of graphs that ran plain: one in {self.every} is measured"] = self.calls - self.measured
         return Coverage({name: count for name, count in seen.items() if count}, unseen)

@@ -21,7 +21,7 @@ from ampcheck.errors import brief
 from ampcheck.telemetry.ledger import Ledger
 from ampcheck.telemetry.owners import NOBODY, Names, Owner, Owners
 from ampcheck.telemetry.passes import available, passing
-from ampcheck.telemetry.sites import Level, Site, select_sites, split_source
+from ampcheck.telemetry.sites import Level, Site, of_unknown_size, select_sites, split_source
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.telemetry.twins import Twins, runs_once, written_inputs
@@ -73,7 +73,6 @@ class Telemetry:
         self._graphs: list[_Graph] = []
         self._forwards: dict[int, _Graph] = {}
         self._unseen: Counter[str] = Counter()
-        self._bare = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -133,8 +132,10 @@ class Telemetry:
         except Exception as error:  # noqa: BLE001  # whatever a graph holds that we do not know, the user's run goes on
             self._lost(error)
             return lowered.compiled()
+        if unknown := of_unknown_size(lowered.module.graph):
+            self._unseen["values whose size depends on data"] += unknown
         if layouts[0] is None or layouts[1] is None:
-            self._bare += 1
+            self._unseen[f"graphs without a value to measure at level {self.level.value!r}"] += 1
             return lowered.compiled()
         alone = runs_once(lowered.module)
         plain = lowered.compiled()
@@ -243,7 +244,6 @@ class Telemetry:
             perturbation=max(differences, default=None),
             perturbed=sum(d > 0 for d in differences),
             skipped=skipped,
-            bare=self._bare,
             unseen=dict(unseen),
         )
 

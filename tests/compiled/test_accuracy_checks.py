@@ -90,6 +90,14 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_not_compared_digit_by_digit
     assert verdicts(stats(harm), "compiled-gradient") == [Verdict.FAIL]
 
 
+def test_a_gradient_that_eager_mode_loses_may_move_the_whole_by_a_rounding_of_the_format_and_no_more() -> None:
+    lost = deviation("gradient", eager=(1.0,) * 3, compiled=(1e11,) * 3, share=U16, eager_share=1e-17)
+    assert verdicts(stats(lost), "compiled-gradient") == [Verdict.PASS]
+    assert verdicts(stats(replace(lost, share=10 * U16)), "compiled-gradient") == [Verdict.FAIL]
+    known = replace(lost, eager=(1e-3,) * 3)
+    assert verdicts(stats(known), "compiled-gradient") == [Verdict.FAIL]
+
+
 def test_inf_or_nan_in_compiled_code_alone_fails() -> None:
     lost = deviation("gradient", compiled=(math.inf, U32, U32), nonfinite=4, lost=4, share=0.0)
     found = only(stats(lost), "compiled-gradient", Verdict.FAIL)

@@ -62,7 +62,7 @@ def test_an_overflow_that_nothing_carries_on_is_a_warning() -> None:
     (finding,) = found("overflow", site(0, **LOST), site(1))
 
     assert finding.verdict is WARN
-    assert "no later value is inf or NaN" in finding.message
+    assert "no later measured value is inf or NaN" in finding.message
 
 
 def test_an_overflow_in_the_last_value_of_all_fails_since_it_is_what_comes_out() -> None:
@@ -192,12 +192,12 @@ def test_nothing_measured_is_a_failure_that_names_what_was_not_seen() -> None:
     assert "graphs that could not be compiled (2x)" in finding.message
 
 
-def test_graphs_with_nothing_to_measure_at_their_level_are_a_skip_that_names_the_level() -> None:
-    (finding,) = check_telemetry(stats(measured=0, bare=2), LIMITS)
+@pytest.mark.parametrize(("level", "told"), [("casts", True), ("all", False)])
+def test_where_nothing_was_measured_a_wider_level_is_named_if_there_is_one(level: str, told: bool) -> None:
+    (finding,) = check_telemetry(dataclasses.replace(stats(measured=0), level=level), LIMITS)
 
-    assert (finding.check, finding.verdict) == ("coverage", SKIP)
-    assert "level 'casts'" in finding.message
-    assert "level='all'" in finding.hint
+    assert finding.verdict is FAIL
+    assert ("level='all'" in finding.hint) is told
 
 
 def test_a_release_that_cannot_be_watched_is_a_skip_with_the_reason() -> None:

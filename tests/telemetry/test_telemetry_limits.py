@@ -13,8 +13,9 @@ from torch import nn
 
 from ampcheck import UsageError, watch
 from ampcheck.telemetry.ledger import Ledger
-from ampcheck.telemetry.sites import Site
+from ampcheck.telemetry.sites import Level, Site
 from ampcheck.telemetry.statistics import Layout
+from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.telemetry.twins import Twins
 
 
@@ -164,3 +165,26 @@ def test_a_model_with_a_getattr_of_its_own_is_known_by_its_paths() -> None:
         model(torch.randn(2, 16)).sum().backward()
     assert {"up.weight", "up.bias"} <= {site.weight for site in seen.stats().sites}
     assert {site.where.module for site in seen.stats().sites} == {"up"}
+
+
+def test_subnormals_of_a_call_in_which_nothing_else_is_wrong_are_counted_exactly() -> None:
+    torch.compiler.reset()
+    run, telemetry = torch.compile(lambda x: x * 1.0), Telemetry((), level=Level.ALL)
+    with telemetry.watching():
+        run(torch.ones(8))
+        run(torch.full((8,), 1e-40))
+    assert [site.subnormals for site in telemetry.read().sites] == [8]
+
+
+def test_a_result_that_may_be_empty_runs_as_without_a_watch_and_is_told() -> None:
+    torch.compiler.reset()
+
+    def chosen(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        return (x[m.nonzero().squeeze(1)] * 2.0).half()
+
+    telemetry = Telemetry((), level=Level.ALL)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), telemetry.watching():
+        run = torch.compile(chosen, fullgraph=True)
+        assert run(torch.ones(4, 2), torch.tensor([0, 1, 1, 0])).shape == (2, 2)
+        assert run(torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)).shape == (0, 2)
+    assert "values whose size depends on data" in telemetry.read().unseen

@@ -16,7 +16,7 @@ from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.arms import KEPT_BYTES, forward_through, total_loss
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.numerics.reference import input_names
-from ampcheck.prepare import Prepared, prepare
+from ampcheck.prepare import Prepared, is_compiled_already, prepare, recompiled
 from ampcheck.subject import Call, Subject
 
 Key: TypeAlias = tuple[str, str, int]
@@ -232,8 +232,9 @@ def nudged(subject: Subject, amount: float, seed: int) -> Subject:
     """
     prepared = prepare(subject)
     nudge(prepared, amount, seed)
+    blocks = recompiled(subject, prepared) if is_compiled_already(subject) else prepared.blocks
     twin = copy.copy(subject)
-    object.__setattr__(twin, "model", prepared.model)
+    object.__setattr__(twin, "model", blocks if isinstance(subject.model, tuple) else blocks[0])
     object.__setattr__(twin, "calls", prepared.calls)
     return twin
 

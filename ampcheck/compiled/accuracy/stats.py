@@ -197,9 +197,10 @@ class AccuracyStats:
             return False
         if deviation.kind not in ("gradient", "update"):
             return True
-        if deviation.worst_eager > LOST and deviation.share <= factor**2 * deviation.eager_share:
-            return False  # eager mode knows nothing of it: only what moves the whole is a failure
-        return deviation.share > self.float32_floor(factor, 0.0)
+        known = self.float32_floor(factor, 0.0)
+        if deviation.worst_eager > LOST:  # eager mode knows nothing of it: only what moves the whole is a failure
+            known = max(known, factor**2 * deviation.eager_share, factor * format_of(self.format).unit_roundoff)
+        return deviation.share > known
 
     def excused(self, deviation: Deviation, factor: float) -> bool:
         """Whether an excess is explained: by a decision near a tie, which taken otherwise moves the reference about as
