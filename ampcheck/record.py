@@ -180,10 +180,9 @@ class Run:
         return merge((self, other))
 
     def __str__(self) -> str:
-        """What is not a pass in full, each pass in a line, and how much was looked at."""
-        passed = (f"[{f.check}] {f.verdict}: {f.subject}: {f.message}" for f in self.of(Verdict.PASS))
-        others = (describe(f) for verdict in SEVERITY if verdict is not Verdict.PASS for f in self.of(verdict))
-        return "\n".join((*others, *passed, f"looked at {self.coverage}"))
+        """Every finding, the worst first, and how much was looked at."""
+        told = (describe(finding) for verdict in SEVERITY for finding in self.of(verdict))
+        return "\n".join((*told, f"looked at {self.coverage}"))
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
         """The findings with this verdict, in the order in which they were made."""

@@ -171,9 +171,7 @@ def test_any_mapping_of_counts_may_be_a_coverage(kind: Any) -> None:
 
 def test_a_run_prints_what_is_wrong_first_and_in_full() -> None:
     passed = Finding("flush", Verdict.PASS, "model", "nothing is flushed")
-    failed = Finding(
-        "overflow", Verdict.FAIL, "model", "values must stay finite", where=Where(module="up"), hint="scale"
-    )
+    failed = Finding("overflow", Verdict.FAIL, "model", "must stay finite", where=Where(module="up"), hint="scale")
     told = str(Run(findings=(passed, failed), coverage=Coverage({"sites": 2}))).splitlines()
     assert told == [
         "[overflow] fail: model: must stay finite",

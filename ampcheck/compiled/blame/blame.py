@@ -25,7 +25,7 @@ from ampcheck.formats import format_of
 from ampcheck.numerics import NumericsStats, measure_compiled, measure_reference, native_format
 from ampcheck.numerics.measure import Eager
 from ampcheck.placement import place
-from ampcheck.prepare import prepare
+from ampcheck.prepare import is_compiled_already, prepare
 from ampcheck.record import Coverage, Finding, Run, Where, merge
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
@@ -232,7 +232,11 @@ class Search:
             rungs = [_rung(name, *climbs[name]) for name in LADDER if name in climbs]
             self._add(rungs=(*(below or [_plain_rung(climb)]), *rungs))
             if failing is not None:
-                self._blame_compiler(bench, climbs[self.found.stage][1] or [])
+                climb, failing = climbs[self.found.stage]
+                if climb.raised and is_compiled_already(arm.subject):
+                    self._add(unsought="compiled as the user has it, it raises; assert_graph shows where a graph ends")
+                else:
+                    self._blame_compiler(bench, failing or [])
                 return
 
     def _blame_compiler(self, bench: Bench, failing: Sequence[Deviation]) -> None:

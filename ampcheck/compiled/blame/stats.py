@@ -106,7 +106,9 @@ _MEANS: Mapping[str, str] = {
 
 
 def _stage(stats: BlameStats) -> str:
-    meaning = _MEANS.get(stats.stage, stats.stage)
+    rung = next(rung for rung in stats.rungs if rung.failed)
+    raised = rung.said.startswith("raised") and rung.name != EAGER
+    meaning = f"{rung.name}: it {rung.said}, and eager mode does not" if raised else _MEANS.get(rung.name, rung.name)
     if stats.failures:
         names = list(dict.fromkeys(finding.check for finding in stats.failures))
         meaning += f" ({', '.join(names)})"

@@ -134,6 +134,7 @@ def check_recompiles(stats: GraphStats, limit: int) -> list[Finding]:
         message += _listed(f"`{one.guard}`" for one in ones)
         if any(one.late for one in ones):
             message += f"; {_number(sum(one.late for one in ones), 'compilation')} after the warm-up"
+        message += spared
         last = ones[-1]
         findings.append(
             _finding(slug, Verdict.FAIL, stats, message, last.where, last.hint, len(found), limit, "recompilations")

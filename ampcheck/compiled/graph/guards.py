@@ -15,7 +15,8 @@ _STACK = "\nUser stack trace:\n"
 
 HINTS = {
     "shape": "mark the dimension with torch._dynamo.mark_dynamic(tensor, dim) before the first call, compile with "
-    "dynamic=True, or pad to few sizes; sizes 0 and 1 are always specialised",
+    "dynamic=True; where Python code needs the size (range, a list of that length) only padding to few sizes helps; "
+    "sizes 0 and 1 are always specialised",
     "stride": "bring the input to one memory layout before the call, with contiguous()",
     "rank": "give the input one number of dimensions, or compile one function for each",
     "dtype": "give the input one dtype, or warm up with each that occurs",
