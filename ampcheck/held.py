@@ -27,18 +27,17 @@ def walk(part: Any) -> Iterator[Any]:
     the user's reads, lists, tuples and dicts, and the attributes of objects of the user's classes. What a module holds
     is its own matter.
     """
-    yield from _walk(part, {})
-
-
-def _walk(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
-    if id(value) in seen or not _may_hold(value):
-        return
-    seen[id(value)] = value  # held, so that no other value gets its number meanwhile
-    if isinstance(value, (torch.nn.Module, types.FunctionType)):
-        yield value
-    if not isinstance(value, torch.nn.Module):
-        for part in _parts(value):
-            yield from _walk(part, seen)
+    seen: dict[int, Any] = {}
+    waiting = [part]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or not _may_hold(value):
+            continue
+        seen[id(value)] = value  # held, so that no other value gets its number meanwhile
+        if isinstance(value, (torch.nn.Module, types.FunctionType)):
+            yield value
+        if not isinstance(value, torch.nn.Module):
+            waiting += reversed(_parts(value))
 
 
 def _may_hold(value: Any) -> bool:
@@ -81,9 +80,14 @@ def _read(function: types.FunctionType) -> dict[str, Any]:
     """The globals that a function of the user's reads, by name."""
     if not is_users(function.__code__.co_filename):
         return {}
-    codes = _codes(function.__code__)
-    read = {one.argval for code in codes for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
-    return {name: function.__globals__[name] for name in sorted(read) if name in function.__globals__}
+    names = _global_names(function.__code__)
+    return {name: function.__globals__[name] for name in names if name in function.__globals__}
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    read = (one.argval for part in _codes(code) for one in dis.get_instructions(part) if one.opname == "LOAD_GLOBAL")
+    return tuple(sorted(set(read)))
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -107,7 +111,35 @@ def rebound(
     what becomes of a twin, by the function that it stands for. also: which functions get a twin although they hold no
     module; compiled ones do. All else stays as it is.
     """
-    return _Rebinding(change, given, wrap, also).of(part)
+    changing = _on_the_way(part, lambda one: isinstance(one, torch.nn.Module) or is_compiled(one) or also(one))
+    rebinding = _Rebinding(change, given, wrap, changing)
+    made = rebinding.of(part)
+    rebinding.fill()
+    return made
+
+
+def _on_the_way(part: Any, wanted: Callable[[Any], bool]) -> dict[int, Any]:
+    """What is wanted among all that a callable holds, and whatever holds such a thing, by `id`."""
+    held: dict[int, Any] = {}
+    holders: dict[int, list[int]] = {}
+    waiting = [part]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in held or not _may_hold(value):
+            continue
+        held[id(value)] = value
+        inside = [] if isinstance(value, torch.nn.Module) else _parts(value)
+        for one in inside:
+            holders.setdefault(id(one), []).append(id(value))
+        waiting += inside
+    found: dict[int, Any] = {}
+    left = [number for number, value in held.items() if wanted(value)]
+    while left:
+        number = left.pop()
+        if number not in found:
+            found[number] = held[number]
+            left += holders.get(number, ())
+    return found
 
 
 class _Rebinding:
@@ -116,18 +148,20 @@ class _Rebinding:
         change: Callable[[torch.nn.Module], torch.nn.Module],
         given: Callable[[Any], Any],
         wrap: Callable[[Any, Any], Any],
-        also: Callable[[Any], bool],
+        changing: dict[int, Any],
     ) -> None:
-        self._change, self._given, self._wrap, self._also = change, given, wrap, also
+        self._change, self._given, self._wrap, self._changing = change, given, wrap, changing
         self._made: dict[int, tuple[Any, Any]] = {}
         """By the `id` of what it stands for, which is held as well."""
+        self._empty: list[tuple[types.FunctionType, types.FunctionType, dict[str, Any]]] = []
+        """Twins without what their functions hold: these may hold each other."""
 
     def of(self, value: Any) -> Any:
         if id(value) in self._made:
             return self._made[id(value)][1]
         if isinstance(value, torch.nn.Module):
             return self._keep(value, self._change(value))
-        if not self._changes(value):
+        if id(value) not in self._changing:
             return value
         if isinstance(value, functools.partial):
             args = [self._argument(one) for one in value.args]
@@ -148,9 +182,6 @@ class _Rebinding:
         vars(twin).update({name: self._argument(one) for name, one in vars(value).items()})
         return twin
 
-    def _changes(self, value: Any) -> bool:
-        return any(isinstance(one, torch.nn.Module) or is_compiled(one) or self._also(one) for one in walk(value))
-
     def _keep(self, value: Any, made: Any) -> Any:
         self._made[id(value)] = value, made
         return made
@@ -162,20 +193,25 @@ class _Rebinding:
     def _function(self, function: types.FunctionType) -> Any:
         if is_compiled(function):
             return self._keep(function, self._wrap(function, self.of(uncompiled(function))))
-        cells = [types.CellType() for _ in function.__closure__ or ()]
-        read = {name: one for name, one in _read(function).items() if self._changes(one)}
+        read = {name: one for name, one in _read(function).items() if id(one) in self._changing}
         names = dict(function.__globals__) if read else function.__globals__
         if read:  # by its name Dynamo would find the module itself, with the globals that are replaced here
             names.pop("__name__", None)
-        twin = types.FunctionType(function.__code__, names, function.__name__, None, tuple(cells))
-        wrapped = self._keep(function, self._wrap(function, twin))  # before what it holds, which may call it
-        twin.__defaults__ = None if function.__defaults__ is None else tuple(map(self.of, function.__defaults__))
-        if function.__kwdefaults__ is not None:
-            twin.__kwdefaults__ = {name: self.of(one) for name, one in function.__kwdefaults__.items()}
-        twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
-        vars(twin).update({name: self.of(one) for name, one in vars(function).items()})
-        for cell, own in zip(cells, function.__closure__ or (), strict=True):
-            for content in _content(own):
-                cell.cell_contents = self.of(content)
-        names.update({name: self.of(one) for name, one in read.items()})
-        return wrapped
+        cells = tuple(types.CellType() for _ in function.__closure__ or ())
+        twin = types.FunctionType(function.__code__, names, function.__name__, None, cells)
+        self._empty.append((function, twin, read))
+        return self._keep(function, self._wrap(function, twin))
+
+    def fill(self) -> None:
+        """Give each twin what its function holds."""
+        while self._empty:
+            function, twin, read = self._empty.pop()
+            twin.__defaults__ = None if function.__defaults__ is None else tuple(map(self.of, function.__defaults__))
+            if function.__kwdefaults__ is not None:
+                twin.__kwdefaults__ = {name: self.of(one) for name, one in function.__kwdefaults__.items()}
+            twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
+            vars(twin).update({name: self.of(one) for name, one in vars(function).items()})
+            for cell, own in zip(twin.__closure__ or (), function.__closure__ or (), strict=True):
+                for content in _content(own):
+                    cell.cell_contents = self.of(content)
+            twin.__globals__.update({name: self.of(one) for name, one in read.items()})

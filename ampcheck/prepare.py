@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +127,12 @@ def _plain_copy(part: Any, memo: dict[int, Any], origins: dict[int, Any]) -> Any
         origins[id(twin)] = function
         return twin
 
-    made = rebound(part, plain, given=lambda value: copy.deepcopy(value, memo), wrap=noted)
+    def given(value: Any) -> Any:
+        with suppress(Exception):  # a lock, a generator: shared, as what a closure holds beside modules is
+            return copy.deepcopy(value, memo)
+        return value
+
+    made = rebound(part, plain, given=given, wrap=noted)
     return copy.deepcopy(part, memo) if made is part else made
 
 

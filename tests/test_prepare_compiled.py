@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -206,6 +207,22 @@ def test_a_function_that_calls_itself_is_copied() -> None:
     prepared = prepare(Subject((run, (torch.randn(8, 4),))), to=torch.float64)
     assert prepared.blocks[0](torch.randn(8, 4, dtype=torch.float64)).dtype is torch.float64
     assert model.inner[0].weight.dtype is torch.float32
+
+
+def test_many_functions_that_know_each_other_are_copied_once_each() -> None:
+    names: dict[str, Any] = {"model": Net(), "__name__": __name__}
+    for n in range(300):
+        others = ", ".join(f"f{other}" for other in range(300))
+        exec(compile(f"def f{n}(x, others=lambda: ({others})): return model(x)", __file__, "exec"), names)
+    prepared = prepare(Subject((names["f0"], (torch.randn(8, 4),))), to=torch.float64)
+    assert prepared.blocks[0](torch.randn(8, 4, dtype=torch.float64)).dtype is torch.float64
+
+
+def test_what_cannot_be_copied_beside_a_module_is_shared() -> None:
+    predictor = Predictor(Net())
+    predictor.lock = threading.Lock()  # type: ignore[attr-defined]
+    prepared = prepare(Subject((predictor.predict, (torch.randn(8, 4),))))
+    assert prepared.blocks[0](torch.randn(8, 4)).shape == (8, 4)
 
 
 def test_other_arguments_of_a_partial_are_copied() -> None:
