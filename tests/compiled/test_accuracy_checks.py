@@ -90,6 +90,12 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_not_compared_digit_by_digit
     assert verdicts(stats(harm), "compiled-gradient") == [Verdict.FAIL]
 
 
+def test_a_pass_names_the_largest_error_of_what_eager_mode_knows() -> None:
+    noise = deviation("gradient", name="noise", eager=(3.0,) * 3, compiled=(40.0,) * 3, share=1e-9, eager_share=1e-10)
+    known = deviation("gradient", name="known", eager=(U16,) * 3, compiled=(U16,) * 3)
+    assert "known" in only(stats(noise, known), "compiled-gradient", Verdict.PASS).message
+
+
 def test_a_gradient_that_eager_mode_loses_may_move_the_whole_by_a_rounding_of_the_format_and_no_more() -> None:
     lost = deviation("gradient", eager=(1.0,) * 3, compiled=(1e11,) * 3, share=U16, eager_share=1e-17)
     assert verdicts(stats(lost), "compiled-gradient") == [Verdict.PASS]

@@ -15,6 +15,7 @@ from ampcheck.compiled.accuracy.stats import (
     EMULATE,
     EMULATED,
     INTEGERS,
+    LOST,
     AccuracyStats,
     Deviation,
 )
@@ -199,7 +200,8 @@ def _judged(stats: AccuracyStats, check: str, kinds: tuple[str, ...], limits: Li
         return [_worse(stats, check, list(excess), judged, Verdict.WARN, factor), *unknown]
     if not judged:
         return unknown
-    worst = max(judged, key=lambda d: _times(stats, d, factor))
+    told = [d for d in judged if d.worst_eager <= LOST] or judged  # the error of what is zero but for rounding is none
+    worst = max(told, key=lambda d: _times(stats, d, factor))
     text = (
         f"at most {worst.least_compiled:.2g} from {_judge(stats)}, in {worst}, where eager mode lies "
         f"{worst.worst_eager:.2g} away"
