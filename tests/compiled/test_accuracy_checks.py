@@ -96,10 +96,12 @@ def test_a_pass_names_the_largest_error_of_what_eager_mode_knows() -> None:
     assert "known" in only(stats(noise, known), "compiled-gradient", Verdict.PASS).message
 
 
-def test_a_gradient_that_eager_mode_loses_may_move_the_whole_by_a_rounding_of_the_format_and_no_more() -> None:
-    lost = deviation("gradient", eager=(1.0,) * 3, compiled=(1e11,) * 3, share=U16, eager_share=1e-17)
+def test_a_gradient_of_rounding_alone_may_move_the_whole_by_a_rounding_of_the_format_and_no_more() -> None:
+    lost = deviation("gradient", eager=(1.0,) * 3, compiled=(1e11,) * 3, share=U16, eager_share=1e-17, float32=2.0)
     assert verdicts(stats(lost), "compiled-gradient") == [Verdict.PASS]
     assert verdicts(stats(replace(lost, share=10 * U16)), "compiled-gradient") == [Verdict.FAIL]
+    real = replace(lost, float32=U32)
+    assert verdicts(stats(real), "compiled-gradient") == [Verdict.FAIL], "float64 knows it, whatever eager mode does"
     known = replace(lost, eager=(1e-3,) * 3)
     assert verdicts(stats(known), "compiled-gradient") == [Verdict.FAIL]
 

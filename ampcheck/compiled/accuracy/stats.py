@@ -199,7 +199,9 @@ class AccuracyStats:
             return True
         known = self.float32_floor(factor, 0.0)
         if deviation.worst_eager > LOST:  # eager mode knows nothing of it: only what moves the whole is a failure
-            known = max(known, factor**2 * deviation.eager_share, factor * format_of(self.format).unit_roundoff)
+            known = max(known, factor**2 * deviation.eager_share)
+            if deviation.float32 > LOST:  # nor does the reference: it is zero but for rounding
+                known = max(known, factor * format_of(self.format).unit_roundoff)
         return deviation.share > known
 
     def excused(self, deviation: Deviation, factor: float) -> bool:
