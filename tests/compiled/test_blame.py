@@ -183,6 +183,26 @@ def test_an_exception_of_low_precision_is_blamed_on_the_op_that_raised() -> None
     assert rows(run, "Kept in float32") in ([("0",)], [("1",)])
 
 
+def test_a_graph_that_must_be_whole_and_is_not_is_no_matter_of_precision() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.inner(x)
+            return y * 2 if y.sum() > 0 else y
+
+    compiled = torch.compile(Branch(), fullgraph=True, backend="aot_eager")
+    run = blame((compiled, [(torch.ones(2, 4),)]), dtype="bfloat16", time=False)
+    message = only(run).message
+    assert "raised" in message
+    assert "eager mode does not" in message
+    assert "computes something else" not in message
+    assert "no modules to keep in float32 were searched" in message
+    assert not any(table.title.startswith("Kept in float32") for table in run.tables)
+
+
 def test_the_budget_of_runs_is_kept_and_told() -> None:
     model, args = stack(None)
     with torch.no_grad():

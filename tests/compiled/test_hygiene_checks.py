@@ -70,6 +70,13 @@ def test_without_a_warm_up_only_a_new_size_is_free(kind: str, warm: bool, counts
     assert len(failed(replace(CLEAN, warm=warm, recompiles=(again(kind),)))) == counts
 
 
+def test_recompilations_that_are_free_are_told_beside_those_that_fail() -> None:
+    (finding,) = found(replace(CLEAN, warm=False, recompiles=(again("shape"), again("grad mode"))), "recompile")
+    assert finding.verdict is Verdict.FAIL
+    assert "there were 1;" in finding.message
+    assert "1 recompilation to learn what varies (shape)" in finding.message
+
+
 def test_recompilations_are_grouped_by_kind() -> None:
     ones = tuple(again(kind, late=True) for kind in ("shape", "grad mode", "shape"))
     messages = [f.message for f in found(replace(CLEAN, recompiles=ones), "recompile")]
