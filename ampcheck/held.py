@@ -16,8 +16,11 @@ import torch
 from ampcheck.compiler import is_compiled, uncompiled
 from ampcheck.places import is_users
 
-_WALKED = 1000
+WALKED = 1000
 """A longer list or dict holds data, not the parts of a model."""
+
+CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
+"""What is followed as a callable."""
 
 
 def walk(part: Any) -> Iterator[Any]:
@@ -31,18 +34,18 @@ def walk(part: Any) -> Iterator[Any]:
     waiting = [part]
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or not _may_hold(value):
+        if id(value) in seen or not may_hold(value):
             continue
         seen[id(value)] = value  # held, so that no other value gets its number meanwhile
         if isinstance(value, (torch.nn.Module, types.FunctionType)):
             yield value
         if not isinstance(value, torch.nn.Module):
-            waiting += reversed(_parts(value))
+            waiting += reversed(parts(value))
 
 
-def _may_hold(value: Any) -> bool:
-    holds = (torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)
-    if isinstance(value, holds) or type(value) in (list, tuple, dict):
+def may_hold(value: Any) -> bool:
+    """Whether a value is followed: a module, a callable, a plain container, an object of the user's classes."""
+    if isinstance(value, (torch.nn.Module, *CALLABLES)) or type(value) in (list, tuple, dict):
         return True
     return not isinstance(value, type) and hasattr(value, "__dict__") and _is_users_object(value)
 
@@ -54,7 +57,8 @@ def _is_users_object(value: Any) -> bool:
     return home is not None and not known and is_users(home)
 
 
-def _parts(value: Any) -> list[Any]:
+def parts(value: Any) -> list[Any]:
+    """What a value that `may_hold` something holds."""
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.MethodType):
@@ -64,10 +68,15 @@ def _parts(value: Any) -> list[Any]:
             return [uncompiled(value)]
         cells = [content for cell in value.__closure__ or () for content in _content(cell)]
         defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return [*cells, *defaults, *vars(value).values(), *_read(value).values()]  # of a decorated one, `__wrapped__`
+        return [
+            *cells,
+            *defaults,
+            *vars(value).values(),
+            *globals_read(value).values(),
+        ]  # of a decorated one, `__wrapped__`
     if type(value) in (list, tuple):
-        return list(value[:_WALKED])
-    return list(value.values() if type(value) is dict else vars(value).values())[:_WALKED]
+        return list(value[:WALKED])
+    return list(value.values() if type(value) is dict else vars(value).values())[:WALKED]
 
 
 def _content(cell: Any) -> list[Any]:
@@ -76,7 +85,7 @@ def _content(cell: Any) -> list[Any]:
     return []
 
 
-def _read(function: types.FunctionType) -> dict[str, Any]:
+def globals_read(function: types.FunctionType) -> dict[str, Any]:
     """The globals that a function of the user's reads, by name."""
     if not is_users(function.__code__.co_filename):
         return {}
@@ -125,10 +134,10 @@ def _on_the_way(part: Any, wanted: Callable[[Any], bool]) -> dict[int, Any]:
     waiting = [part]
     while waiting:
         value = waiting.pop()
-        if id(value) in held or not _may_hold(value):
+        if id(value) in held or not may_hold(value):
             continue
         held[id(value)] = value
-        inside = [] if isinstance(value, torch.nn.Module) else _parts(value)
+        inside = [] if isinstance(value, torch.nn.Module) else parts(value)
         for one in inside:
             holders.setdefault(id(one), []).append(id(value))
         waiting += inside
@@ -193,7 +202,7 @@ class _Rebinding:
     def _function(self, function: types.FunctionType) -> Any:
         if is_compiled(function):
             return self._keep(function, self._wrap(function, self.of(uncompiled(function))))
-        read = {name: one for name, one in _read(function).items() if id(one) in self._changing}
+        read = {name: one for name, one in globals_read(function).items() if id(one) in self._changing}
         names = dict(function.__globals__) if read else function.__globals__
         if read:  # by its name Dynamo would find the module itself, with the globals that are replaced here
             names.pop("__name__", None)

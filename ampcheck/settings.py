@@ -24,11 +24,17 @@ class Limits:
         magnitude, or sixteen times as many terms of random sign in a sum, would overflow.
     flush: the part of a tensor's Euclidean norm that may flush to zero, in unit roundoffs of the format. 1 is what one
         rounding changes anyway.
+    underflow: the share of a tensor's nonzero gradient elements that may become zero.
+    stagnation: the share of a tensor's updates that may change nothing.
+    reduction: how many times the error of one rounding the sum or norm of gradients may have.
     """
 
     precision: float = 2.0
     headroom: float = 4.0
     flush: float = 1.0
+    underflow: float = 0.1
+    stagnation: float = 0.9
+    reduction: float = 4.0
 
     def with_(self, values: Mapping[str, Any], source: str) -> Limits:
         """These limits with some replaced. Raises `UsageError` for an unknown name or a value that is no limit."""

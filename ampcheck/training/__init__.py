@@ -1,0 +1,1 @@
+"""Does this loop learn, or only run? Gradients, loss scale, protocol, stagnation and residency of a training loop."""

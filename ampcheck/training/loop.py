@@ -1,0 +1,202 @@
+"""A training loop as it is handed over: what is in it, what lives in it across steps, and how it is run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from ampcheck.errors import UsageError, brief
+from ampcheck.places import users_place
+from ampcheck.subject import Kind, Subject
+from ampcheck.training.state import Reached, Snapshot, preserved, reach
+
+
+class Role(str, Enum):
+    """What a tensor that lives across steps is for."""
+
+    PARAMETER = "parameter"
+    GRADIENT = "gradient"
+    STATE = "optimizer state"
+    BUFFER = "buffer"
+    COPY = "copy"
+    SCALER = "scaler"
+    OTHER = "other"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A tensor that lives across steps. `name` is its path: `blocks.0.weight`, `blocks.0.weight.exp_avg`, `ema`.
+
+    A COPY belongs to a module or a collection that no optimizer steps (an EMA, a frozen teacher); OTHER are tensors of
+    the step's own (accumulators, also the data that a closure holds).
+    """
+
+    role: Role
+    name: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """A step that did not come to its end. `kind`: `raised`, `memory` (out of memory) or `value` (no float)."""
+
+    step: int
+    kind: str
+    message: str
+    file: str = ""
+    line: int | None = None
+    exception: BaseException | None = None
+
+
+class TrainingLoop:
+    """`step(i) -> float` with what it trains.
+
+    The mapping of a training subject names the parts: `model` (or several), `optimizer` (one or a list), `scaler`,
+    `step`; anything else that lives across steps (`ema`, `scheduler`, `teacher`). What the step reaches besides (its
+    closure, the objects of the user's classes) is found as well. Optional: `steps`, how many steps are observed;
+    `save() -> checkpoint` and `load(checkpoint)`, by which the loop is interrupted and resumed; `policy`, see
+    `ampcheck.training.residency`.
+
+    Raises `UsageError` for another subject, and for one with neither a module, an optimizer nor a tensor to watch.
+    """
+
+    RESERVED = ("step", "steps", "save", "load", "policy", "run")
+
+    def __init__(self, subject: Subject) -> None:
+        if subject.kind is not Kind.TRAINING:
+            raise UsageError(
+                f"{subject.name} is of kind '{subject.kind.value}'; a training loop is a mapping with 'step'"
+            )
+        shape: Mapping[str, Any] = subject.shape
+        self.subject = subject
+        self.name = subject.name
+        self.shape = shape
+        self.step = shape["step"]
+        self.save, self.load = shape.get("save"), shape.get("load")
+        roots = {str(key): value for key, value in shape.items() if key not in self.RESERVED}
+        self._roots: dict[str, Any] = {**roots, "step": self.step, "save": self.save, "load": self.load}
+        self.reached = reach(self._roots)
+        if not (self.reached.modules or self.reached.optimizers or self.reached.tensors):
+            raise UsageError(
+                f"{self.name} has no module, optimizer or tensor that its step could change: name them in the mapping, "
+                "as {'model': model, 'optimizer': optimizer, 'scaler': scaler, 'step': step}"
+            )
+        given = shape.get("steps")
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+            raise UsageError(f"steps of {self.name} must be a whole number, 1 or more; found {given!r}")
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """By path; the same object appears once."""
+        return self.reached.optimizers
+
+    @property
+    def device_type(self) -> str:
+        """Where the parameters are; `cpu` without any."""
+        return next((p.device.type for _, p in self.parameters()), "cpu")
+
+    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Every parameter of the modules, and what else the optimizers step, each once by its path.
+
+        Of the only module, or of the one called `model`, the path has no prefix.
+        """
+        seen: set[int] = set()
+        for path, module in self.reached.modules.items():
+            for name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield self._path(path, name), parameter
+        for path, optimizer in self.optimizers.items():
+            stepped: list[torch.nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+            for number, parameter in enumerate(stepped):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield f"{path}.params.{number}", parameter
+
+    def modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Every module by its path, each once."""
+        seen: set[int] = set()
+        for path, module in self.reached.modules.items():
+            for name, part in module.named_modules():
+                if id(part) not in seen:
+                    seen.add(id(part))
+                    yield self._path(path, name), part
+
+    def _path(self, root: str, name: str) -> str:
+        if root == "model" or len(self.reached.modules) == 1:
+            return name
+        return f"{root}.{name}" if name else root
+
+    def residents(self) -> list[Resident]:
+        """The tensors that live across steps, as they are now, each once; optimizer state appears with its first step."""
+        again = reach(self._roots)  # a step may have replaced what a closure holds
+        found: dict[int, Resident] = {}
+
+        def add(role: Role, name: str, tensor: Any) -> None:
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in found:
+                found[id(tensor)] = Resident(role, name, tensor)
+
+        stepped = {id(p) for o in again.optimizers.values() for group in o.param_groups for p in group["params"]}
+        names: dict[int, str] = {}
+        for name, parameter in self.parameters():
+            names[id(parameter)] = name
+            trained = id(parameter) in stepped or (not again.optimizers and parameter.requires_grad)
+            add(Role.PARAMETER if trained else Role.COPY, name, parameter)
+        for name, parameter in self.parameters():
+            add(Role.GRADIENT, f"{name}.grad", parameter.grad)
+        for optimizer in again.optimizers.values():
+            for stepped_one, state in optimizer.state.items():
+                owner = names.get(id(stepped_one), "?")
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    add(Role.STATE, f"{owner}.{key}", value)
+        for path, module in again.modules.items():
+            trained = any(id(p) in stepped for p in module.parameters()) or not list(module.parameters())
+            for name, buffer in module.named_buffers():
+                add(Role.BUFFER if trained or not stepped else Role.COPY, self._path(path, name), buffer)
+        for path, scaler in again.scalers.items():
+            for key in ("_scale", "_growth_tracker"):
+                add(Role.SCALER, f"{path}.{key.strip('_')}", getattr(scaler, key, None))
+        named = {str(key) for key in self.shape}
+        for path, tensor in again.tensors.items():
+            add(Role.COPY if path.partition(".")[0] in named else Role.OTHER, path, tensor)
+        return list(found.values())
+
+    @contextmanager
+    def preserved(self) -> Iterator[Snapshot]:
+        """The loop is afterwards as it was before, also after an exception: model, optimizer, scaler, the rest."""
+        with preserved(self.reached) as snapshot:
+            yield snapshot
+
+    def take(self, number: int) -> float | StepError:
+        """Run one step. What it raises is evidence, not ours to raise: it comes back as a `StepError`."""
+        try:
+            value = self.step(number)
+        except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
+            file, line = users_place(error)
+            memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+            return StepError(number, "memory" if memory else "raised", brief(error), file, line, error)
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            what = (
+                f"{type(value).__name__} of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"{value!r:.40}"
+            )
+            return StepError(number, "value", f"step({number}) returned {what}")
+        return float(value)
+
+
+def same_loss(one: float, other: float) -> bool:
+    """Whether two runs of one step gave the same value, NaN for NaN."""
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+__all__ = ["Reached", "Resident", "Role", "Snapshot", "StepError", "TrainingLoop", "same_loss"]
