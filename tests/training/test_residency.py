@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ampcheck.errors import UsageError
+from ampcheck.record import Finding, Verdict
+from ampcheck.subject import Subject
+from ampcheck.training.loop import Role, TrainingLoop
+from ampcheck.training.policies import PRESETS, ResidencyPolicy, policy_of
+from ampcheck.training.residency import ResidencyStats, measure_residency, residency_tables
+from ampcheck.training.residency_checks import CHECKS, check_residency
+
+LOW = [torch.bfloat16, torch.float16]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.full((4,), 0.3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(self.lin(x), self.scale)
+
+
+def make(dtype: torch.dtype = torch.float32, **parts: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = Net().to(dtype)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step(i: int) -> float:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4, dtype=dtype)).float().sum()
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    return {"model": model, "optimizer": optimizer, "step": step, **parts}
+
+
+def measured(shape: dict[str, Any], steps: int = 1, **more: Any) -> ResidencyStats:
+    loop = TrainingLoop(Subject(shape))
+    with loop.preserved():
+        before = measure_residency(loop, False)
+        for i in range(steps):
+            loop.take(i)
+        return measure_residency(loop, True, before=before, **more)
+
+
+def verdicts(found: list[Finding]) -> dict[str, Verdict]:
+    order = list(Verdict)
+    worst: dict[str, Verdict] = {}
+    for one in found:
+        if one.check not in worst or order.index(one.verdict) == order.index(Verdict.FAIL):
+            worst[one.check] = one.verdict
+    return worst
+
+
+def test_every_tensor_of_the_loop_is_measured_once_with_its_bytes() -> None:
+    shape = make()
+    stats = measured(shape)
+    model = shape["model"]
+    names = {one.name: one for one in stats.residents}
+    parameters = sum(p.numel() for p in model.parameters())
+    assert sum(one.elements for one in stats.residents if one.role is Role.PARAMETER) == parameters
+    assert sum(one.bytes for one in stats.residents if one.role is Role.GRADIENT) == 4 * parameters
+    assert sum(one.elements for one in stats.residents if one.role is Role.STATE) == 2 * parameters + 2
+    assert names["lin.weight.exp_avg"].dtype == "float32"
+    assert names["count"].bytes == 8
+    assert not names["count"].floating
+
+
+def test_tables_add_up() -> None:
+    stats = measured(make())
+    whole, tensors = residency_tables(stats)
+    assert sum(row[3] for row in whole.rows) == len(stats.residents) == len(tensors.rows)  # type: ignore[misc]
+    assert sum(row[5] for row in whole.rows) == sum(one.bytes for one in stats.residents)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("policy", ["amp", "fsdp2", "pure-bf16", None])
+def test_a_loop_in_float32_passes_every_policy(policy: str | None) -> None:
+    found = check_residency(measured(make(policy=policy)), ("float32",))
+    assert verdicts(found) == dict.fromkeys(CHECKS, Verdict.PASS)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_a_cast_model_fails_amp_in_weights_gradients_state_and_buffers(dtype: torch.dtype) -> None:
+    found = check_residency(measured(make(dtype, policy="amp")), ("float32",))
+    assert verdicts(found) == {**dict.fromkeys(CHECKS, Verdict.FAIL), "loss-dtype": Verdict.PASS}
+    told = [one.message for one in found if one.check == "master-weights"]
+    assert any("lin.weight (" in one for one in told)
+    assert any("lin.weight.grad" in one for one in told)
+    assert all(one.hint for one in found if one.verdict is Verdict.FAIL)
+
+
+def test_bfloat16_passes_pure_bf16_and_float16_does_not() -> None:
+    good = check_residency(measured(make(torch.bfloat16, policy="pure-bf16")), ("bfloat16",))
+    bad = check_residency(measured(make(torch.float16, policy="pure-bf16")), ("float16",))
+    assert set(verdicts(good).values()) == {Verdict.PASS}
+    assert set(verdicts(bad).values()) == {Verdict.FAIL}
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_without_a_policy_low_tensors_are_told_and_not_judged(dtype: torch.dtype) -> None:
+    found = check_residency(measured(make(dtype)), ("float32",))
+    assert {one.verdict for one in found} == {Verdict.SKIP, Verdict.PASS}
+    assert "policy=" in next(one.message for one in found if one.check == "master-weights")
+
+
+def test_a_16_bit_loss_is_warned_of_and_fails_a_policy_against_it() -> None:
+    stats, strict = measured(make()), measured(make(policy="amp"))
+    assert verdicts(check_residency(stats, ("float32", "float16")))["loss-dtype"] is Verdict.WARN
+    assert verdicts(check_residency(strict, ("bfloat16",)))["loss-dtype"] is Verdict.FAIL
+    assert verdicts(check_residency(stats))["loss-dtype"] is Verdict.SKIP
+
+
+def scaled(half: bool, enabled: bool = True) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    if half:
+        model.half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+
+    def step(i: int) -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(torch.ones(2, 4)).float().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return float(loss)
+
+    return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}
+
+
+def test_half_weights_with_a_scaler_fail_without_any_policy_even_though_the_step_raises() -> None:
+    found = check_residency(measured(scaled(half=True)), ("float32",))
+    (bad,) = [one for one in found if one.check == "master-weights"]
+    assert bad.verdict is Verdict.FAIL
+    assert "weight (float16)" in bad.message
+    assert bad.observed == 2.0
+
+
+@pytest.mark.parametrize(("half", "enabled"), [(False, True), (True, False)])
+def test_float32_weights_with_a_scaler_and_half_weights_with_a_disabled_one_do_not_fail(
+    half: bool, enabled: bool
+) -> None:
+    found = check_residency(measured(scaled(half, enabled)), ("float32",))
+    assert Verdict.FAIL not in verdicts(found).values()
+
+
+def with_masters(dtype: torch.dtype, synced: bool = True, scaler: Any = None) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).to(dtype)
+    full = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(full, lr=0.1)
+
+    def step(i: int) -> float:
+        loss = model(torch.ones(2, 4, dtype=dtype)).float().sum()
+        loss.backward()
+        for master, weight in zip(full, model.parameters(), strict=True):
+            assert weight.grad is not None
+            master.grad, weight.grad = weight.grad.float(), None
+        optimizer.step()
+        with torch.no_grad():
+            for master, weight in zip(full, model.parameters(), strict=True):
+                weight.copy_(master if synced else master * 1.1)
+        return float(loss)
+
+    return {"model": model, "optimizer": optimizer, "step": step, "scaler": scaler}
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_float32_masters_that_an_optimizer_steps_satisfy_their_policy(dtype: torch.dtype) -> None:
+    stats = measured({**with_masters(dtype), "policy": "master-weights-fp32"})
+    assert all(one.master for one in stats.residents if one.low and one.role is Role.COPY)
+    assert Verdict.FAIL not in verdicts(check_residency(stats)).values()
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_16_bit_weights_that_are_not_their_rounded_masters_fail(dtype: torch.dtype) -> None:
+    stats = measured({**with_masters(dtype, synced=False), "policy": "master-weights-fp32"})
+    assert verdicts(check_residency(stats))["master-weights"] is Verdict.FAIL
+
+
+def test_16_bit_weights_without_masters_fail_their_policy() -> None:
+    stats = measured(make(torch.bfloat16, policy="master-weights-fp32"))
+    assert verdicts(check_residency(stats))["master-weights"] is Verdict.FAIL
+
+
+def test_half_weights_with_masters_and_a_scaler_do_not_fail() -> None:
+    stats = measured(with_masters(torch.float16, scaler=torch.amp.GradScaler("cpu")))
+    assert Verdict.FAIL not in verdicts(check_residency(stats)).values()
+
+
+def with_copy(dtype: torch.dtype, follows: bool, through_data: bool = False) -> dict[str, Any]:
+    shape = make()
+    model, inner = shape["model"], shape["step"]
+    ema = copy.deepcopy(model).to(dtype).requires_grad_(False)
+
+    def step(i: int) -> float:
+        loss: float = inner(i)
+        if follows:
+            with torch.no_grad():
+                for mine, theirs in zip(ema.parameters(), model.parameters(), strict=True):
+                    (mine.data if through_data else mine).lerp_(theirs.to(dtype) + 1.0, 0.5)
+        return loss
+
+    return {**shape, "step": step, "ema": ema, "policy": "amp"}
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("through_data", [False, True])
+def test_a_16_bit_copy_that_follows_the_weights_fails_amp(dtype: torch.dtype, through_data: bool) -> None:
+    found = check_residency(measured(with_copy(dtype, follows=True, through_data=through_data)))
+    bad = [one for one in found if one.verdict is Verdict.FAIL]
+    assert [one.check for one in bad] == ["buffer-dtype"]
+    assert "ema.lin.weight" in bad[0].message
+
+
+def test_a_frozen_16_bit_teacher_and_a_float32_ema_do_not_fail_amp() -> None:
+    for shape in (with_copy(torch.bfloat16, follows=False), with_copy(torch.float32, follows=True)):
+        assert Verdict.FAIL not in verdicts(check_residency(measured(shape))).values()
+
+
+def test_frozen_16_bit_weights_under_trained_float32_adapters_do_not_fail_amp() -> None:
+    base, adapter = nn.Linear(4, 4).bfloat16().requires_grad_(False), nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(adapter.parameters())
+
+    def step(i: int) -> float:
+        optimizer.zero_grad()
+        x = torch.ones(2, 4)
+        loss = (base(x.bfloat16()).float() + adapter(x)).sum()
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    model = nn.ModuleDict({"base": base, "adapter": adapter})
+    stats = measured({"model": model, "optimizer": optimizer, "step": step, "policy": "amp"})
+    assert Verdict.FAIL not in verdicts(check_residency(stats)).values()
+
+
+def test_an_exception_by_pattern_is_allowed_and_a_stricter_one_is_held_to() -> None:
+    shape = make(torch.bfloat16)
+    names = {"parameter": "float32", "exceptions": {"lin.*": "bfloat16"}}
+    assert (
+        verdicts(check_residency(measured({**shape, "policy": names}), ("float32",)))["master-weights"] is Verdict.PASS
+    )
+    strict = {"preset": "pure-bf16", "exceptions": {"**.bias": torch.float32}}
+    found = check_residency(measured({**shape, "policy": strict}))
+    bad = [one for one in found if one.verdict is Verdict.FAIL]
+    assert [one.check for one in bad] == ["master-weights"]
+    assert "lin.bias" in bad[0].message
+
+
+def test_the_error_of_a_cast_buffer_is_told_against_its_reference() -> None:
+    reference = torch.full((4,), 0.3)
+    found = check_residency(measured(make(torch.bfloat16, policy="amp"), references={"scale": reference}))
+    (bad,) = [one for one in found if one.check == "buffer-dtype"]
+    expected = float(((reference.bfloat16().double() - reference.double()) / reference.double())[0].abs())
+    assert f"off by {expected:.2g}" in bad.message
+
+
+def test_a_16_bit_state_of_a_float32_weight_is_found_by_amp() -> None:
+    shape = make(policy="amp")
+    loop = TrainingLoop(Subject(shape))
+    with loop.preserved():
+        loop.take(0)
+        state = shape["optimizer"].state[shape["model"].lin.weight]
+        state["exp_avg_sq"] = state["exp_avg_sq"].bfloat16()
+        found = check_residency(measure_residency(loop, True), ("float32",))
+    bad = [one for one in found if one.verdict is Verdict.FAIL]
+    assert [(one.check, one.where.module) for one in bad] == [("optimizer-state", "lin.weight.exp_avg_sq")]
+
+
+def test_sparse_gradients_and_tied_weights_are_measured() -> None:
+    model = nn.Embedding(100, 4, sparse=True)
+    optimizer: Any = torch.optim.SparseAdam(list(model.parameters()))
+
+    def step(i: int) -> float:
+        optimizer.zero_grad()
+        loss = model(torch.tensor([1, 2, 2])).sum()
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    stats = measured({"model": model, "optimizer": optimizer, "step": step, "policy": "amp"})
+    gradient = next(one for one in stats.residents if one.role is Role.GRADIENT)
+    assert gradient.elements == 8  # two rows of four
+    assert gradient.bytes == 8 * 4 + 2 * 8
+    assert Verdict.FAIL not in verdicts(check_residency(stats)).values()
+
+
+def test_nothing_to_judge_is_skipped_never_passed() -> None:
+    total = torch.zeros(3)
+    stats = measured({"total": total, "step": lambda i: float(total.add_(1).sum())})
+    assert set(verdicts(check_residency(stats)).values()) <= {Verdict.SKIP, Verdict.PASS}
+    assert verdicts(check_residency(stats))["master-weights"] is Verdict.SKIP
+    assert verdicts(check_residency(stats))["optimizer-state"] is Verdict.SKIP
+
+
+@given(st.sampled_from(["float16", "bfloat16", "float32", "float64"]), st.sampled_from(sorted(PRESETS)))
+def test_a_preset_allows_wider_formats_wherever_it_allows_float32(dtype: str, name: str) -> None:
+    policy = PRESETS[name]
+    for role in ("parameter", "gradient", "state", "buffer", "copy", "loss"):
+        allowed = policy.allowed(role, "x")
+        assert not allowed or {"float32", "float64"} <= set(allowed)
+        assert not allowed or dtype != "float16" or dtype not in allowed
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["ampp", 3, {"parameter": "float31"}, {"paramter": "float32"}, {"preset": "x"}, {"exceptions": 3}],
+)
+def test_a_policy_that_means_nothing_is_refused_in_one_sentence(given: Any) -> None:
+    with pytest.raises(UsageError):
+        policy_of(given)
+
+
+def test_a_policy_reads_the_same_from_names_dtypes_and_lists() -> None:
+    one = policy_of({"parameter": torch.float32, "optimizer state": ["float32", "torch.bfloat16"]})
+    assert one == ResidencyPolicy(parameter=("float32",), state=("float32", "bfloat16"))
+    assert policy_of(one) is one
+    assert policy_of(None) is None
