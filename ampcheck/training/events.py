@@ -42,7 +42,7 @@ class Event:
     skipped: of SCALER_STEP, whether the optimizer was not stepped.
     nonfinite: of SCALER_STEP, parameters with an infinite or NaN gradient.
     create_graph: of GRAD and BACKWARD. low: of BACKWARD, the 16-bit dtypes in which autocast ran since the last one.
-    half: of SCALER_STEP and OPTIMIZER_STEP, parameters of 16 bits, by dtype.
+    half: of UNSCALE, SCALER_STEP and OPTIMIZER_STEP, parameters of 16 bits, by dtype.
     keys: of CHECKPOINT, what it holds: `optimizer`, `scaler`.
     """
 

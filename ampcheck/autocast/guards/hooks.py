@@ -19,56 +19,7 @@ from ampcheck.autocast.guards.ops import Notes, OpsMode, autocast_devices, curre
 from ampcheck.autocast.guards.records import Crossing, State
 from ampcheck.autocast.guards.spots import spot_of
 from ampcheck.autocast.state import nesting
-
-
-class _Tap:
-    """One wrapper in the place of `owner.name`, through which all who listen hear of its calls."""
-
-    def __init__(self, original: Any) -> None:
-        self.original = self.call = original
-        self.listeners: list[Callable[[Any], Any]] = []
-
-        @functools.wraps(original)
-        def ours(*args: Any, **kwargs: Any) -> Any:
-            return self.call(*args, **kwargs)
-
-        self.ours = ours
-
-    def compose(self) -> None:
-        call = self.original
-        for make in self.listeners:
-            call = make(call)
-        self.call = call
-
-
-_taps: dict[tuple[Any, str], _Tap] = {}
-_tapping = threading.Lock()
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`make(original)` in the place of `owner.name`. Blocks may end in any order: the last one puts the original back.
-
-    Left alone where another took its place meanwhile; what then still calls ours reaches the original.
-    """
-    with _tapping:
-        tap = _taps.get((owner, name))
-        if tap is None or getattr(owner, name) is not tap.ours:
-            tap = _taps[owner, name] = _Tap(getattr(owner, name))
-            setattr(owner, name, tap.ours)
-        tap.listeners.append(make)
-        tap.compose()
-    try:
-        yield
-    finally:
-        with _tapping:
-            tap.listeners.remove(make)
-            tap.compose()
-            if not tap.listeners:
-                if getattr(owner, name) is tap.ours:
-                    setattr(owner, name, tap.original)
-                if _taps.get((owner, name)) is tap:
-                    del _taps[owner, name]
+from ampcheck.taps import replaced
 
 
 def states_on() -> tuple[State, ...]:
@@ -100,7 +51,7 @@ def watched_scope(notes: Notes) -> Iterator[None]:
         return backward
 
     # The one function through which Tensor.backward, autograd.backward and autograd.grad enter the engine.
-    with _replaced(torch.autograd, "_engine_run_backward", make):
+    with replaced(torch.autograd, "_engine_run_backward", make):
         handle = register_optimizer_step_pre_hook(lambda *_: cross("optimizer steps"))
         try:
             yield
@@ -143,9 +94,9 @@ def watched_regions(notes: Notes) -> Iterator[None]:
         return __exit__
 
     with (
-        _replaced(region, "__init__", begin),
-        _replaced(region, "__enter__", enter),
-        _replaced(region, "__exit__", leave),
+        replaced(region, "__init__", begin),
+        replaced(region, "__enter__", enter),
+        replaced(region, "__exit__", leave),
     ):
         yield
 
@@ -177,10 +128,10 @@ def watched_threads(notes: Notes) -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        stack.enter_context(_replaced(threading.Thread, "start", start))
-        stack.enter_context(_replaced(ThreadPoolExecutor, "submit", submit))
+        stack.enter_context(replaced(threading.Thread, "start", start))
+        stack.enter_context(replaced(ThreadPoolExecutor, "submit", submit))
         for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # all others call one of these
-            stack.enter_context(_replaced(Pool, name, hand_on))
+            stack.enter_context(replaced(Pool, name, hand_on))
         yield
 
 

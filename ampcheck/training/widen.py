@@ -1,0 +1,127 @@
+"""The same step in a wider format: the shadow against which gradients and updates are judged.
+
+A user's step holds its model, optimizer and data in closures that nothing can copy. So the step itself runs, and a
+dispatch mode computes every op in the wider format: below autocast and autograd, where the casts of both are ops like
+any other. Parameters keep the format in which they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.nest import map_tensors, tensors
+from ampcheck.numerics.equal_random import EqualRandom
+from ampcheck.training.loop import TrainingLoop
+
+_CAST = torch.ops.aten._to_copy.default
+
+
+class Widened(TorchDispatchMode):
+    """Compute every floating op in `dtype` (float32 or float64), whatever its operands are.
+
+    A cast to a narrower format gives the wider one. What is written into a tensor that exists (a parameter, a buffer)
+    is rounded to that tensor's format; views stay views. `unseen` counts ops that the wider format does not have: they
+    run as they are.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype = dtype
+        self.unseen: dict[str, int] = {}
+        self.widened = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        arguments = func._schema.arguments
+        aliases = [a.alias_info for a in arguments if a.alias_info is not None]
+        if aliases and not any(alias.is_write for alias in aliases):
+            return func(*args, **kwargs)  # a view
+        if torch.Tag.nondeterministic_seeded in func.tags and not any(True for _ in tensors(args)):
+            return self._wide(func(*args, **kwargs))  # what is drawn follows the dtype that was asked for
+        wide_args, wide_kwargs = map_tensors(self._wide, (args, kwargs))
+        # The engine hands a leaf a gradient of the leaf's own format, and refuses another.
+        to_leaf = func is _CAST and kwargs.get("dtype") is torch.float32 and torch._C._current_graph_task_id() != -1
+        for name in ("dtype", "out_dtype"):
+            if self._narrower(wide_kwargs.get(name)) and not to_leaf:
+                wide_kwargs[name] = self.dtype
+        named = {a.name for a in arguments}
+        if "half_to_float" in named:
+            pairs = zip(arguments, wide_args, strict=False)
+            wide_args = tuple(False if a.name == "half_to_float" else value for a, value in pairs)
+            if "half_to_float" in wide_kwargs:
+                wide_kwargs["half_to_float"] = False
+        try:
+            result = func(*wide_args, **wide_kwargs)
+        except (RuntimeError, NotImplementedError, TypeError):
+            result = func(*args, **kwargs)  # its own error, if it has one, is the user's to see
+            self.unseen[str(func)] = self.unseen.get(str(func), 0) + 1
+            return result
+        self.widened += 1
+        if not aliases:
+            return result
+        return self._written(func, args, kwargs, wide_args, wide_kwargs, result)
+
+    def _narrower(self, dtype: Any) -> bool:
+        return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < self.dtype.itemsize
+
+    def _wide(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and self._narrower(value.dtype):
+            return value.to(self.dtype)
+        return value
+
+    def _written(self, func: Any, args: Any, kwargs: Any, wide_args: Any, wide_kwargs: Any, result: Any) -> Any:
+        """Write what the wide twins became into the tensors that the op was given, and return those."""
+        own: dict[int, torch.Tensor] = {}
+        for argument, before, after in _matched(func, args, kwargs, wide_args, wide_kwargs):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            pairs = zip(before, after, strict=True) if isinstance(before, (list, tuple)) else ((before, after),)
+            for old, new in pairs:
+                if isinstance(old, torch.Tensor):
+                    own[id(new)] = old
+                    if old is not new:
+                        if old.shape != new.shape:
+                            old.resize_(new.shape)
+                        old.copy_(new)
+        return map_tensors(lambda tensor: own.get(id(tensor), tensor), result)
+
+
+def _matched(func: Any, args: Any, kwargs: Any, wide_args: Any, wide_kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
+    arguments = func._schema.arguments
+    yield from zip(arguments, args, wide_args, strict=False)
+    for argument in arguments:
+        if argument.name in kwargs:
+            yield argument, kwargs[argument.name], wide_kwargs[argument.name]
+
+
+@contextmanager
+def shadowed(loop: TrainingLoop, dtype: torch.dtype) -> Iterator[Widened]:
+    """Run the steps inside in `dtype`. What a module stores in 16 bits is float32 inside, and so are its gradients.
+
+    Use it inside `loop.preserved()`: what was cast is put back by its snapshot. Random numbers are those that are drawn
+    in float32, see `EqualRandom`.
+    """
+    for _, module in loop.modules():
+        for owned in (module._parameters, module._buffers):
+            for tensor in owned.values():
+                if tensor is not None and tensor.is_floating_point() and tensor.dtype.itemsize < 4:
+                    grad = tensor.grad
+                    tensor.grad = None
+                    tensor.data = tensor.data.float()
+                    tensor.grad = None if grad is None else grad.float()
+    mode = Widened(dtype)
+    with ExitStack() as stack:
+        stack.enter_context(EqualRandom())
+        stack.enter_context(mode)
+        yield mode
