@@ -1,0 +1,282 @@
+"""The loss-scale window: which loss scales keep the gradients of a step inside a format.
+
+A backward pass multiplies every gradient by the loss scale before it is rounded to 16 bits. Rounding is monotone, so
+what a power of two as scale loses follows exactly from how many elements each binade holds, without another backward
+pass. What is predicted are the roundings of the gradients that were measured; an op that overflows inside, or a
+gradient that vanished on the way, is seen by real runs only (`LossScaleStats.verified`).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ampcheck.errors import UsageError
+from ampcheck.formats import FloatFormat, format_of
+
+POOL = "all tensors together"
+"""The name under which the pool of all tensors binds the lower end of a window."""
+
+FEW = 8
+"""A tensor with fewer nonzero elements than this counts in the pool only: one element decides too much of its share."""
+
+_CHUNK = {"cpu": 1 << 18}
+_LARGE_CHUNK = 1 << 24
+"""Elements measured at a time: on a CPU what stays in its cache, elsewhere what bounds the extra memory."""
+_ZERO, _NONFINITE, _FIRST = 0, 1, 2
+_LOWEST, _HIGHEST = -1074, 1023
+"""The powers of two of float64: no scale outside is spoken of. Of magnitudes the bins go one further, to 1024."""
+_SLOTS = _FIRST + _HIGHEST + 1 - _LOWEST + 1
+
+
+@dataclass(frozen=True, slots=True)
+class GradientHistogram:
+    """How large the elements of one gradient are, unscaled.
+
+    counts: elements by bin b, those with ``2**(b - 1) < |g| <= 2**b``, nonzero and finite ones only. The upper end is
+    inside because half of the smallest subnormal rounds to zero itself (ties to even). largest: the largest finite
+    magnitude, exactly. zeros, nonfinite: how many elements are 0, and infinite or NaN.
+    """
+
+    counts: Mapping[int, int] = field(default_factory=dict)
+    largest: float = 0.0
+    zeros: int = 0
+    nonfinite: int = 0
+
+    def __add__(self, other: GradientHistogram) -> GradientHistogram:
+        """Both together, exactly: of two tensors, steps or ranks."""
+        bins = sorted({*self.counts, *other.counts})
+        return GradientHistogram(
+            {b: self.counts.get(b, 0) + other.counts.get(b, 0) for b in bins},
+            max(self.largest, other.largest),
+            self.zeros + other.zeros,
+            self.nonfinite + other.nonfinite,
+        )
+
+    @property
+    def nonzero(self) -> int:
+        """Elements that are finite and not zero."""
+        return sum(self.counts.values())
+
+    def upto(self, exponent: int) -> int:
+        """Nonzero elements of magnitude at most ``2**exponent``."""
+        return sum(count for b, count in self.counts.items() if b <= exponent)
+
+
+def histogram_of(tensor: torch.Tensor) -> GradientHistogram:
+    """The histogram of a gradient, which must be unscaled; float32 or float64, and exactly so for narrower dtypes.
+
+    Any shape and device; read back once. Of a sparse tensor the stored values count, of a DTensor the elements of this
+    rank: sharded ones add up to the whole, replicated ones must not be added. Raises `UsageError` for a tensor without
+    floating-point values.
+    """
+    flat = _values(tensor)
+    counts = torch.zeros(_SLOTS, dtype=torch.int64, device=flat.device)
+    largest = torch.zeros((), dtype=flat.dtype, device=flat.device)
+    length = _CHUNK.get(flat.device.type, _LARGE_CHUNK)
+    for start in range(0, flat.numel(), length):
+        magnitude = flat[start : start + length].abs()
+        mantissa, exponent = torch.frexp(magnitude)
+        finite = magnitude < math.inf  # false for NaN as well
+        slot = exponent.to(torch.int64).sub_((mantissa == 0.5).long()).add_(_FIRST - _LOWEST)
+        slot.masked_fill_(magnitude == 0, _ZERO).masked_fill_(~finite, _NONFINITE)
+        counts += torch.bincount(slot, minlength=_SLOTS)
+        largest = torch.maximum(largest, magnitude.masked_fill_(~finite, 0).amax())
+    double = flat.dtype == torch.float64
+    bits = largest.view(torch.int64 if double else torch.int32).to(torch.int64)  # so that all of it is read at once
+    *told, code = torch.cat([counts, bits.reshape(1)]).tolist()
+    top = struct.unpack("<d", struct.pack("<q", code)) if double else struct.unpack("<f", struct.pack("<i", code))
+    binned = {place - _FIRST + _LOWEST: count for place, count in enumerate(told) if count and place >= _FIRST}
+    return GradientHistogram(binned, top[0], told[_ZERO], told[_NONFINITE])
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """The stored values in one dimension, float32 or float64."""
+    if tensor.device.type == "meta" or not (tensor.is_floating_point() or tensor.is_complex()):
+        raise UsageError(
+            f"a gradient histogram needs floating-point values; found {tensor.dtype} on {tensor.device.type}"
+        )
+    plain = tensor.detach()
+    if hasattr(plain, "to_local"):
+        plain = plain.to_local()
+    if plain.layout is not torch.strided:
+        plain = plain.coalesce().values() if plain.layout is torch.sparse_coo else plain.values()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain.resolve_conj())
+    flat = plain.reshape(-1)
+    return flat if flat.dtype in (torch.float32, torch.float64) else flat.to(torch.float32)
+
+
+def merge_histograms(many: Iterable[Mapping[str, GradientHistogram]]) -> dict[str, GradientHistogram]:
+    """The histograms of several steps or ranks as one, tensor by tensor."""
+    merged: dict[str, GradientHistogram] = {}
+    for histograms in many:
+        for name, histogram in histograms.items():
+            merged[name] = merged[name] + histogram if name in merged else histogram
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class AtScale:
+    """What one loss scale does.
+
+    lost: the largest share of nonzero elements that rounds to zero, that of `tensor` (`POOL`: of all together). pooled:
+    the share of all tensors together. overflows: the tensors whose largest element rounds to infinity.
+    """
+
+    scale: float
+    lost: float
+    tensor: str
+    pooled: float
+    overflows: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleWindow:
+    """The loss scales, as powers of two, at which no tensor loses more than `share` and none overflows.
+
+    format: the name of the format that the scaled gradients are rounded to. histograms: the unscaled gradients.
+    binding: the tensors whose share counts; the others can only overflow. needed: log2 of the smallest scale at which
+    every share is at most `share`; allowed: log2 of the largest at which nothing overflows. needed_by, allowed_by: the
+    tensors that bind these ends. The window is empty where needed > allowed.
+    """
+
+    format: str
+    share: float
+    histograms: Mapping[str, GradientHistogram]
+    binding: tuple[str, ...]
+    needed: int
+    allowed: int
+    needed_by: str
+    allowed_by: str
+
+    @property
+    def empty(self) -> bool:
+        """Whether no scale serves all tensors."""
+        return self.needed > self.allowed
+
+    @property
+    def low(self) -> float | None:
+        """Smallest scale of the window; None of an empty one."""
+        return None if self.empty else math.ldexp(1.0, self.needed)
+
+    @property
+    def high(self) -> float | None:
+        """Largest scale of the window that is a power of two; None of an empty one."""
+        return None if self.empty else math.ldexp(1.0, self.allowed)
+
+    @property
+    def nonzero(self) -> int:
+        """Finite, nonzero elements of all tensors; where there are none the window says nothing."""
+        return sum(histogram.nonzero for histogram in self.histograms.values())
+
+    @property
+    def nonfinite(self) -> dict[str, int]:
+        """Tensors with elements that are infinite or NaN unscaled, which no scale mends, and how many."""
+        return {name: one.nonfinite for name, one in self.histograms.items() if one.nonfinite}
+
+    def contains(self, scale: float) -> bool:
+        """Whether a scale, any number, lies inside; what is true of the ends is true between them."""
+        return self.low is not None and self.high is not None and self.low <= scale <= self.high
+
+    def lost(self, scale: float, *, at_least: bool = False) -> float:
+        """The worst share lost, exactly at a power of two; between two an upper bound, or a lower one (`at_least`)."""
+        return self.at(scale, at_least=at_least).lost
+
+    def at(self, scale: float, *, at_least: bool = False) -> AtScale:
+        """What a scale does; see `lost`. Overflow is exact at any scale. Raises `UsageError` unless scale > 0."""
+        exponent = _exponent(scale, up=at_least)
+        bound = _flush_exponent(format_of(self.format)) - exponent
+        pool = _pool(self.histograms, self.binding)
+        pooled = _share(pool, bound)
+        worst, tensor = pooled, POOL
+        for name in self.binding:
+            one = self.histograms[name]
+            if one.nonzero >= FEW and (share := _share(one, bound)) > worst:
+                worst, tensor = share, name
+        limit = format_of(self.format).overflows_at
+        over = tuple(name for name, one in self.histograms.items() if one.largest * scale >= limit)
+        return AtScale(scale, worst, tensor, pooled, over)
+
+
+def scale_window(
+    histograms: Mapping[str, GradientHistogram],
+    *,
+    share: float,
+    dtype: torch.dtype | str | FloatFormat = "float16",
+    binding: Collection[str] | None = None,
+) -> ScaleWindow:
+    """The window of loss scales for gradients that are rounded to `dtype` once they are scaled.
+
+    histograms: unscaled gradients by name. share: the part of the nonzero elements that may round to zero, of every
+    tensor with `FEW` of them or more, and of all tensors together. binding: the tensors whose share counts, all by
+    default; the rest must not overflow only.
+
+    Without a nonzero element the window is as wide as float64. Raises `UsageError` for a share that is negative or NaN,
+    for an unknown name in `binding`, and for a format in which nothing rounds to zero.
+    """
+    if not share >= 0:
+        raise UsageError(f"the share that a loss scale may lose must be 0 or more; found {share!r}")
+    names = tuple(histograms) if binding is None else tuple(name for name in histograms if name in binding)
+    if binding is not None and (unknown := sorted(set(binding) - set(histograms))):
+        raise UsageError(f"binding names {unknown[0]!r}, of which there is no histogram")
+    kind = format_of(dtype)
+    flush = _flush_exponent(kind)
+    needed, needed_by = _LOWEST, POOL
+    candidates = [(POOL, _pool(histograms, names))]
+    candidates += [(name, histograms[name]) for name in names if histograms[name].nonzero >= FEW]
+    for name, one in candidates:
+        exponent = _needed(one, share, flush)
+        if exponent > needed or (exponent == needed and needed_by == POOL):
+            needed, needed_by = exponent, name
+    allowed, allowed_by = _HIGHEST, ""
+    for name, one in histograms.items():
+        exponent = _allowed(one.largest, kind.overflows_at)
+        if exponent < allowed:
+            allowed, allowed_by = exponent, name
+    return ScaleWindow(kind.name, share, histograms, names, needed, allowed, needed_by, allowed_by)
+
+
+def _flush_exponent(kind: FloatFormat) -> int:
+    """log2 of the largest magnitude that rounds to zero."""
+    if not kind.flushes_at:
+        raise UsageError(f"nothing that float64 holds rounds to zero in {kind.name}: it has no loss-scale window")
+    return math.frexp(kind.flushes_at)[1] - 1
+
+
+def _exponent(scale: float, *, up: bool) -> int:
+    """log2 of a scale, to the power of two at or below it, or at or above it."""
+    if not 0 < scale < math.inf:
+        raise UsageError(f"a loss scale must be a positive number; found {scale!r}")
+    mantissa, exponent = math.frexp(scale)
+    return exponent if up and mantissa > 0.5 else exponent - 1
+
+
+def _pool(histograms: Mapping[str, GradientHistogram], names: Iterable[str]) -> GradientHistogram:
+    return sum((histograms[name] for name in names), GradientHistogram())
+
+
+def _share(histogram: GradientHistogram, bound: int) -> float:
+    return histogram.upto(bound) / histogram.nonzero if histogram.nonzero else 0.0
+
+
+def _needed(histogram: GradientHistogram, share: float, flush: int) -> int:
+    """log2 of the smallest scale at which at most `share` is lost; the first bin that may not go must stay above."""
+    lost, whole = 0, histogram.nonzero
+    for b in sorted(histogram.counts):
+        lost += histogram.counts[b]
+        if lost / whole > share:
+            return max(flush - b + 1, _LOWEST)
+    return _LOWEST
+
+
+def _allowed(largest: float, limit: float) -> int:
+    """log2 of the largest scale at which `largest` stays below `limit`."""
+    if not largest:
+        return _HIGHEST
+    (mantissa, exponent), (end, last) = math.frexp(largest), math.frexp(limit)
+    return min(last - exponent - (mantissa >= end), _HIGHEST)
