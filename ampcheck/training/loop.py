@@ -114,7 +114,7 @@ class TrainingLoop:
             for name, parameter in module.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    yield self._path(path, name), parameter
+                    yield self.path(path, name), parameter
         for path, optimizer in self.optimizers.items():
             stepped: list[torch.nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
             for number, parameter in enumerate(stepped):
@@ -129,15 +129,16 @@ class TrainingLoop:
             for name, part in module.named_modules():
                 if id(part) not in seen:
                     seen.add(id(part))
-                    yield self._path(path, name), part
+                    yield self.path(path, name), part
 
-    def _path(self, root: str, name: str) -> str:
+    def path(self, root: str, name: str) -> str:
+        """What the part `name` of the module at `root` is called."""
         if root == "model" or len(self.reached.modules) == 1:
             return name
         return f"{root}.{name}" if name else root
 
     def residents(self) -> list[Resident]:
-        """The tensors that live across steps, as they are now, each once; optimizer state appears with its first step."""
+        """The tensors that live across steps, as they are now, each once; optimizer state comes with its first step."""
         again = reach(self._roots)  # a step may have replaced what a closure holds
         found: dict[int, Resident] = {}
 
@@ -161,7 +162,7 @@ class TrainingLoop:
         for path, module in again.modules.items():
             trained = any(id(p) in stepped for p in module.parameters()) or not list(module.parameters())
             for name, buffer in module.named_buffers():
-                add(Role.BUFFER if trained or not stepped else Role.COPY, self._path(path, name), buffer)
+                add(Role.BUFFER if trained or not stepped else Role.COPY, self.path(path, name), buffer)
         for path, scaler in again.scalers.items():
             for key in ("_scale", "_growth_tracker"):
                 add(Role.SCALER, f"{path}.{key.strip('_')}", getattr(scaler, key, None))
@@ -169,6 +170,10 @@ class TrainingLoop:
         for path, tensor in again.tensors.items():
             add(Role.COPY if path.partition(".")[0] in named else Role.OTHER, path, tensor)
         return list(found.values())
+
+    def snapshot(self) -> Snapshot:
+        """Everything that the step can reach now, to be put back later."""
+        return Snapshot(reach(self._roots))
 
     @contextmanager
     def preserved(self) -> Iterator[Snapshot]:

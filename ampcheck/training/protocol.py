@@ -85,8 +85,8 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
     done = sum(e.act is Act.SCALER_STEP and not e.skipped for e in stats.events)
     first, skipped = wrong[0]
     message = (
-        f"a scheduler must step with the optimizer; {first.who} stepped {len(wrong)} times after scaler.step had skipped "
-        f"{skipped.optimizers[0]}: {done} updates but {len(steps)} scheduler steps"
+        f"a scheduler must step with the optimizer; {first.who} stepped {len(wrong)} times after scaler.step had "
+        f"skipped {skipped.optimizers[0]}: {done} updates but {len(steps)} scheduler steps"
     )
     hint = (
         "compare the scale around scaler.update() and step the scheduler only where it did not fall: "

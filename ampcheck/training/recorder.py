@@ -28,18 +28,18 @@ Listener = Callable[[Event, Any], None]
 class Recorder:
     """Note what a loop does, as `events`; `step` is the number that they carry.
 
-    listeners hear of each event at once. overflow_at: in these steps the first gradient that a scaler looks at is made
-    infinite, so that it skips the step, as it does whenever its scale has grown too far.
+    listeners hear of each event at once. overflow_from: the first gradient that a scaler looks at in or after this step
+    is made infinite, so that it skips the step, as it does when its scale has grown too far; `overflowed` tells which.
     """
 
     def __init__(
-        self, loop: TrainingLoop, *, listeners: Collection[Listener] = (), overflow_at: Collection[int] = ()
+        self, loop: TrainingLoop, *, listeners: Collection[Listener] = (), overflow_from: int | None = None
     ) -> None:
         self.events: list[Event] = []
         self.step = 0
         self._listeners = tuple(listeners)
-        self._overflow_at = frozenset(overflow_at)
-        self._poisoned: set[int] = set()
+        self._overflow_from = overflow_from
+        self.overflowed: int | None = None
         self._parameters = {id(parameter): name for name, parameter in loop.parameters()}
         self._names: dict[int, tuple[Any, str]] = {}
         self._optimizers: dict[str, Any] = {}
@@ -206,7 +206,7 @@ class Recorder:
             cleared = tuple(name for name, optimizer in self._optimizers.items() if _is_clear(optimizer))
             result = original(roots, *args, **kwargs)
             touched = tuple(name for name, o in self._optimizers.items() if self._gradients(o) != before[name])
-            low, self._low = tuple(self._low), {}
+            low, self._low = self.low, {}
             self._add(Act.BACKWARD, roots, optimizers=touched, cleared=cleared, low=low, **facts)
             return result
 
@@ -226,6 +226,11 @@ class Recorder:
             seen.add(node)
             waiting += [one for one, _ in node.next_functions if one is not None]
         return None if waiting else False
+
+    @property
+    def low(self) -> tuple[str, ...]:
+        """The 16-bit dtypes in which autocast ran since the last backward pass."""
+        return tuple(self._low)
 
     def forget_graphs(self) -> None:
         """Between steps: let go of the graphs that were kept to know a scaled loss again."""
@@ -259,7 +264,8 @@ class Recorder:
         return save
 
     def _poison(self, scaler: Any, optimizer: Any) -> None:
-        if self.step not in self._overflow_at or self.step in self._poisoned or not scaler.is_enabled():
+        waiting = self._overflow_from is not None and self.step >= self._overflow_from and self.overflowed is None
+        if not waiting or not scaler.is_enabled():
             return
         for parameter in _params(optimizer):
             if parameter.grad is not None and parameter.grad.numel():
@@ -268,7 +274,7 @@ class Recorder:
                 if values.numel():
                     with torch.no_grad():
                         values[(0,) * values.dim()] = float("inf")
-                    self._poisoned.add(self.step)
+                    self.overflowed = self.step
                     return
 
     def _gradients(self, optimizer: Any) -> dict[int, tuple[int, int]]:

@@ -36,6 +36,7 @@ class Widened(TorchDispatchMode):
         self.dtype = dtype
         self.unseen: dict[str, int] = {}
         self.widened = 0
+        self.drew = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -43,6 +44,8 @@ class Widened(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
+        if func._schema.name.startswith("aten::_amp_"):  # the scaler's own, which know float32 alone
+            return func(*map_tensors(_single, args), **kwargs)
         arguments = func._schema.arguments
         aliases = [a.alias_info for a in arguments if a.alias_info is not None]
         if aliases and not any(alias.is_write for alias in aliases):
@@ -97,6 +100,10 @@ class Widened(TorchDispatchMode):
         return map_tensors(lambda tensor: own.get(id(tensor), tensor), result)
 
 
+def _single(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.dtype is torch.float64 and value.dim() == 0 else value
+
+
 def _matched(func: Any, args: Any, kwargs: Any, wide_args: Any, wide_kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
     arguments = func._schema.arguments
     yield from zip(arguments, args, wide_args, strict=False)
@@ -122,6 +129,9 @@ def shadowed(loop: TrainingLoop, dtype: torch.dtype) -> Iterator[Widened]:
                     tensor.grad = None if grad is None else grad.float()
     mode = Widened(dtype)
     with ExitStack() as stack:
-        stack.enter_context(EqualRandom())
+        draws = stack.enter_context(EqualRandom())
         stack.enter_context(mode)
-        yield mode
+        try:
+            yield mode
+        finally:
+            mode.drew = draws.drew

@@ -1,0 +1,122 @@
+"""The gradients of one step: of each parameter and of each module's output, pass by pass, at the scale in use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ampcheck.nest import tensors
+from ampcheck.places import hookable
+from ampcheck.taps import replaced
+from ampcheck.training.loop import TrainingLoop
+
+
+class Spot(NamedTuple):
+    """Which gradient it is. kind: `parameter` or `output`; call: how many of this name came before in the step."""
+
+    kind: str
+    name: str
+    call: int
+
+    @property
+    def module(self) -> str:
+        """The module that it belongs to."""
+        return self.name.rpartition(".")[0] if self.kind == "parameter" else self.name.partition("[")[0]
+
+
+Seen = Callable[[Spot, torch.Tensor], None]
+"""Is given each gradient as it passes, detached; what it keeps it must copy."""
+
+
+@contextmanager
+def captured(loop: TrainingLoop, seen: Seen, *, outputs: bool) -> Iterator[None]:
+    """Give `seen` every gradient of the backward passes inside, as autograd makes it: scaled, before it is added up.
+
+    outputs: those of the modules' outputs too, which takes hooks on modules (compiled code would be compiled again).
+    """
+    calls: Counter[str] = Counter()
+
+    def note(kind: str, name: str, grad: torch.Tensor) -> None:
+        spot = Spot(kind, name, calls[name])
+        calls[name] += 1
+        with torch.no_grad(), _disable_current_modes():
+            seen(spot, _plain(grad.detach()))
+
+    with ExitStack() as stack:
+        for name, parameter in loop.parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                stack.callback(parameter.register_hook(_noting(note, "parameter", name)).remove)
+        if outputs:
+            for path, root in loop.reached.modules.items():
+                for inner, module in hookable(root):
+                    hook = _forward_hook(note, loop.path(path, inner))
+                    stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+def _noting(note: Callable[[str, str, torch.Tensor], None], kind: str, name: str) -> Callable[[torch.Tensor], None]:
+    def hook(grad: torch.Tensor) -> None:
+        note(kind, name, grad)
+
+    return hook
+
+
+def _forward_hook(note: Callable[[str, str, torch.Tensor], None], module: str) -> Any:
+    def hook(_: torch.nn.Module, args: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        for path, tensor in tensors(output):
+            if tensor.requires_grad and tensor.grad_fn is not None and tensor.is_floating_point():
+                tensor.register_hook(_noting(note, "output", f"{module}[{path}]" if path else module))
+
+    return hook
+
+
+def _plain(grad: torch.Tensor) -> torch.Tensor:
+    if hasattr(grad, "to_local"):
+        grad = grad.to_local()
+    if grad.layout is not torch.strided:
+        grad = grad.to_dense()
+    return torch.view_as_real(grad) if grad.is_complex() else grad
+
+
+@contextmanager
+def scaled_backward(factor: float) -> Iterator[None]:
+    """Multiply what every backward pass starts from, as a loss scale larger by `factor` would."""
+
+    def make(original: Any) -> Any:
+        def run(roots: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch._C._current_graph_task_id() == -1 and kwargs.get("accumulate_grad", False):
+                firsts = (torch.ones_like(r) if g is None else g for r, g in zip(roots, grads, strict=True))
+                grads = tuple(first * factor for first in firsts)
+            return original(roots, grads, *args, **kwargs)
+
+        return run
+
+    with replaced(torch.autograd, "_engine_run_backward", make):
+        yield
+
+
+@dataclass(slots=True)
+class Kept:
+    """Gradients of a step, copied; beyond `limit` bytes they are counted as unseen."""
+
+    limit: int
+    values: dict[Spot, torch.Tensor] = field(default_factory=dict)
+    bytes: int = 0
+    unseen: int = 0
+
+    def __call__(self, spot: Spot, grad: torch.Tensor) -> None:
+        """Keep one."""
+        size = grad.numel() * grad.element_size()
+        if self.bytes + size > self.limit:
+            self.unseen += 1
+            return
+        self.bytes += size
+        self.values[spot] = grad.clone()
