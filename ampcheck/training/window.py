@@ -193,11 +193,11 @@ class ScaleWindow:
         bound = _flush_exponent(format_of(self.format)) - exponent
         pool = _pool(self.histograms, self.binding)
         pooled = _share(pool, bound)
-        worst, tensor = pooled, POOL
-        for name in self.binding:
-            one = self.histograms[name]
-            if one.nonzero >= FEW and (share := _share(one, bound)) > worst:
-                worst, tensor = share, name
+        shares = {name: _share(one, bound) for name in self.binding if (one := self.histograms[name]).nonzero >= FEW}
+        tensor = max(shares, key=shares.__getitem__, default=POOL)
+        worst = shares.get(tensor, 0.0)
+        if pooled > worst or not worst:
+            worst, tensor = pooled, POOL
         limit = format_of(self.format).overflows_at
         over = tuple(name for name, one in self.histograms.items() if one.largest * scale >= limit)
         return AtScale(scale, worst, tensor, pooled, over)
