@@ -46,7 +46,7 @@ def captured(loop: TrainingLoop, seen: Seen, *, outputs: bool) -> Iterator[None]
         spot = Spot(kind, name, calls[name])
         calls[name] += 1
         with torch.no_grad(), _disable_current_modes():
-            seen(spot, _plain(grad.detach()))
+            seen(spot, plain_values(grad))
 
     with ExitStack() as stack:
         for name, parameter in loop.parameters():
@@ -78,7 +78,9 @@ def _forward_hook(note: Callable[[str, str, torch.Tensor], None], module: str) -
     return hook
 
 
-def _plain(grad: torch.Tensor) -> torch.Tensor:
+def plain_values(grad: torch.Tensor) -> torch.Tensor:
+    """The values of a gradient on this process, dense and real, detached."""
+    grad = grad.detach()
     if hasattr(grad, "to_local"):
         grad = grad.to_local()
     if grad.layout is not torch.strided:

@@ -45,7 +45,8 @@ class Widened(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         if func._schema.name.startswith("aten::_amp_"):  # the scaler's own, which know float32 alone
-            return func(*map_tensors(_single, args), **kwargs)
+            single = map_tensors(_single, args)
+            return _written(func, args, kwargs, single, kwargs, func(*single, **kwargs))
         arguments = func._schema.arguments
         aliases = [a.alias_info for a in arguments if a.alias_info is not None]
         if aliases and not any(alias.is_write for alias in aliases):
@@ -73,7 +74,7 @@ class Widened(TorchDispatchMode):
         self.widened += 1
         if not aliases:
             return result
-        return self._written(func, args, kwargs, wide_args, wide_kwargs, result)
+        return _written(func, args, kwargs, wide_args, wide_kwargs, result)
 
     def _narrower(self, dtype: Any) -> bool:
         return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < self.dtype.itemsize
@@ -83,21 +84,22 @@ class Widened(TorchDispatchMode):
             return value.to(self.dtype)
         return value
 
-    def _written(self, func: Any, args: Any, kwargs: Any, wide_args: Any, wide_kwargs: Any, result: Any) -> Any:
-        """Write what the wide twins became into the tensors that the op was given, and return those."""
-        own: dict[int, torch.Tensor] = {}
-        for argument, before, after in _matched(func, args, kwargs, wide_args, wide_kwargs):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            pairs = zip(before, after, strict=True) if isinstance(before, (list, tuple)) else ((before, after),)
-            for old, new in pairs:
-                if isinstance(old, torch.Tensor):
-                    own[id(new)] = old
-                    if old is not new:
-                        if old.shape != new.shape:
-                            old.resize_(new.shape)
-                        old.copy_(new)
-        return map_tensors(lambda tensor: own.get(id(tensor), tensor), result)
+
+def _written(func: Any, args: Any, kwargs: Any, wide_args: Any, wide_kwargs: Any, result: Any) -> Any:
+    """Write what the wide twins became into the tensors that the op was given, and return those."""
+    own: dict[int, torch.Tensor] = {}
+    for argument, before, after in _matched(func, args, kwargs, wide_args, wide_kwargs):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        pairs = zip(before, after, strict=True) if isinstance(before, (list, tuple)) else ((before, after),)
+        for old, new in pairs:
+            if isinstance(old, torch.Tensor):
+                own[id(new)] = old
+                if old is not new:
+                    if old.shape != new.shape:
+                        old.resize_(new.shape)
+                    old.copy_(new)
+    return map_tensors(lambda tensor: own.get(id(tensor), tensor), result)
 
 
 def _single(value: torch.Tensor) -> torch.Tensor:
