@@ -8,7 +8,7 @@ in float64 and not here (a ReLU that falls otherwise) measure the noise, and are
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -36,16 +36,17 @@ _ROWS = 40
 class GradientLoss:
     """One gradient beside float64, all its passes in the step together. Counts are of elements.
 
-    kind: `parameter` or `output` (of a module). known: nonzero in float64, and float32 agrees. zero: of those, zero
-    here. reverse: zero in float64 and not here. subnormal: of the known, subnormal here in the format it was made in.
-    nonfinite: infinite or NaN here. norm: which part of the Euclidean norm of the known elements became zero.
-    dtype: in which the gradient came.
+    kind: `parameter` or `output` (of a module). dtype: in which the gradient came; made_in: the same, or float16 where a
+    float32 gradient of autocast's holds nothing but values of float16. known: nonzero in float64, and float32 agrees;
+    of these zero: zero here, and subnormal: subnormal here in the format it was made in. reverse: zero in float64 and
+    not here. nonfinite: infinite or NaN here. norm: which part of the Euclidean norm of the known elements became zero.
     """
 
     kind: str
     name: str
     module: str
     dtype: str
+    made_in: str
     numel: int
     known: int
     zero: int
@@ -70,8 +71,9 @@ class GradientStats:
     """The gradients of one step beside float64.
 
     step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
-    without a scaler. gradients: parameters first. histograms: the unscaled gradients in float64, by name; parameters
-    have no brackets. skipped: why there is nothing. bytes: what the shadow kept at the same time, at most.
+    without a scaler. gradients: parameters first. histograms: in float64 and unscaled, those that were made in float16,
+    by name; outputs: which gradients are those of outputs. skipped: why there is nothing. bytes: what the shadow kept
+    at the same time, at most.
     """
 
     subject: str
@@ -135,16 +137,12 @@ class GradientShadow:
         """The step as it is, each gradient beside float64. factor: of the loss scale, in addition to the loop's own."""
         found: dict[tuple[str, str], _Sum] = {}
         recorder = Recorder(self._loop)
-        low: list[str] = []
 
         def compare(spot: Spot, grad: torch.Tensor) -> None:
             known = self._known.get(spot)
             if known is None or known[0].shape != grad.shape:
                 return
-            if not low:
-                low.extend(name for name in recorder.low if name == "float16")
-            made_in = low[0] if low and grad.dtype == torch.float32 else str(grad.dtype).removeprefix("torch.")
-            found.setdefault((spot.kind, spot.name), _Sum(spot)).add(grad, *known, made_in)
+            found.setdefault((spot.kind, spot.name), _Sum(spot)).add(grad, *known, "float16" in recorder.low)
 
         self._start.restore()
         with ExitStack() as stack:
@@ -158,10 +156,12 @@ class GradientShadow:
             taken = self._loop.take(self._step)
         return {key: total.loss() for key, total in found.items()}, recorder, taken
 
-    def histograms(self, scale: float) -> dict[str, GradientHistogram]:
-        """The gradients in float64, unscaled; what float32 does not know is left out."""
+    def histograms(self, scale: float, names: Collection[str]) -> dict[str, GradientHistogram]:
+        """The named gradients in float64, unscaled; what float32 does not know is left out."""
         found: dict[str, GradientHistogram] = {}
         for spot, (value, known) in self._known.items():
+            if spot.name not in names:
+                continue
             one = histogram_of(value.double()[known] / scale)
             found[spot.name] = found[spot.name] + one if spot.name in found else one
         return found
@@ -173,12 +173,15 @@ class GradientShadow:
 
 class _Sum:
     def __init__(self, spot: Spot) -> None:
-        self.spot, self.dtype = spot, ""
+        self.spot, self.dtype, self.made_in = spot, "", ""
         self.counts = [0] * 6
         self.squares = [0.0, 0.0]
 
-    def add(self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, made_in: str) -> None:
-        self.dtype = self.dtype or str(grad.dtype).removeprefix("torch.")
+    def add(self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, half: bool) -> None:
+        self.dtype = made_in = str(grad.dtype).removeprefix("torch.")
+        if half and grad.dtype is torch.float32 and bool(((grad.half() == grad) | ~grad.isfinite()).all()):
+            made_in = "float16"
+        self.made_in = made_in if self.made_in in ("", made_in) else self.dtype
         zero = (grad == 0) & known
         smallest = format_of(made_in).smallest_normal
         faint = (grad != 0) & (grad.abs().double() < smallest) & known
@@ -192,7 +195,10 @@ class _Sum:
 
     def loss(self) -> GradientLoss:
         norm = (self.squares[1] / self.squares[0]) ** 0.5 if self.squares[0] > 0 else 0.0
-        return GradientLoss(self.spot.kind, self.spot.name, self.spot.module, self.dtype, *self.counts, norm)
+        spot = self.spot
+        numel, known, zero, reverse, faint, bad = self.counts
+        told = (numel, known, zero, reverse, faint, bad, norm)
+        return GradientLoss(spot.kind, spot.name, spot.module, self.dtype, self.made_in, *told)
 
 
 @contextmanager
@@ -239,6 +245,7 @@ def measure_gradients(
         )
     scale = _scale(recorder.events)
     gradients = sorted(losses.values(), key=lambda one: (one.kind != "parameter", -one.lost))
+    halves = {o.name for o in gradients if "float16" in (o.dtype, o.made_in if o.kind == "parameter" else "")}
     low = [name for event in recorder.events for name in event.low]
     low += [one.dtype for one in gradients if one.dtype in ("float16", "bfloat16")]
     seen = {
@@ -252,7 +259,7 @@ def measure_gradients(
             "float16" if "float16" in low else low[0] if low else "",
             scale,
             tuple(gradients),
-            shadow.histograms(scale),
+            shadow.histograms(scale, halves),
             shadow.names("output"),
             Coverage({name: count for name, count in seen.items() if count}, dict(shadow.unseen)),
             bytes=shadow.bytes,
