@@ -166,17 +166,18 @@ def _window(stats: LossScaleStats, limits: Limits) -> list[Finding]:
         return [_empty(stats, window, limits)]
     if stats.scale is None:
         return _never(stats, window)
-    lost = window.at(stats.scale, at_least=True)
     real = stats.measured(stats.scale)
-    if lost.lost > limits.underflow and (real is None or real[0] > limits.underflow):
+    gone = real[0] if real else window.lost(stats.scale, at_least=True)
+    below = window.low is not None and stats.scale < window.low
+    if below and gone > limits.underflow:
         return [_below(stats, window, limits)]
-    if not stats.enabled and lost.overflows and (real is None or real[1]):
-        return [_without_scaler(stats, window, verdict=Verdict.FAIL if real else Verdict.WARN)]
+    if not stats.enabled and (verdict := _overflows(stats, window)):
+        return [_without_scaler(stats.subject, window, verdict)]
     if real is not None and real[0] > limits.underflow:
         message = (
-            f"{_required(limits.underflow, window)}; at {power(stats.scale)} {_percent(lost.lost)} were to be lost, "
-            f"and a real backward pass lost {_percent(real[0])}: the values vanish before they are gradients of what "
-            f"was measured"
+            f"{_required(limits.underflow, window)}; at {power(stats.scale)} the gradients by themselves would lose "
+            f"{_percent(window.lost(stats.scale))}, and a real backward pass lost {_percent(real[0])}: the rest "
+            f"vanishes on the way"
         )
         hint = "no scale mends what is lost in the forward pass: see gradient-underflow for the tensors"
         place = Where("backward")
@@ -219,7 +220,8 @@ def _never(stats: LossScaleStats, window: ScaleWindow) -> list[Finding]:
 
 def _below(stats: LossScaleStats, window: ScaleWindow, limits: Limits) -> Finding:
     scale = stats.scale or 1.0
-    lost = window.at(scale)
+    lost, real = window.at(scale), stats.measured(scale)
+    share = real[0] if real else lost.lost
     using = f"the loss scale {power(scale)}" if stats.enabled else "without a loss scale"
     message = (
         f"{_required(limits.underflow, window)}; {using} {'loses ' if stats.enabled else ''}{_percent(lost.lost)} of "
@@ -232,17 +234,26 @@ def _below(stats: LossScaleStats, window: ScaleWindow, limits: Limits) -> Findin
         else "scale the loss: torch.amp.GradScaler finds a scale near the upper end; or use bfloat16"
     )
     place = Where("backward", module="" if lost.tensor == POOL else lost.tensor)
-    return Finding(CHECK, Verdict.FAIL, stats.subject, message, place, lost.lost, limits.underflow, "share lost", hint)
+    return Finding(CHECK, Verdict.FAIL, stats.subject, message, place, share, limits.underflow, "share lost", hint)
 
 
-def _without_scaler(stats: LossScaleStats, window: ScaleWindow, *, verdict: Verdict) -> Finding:
+def _overflows(stats: LossScaleStats, window: ScaleWindow) -> Verdict | None:
+    """Without a scaler: whether the gradients overflow as they are. A real run decides where there is one."""
+    if any(over and scale <= 1 for scale, _, over in stats.verified):
+        return Verdict.FAIL
+    if any(not over and scale >= 1 for scale, _, over in stats.verified):
+        return None
+    return Verdict.WARN if window.at(1.0).overflows else None
+
+
+def _without_scaler(subject: str, window: ScaleWindow, verdict: Verdict) -> Finding:
     message = (
         f"gradients must stay below {format_of(window.format).max:g} in {window.format}; without a loss scale "
         f"{window.allowed_by} {'overflows' if verdict is Verdict.FAIL else 'would overflow'}; {_span(window)} "
         f"({_evidence(window)})"
     )
     hint = f"average the loss instead of summing it, or {_PART}"
-    return Finding(CHECK, verdict, stats.subject, message, Where("backward", module=window.allowed_by), hint=hint)
+    return Finding(CHECK, verdict, subject, message, Where("backward", module=window.allowed_by), hint=hint)
 
 
 def _not_yet(stats: LossScaleStats) -> Finding:

@@ -71,8 +71,10 @@ def histogram_of(tensor: torch.Tensor) -> GradientHistogram:
     """The histogram of a gradient, which must be unscaled; float32 or float64, and exactly so for narrower dtypes.
 
     Any shape and device; read back once. Of a sparse tensor the stored values count, of a DTensor the elements of this
-    rank: sharded ones add up to the whole, replicated ones must not be added. Raises `UsageError` for a tensor without
-    floating-point values.
+    rank: sharded ones add up to the whole, replicated ones must not be added. Rounding noise must have been left out
+    (the gradient of a key's bias before a softmax is zero but for it): no scale keeps that, and none need.
+
+    Raises `UsageError` for a tensor without floating-point values.
     """
     flat = _values(tensor)
     counts = torch.zeros(_SLOTS, dtype=torch.int64, device=flat.device)
@@ -142,7 +144,8 @@ class ScaleWindow:
     format: the name of the format that the scaled gradients are rounded to. histograms: the unscaled gradients.
     binding: the tensors whose share counts; the others can only overflow. needed: log2 of the smallest scale at which
     every share is at most `share`; allowed: log2 of the largest at which nothing overflows. needed_by, allowed_by: the
-    tensors that bind these ends. The window is empty where needed > allowed.
+    tensors that bind these ends. The window is empty where needed > allowed. Real runs may move the ends
+    (`dataclasses.replace`); `at` goes on to tell what the histograms say.
     """
 
     format: str
@@ -214,7 +217,8 @@ def scale_window(
 
     histograms: unscaled gradients by name. share: the part of the nonzero elements that may round to zero, of every
     tensor with `FEW` of them or more, and of all tensors together. binding: the tensors whose share counts, all by
-    default; the rest must not overflow only.
+    default; the rest must not overflow only. Parameters should bind, and the gradients of activations not: those of a
+    softmax hold many elements too small to matter, while Adam takes each element of a parameter's by its own size.
 
     Without a nonzero element the window is as wide as float64. Raises `UsageError` for a share that is negative or NaN,
     for an unknown name in `binding`, and for a format in which nothing rounds to zero.

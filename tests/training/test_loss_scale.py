@@ -171,6 +171,20 @@ def test_a_real_run_overrules_the_share_that_was_predicted() -> None:
     assert "(in a real backward pass 55 %)" in confirmed.message
 
 
+def test_ends_that_real_runs_moved_are_the_ends() -> None:
+    window = _window(0.1, low=GradientHistogram({-35: 50, -30: 50}, 2.0**-30))
+    assert (window.needed, window.allowed) == (11, 45)
+    wider = replace(window, needed=9)
+    below = _healthy(window=wider, scale_in_use=2.0**9, verified=((2.0**8, 0.4, False), (2.0**9, 0.1, False)))
+    assert _only(below).verdict is Verdict.PASS
+    assert _only(replace(below, scale_in_use=2.0**8)).verdict is Verdict.FAIL
+    narrower = replace(window, needed=13)
+    lossy = _healthy(window=narrower, scale_in_use=2.0**12, verified=((2.0**12, 0.3, False), (2.0**13, 0.0, False)))
+    finding = _only(lossy)
+    assert finding.verdict is Verdict.FAIL
+    assert finding.observed == 0.3
+
+
 def test_a_loss_that_no_scale_explains_warns() -> None:
     finding = _only(_healthy(verified=((2.0**15, 0.4, False),)))
     assert finding.verdict is Verdict.WARN
