@@ -41,7 +41,7 @@ def make(dtype: torch.dtype = torch.float32, **parts: Any) -> dict[str, Any]:
         loss = model(torch.ones(2, 4, dtype=dtype)).float().sum()
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return {"model": model, "optimizer": optimizer, "step": step, **parts}
 
@@ -51,7 +51,7 @@ def measured(shape: dict[str, Any], steps: int = 1, **more: Any) -> ResidencySta
     with loop.preserved():
         before = measure_residency(loop, False)
         for i in range(steps):
-            loop.take(i)
+            loop.take(i)  # a step that raises leaves what it made
         return measure_residency(loop, True, before=before, **more)
 
 
@@ -137,7 +137,7 @@ def scaled(half: bool, enabled: bool = True) -> dict[str, Any]:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        return float(loss)
+        return float(loss.detach())
 
     return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}
 
@@ -174,7 +174,7 @@ def with_masters(dtype: torch.dtype, synced: bool = True, scaler: Any = None) ->
         with torch.no_grad():
             for master, weight in zip(full, model.parameters(), strict=True):
                 weight.copy_(master if synced else master * 1.1)
-        return float(loss)
+        return float(loss.detach())
 
     return {"model": model, "optimizer": optimizer, "step": step, "scaler": scaler}
 
@@ -242,7 +242,7 @@ def test_frozen_16_bit_weights_under_trained_float32_adapters_do_not_fail_amp() 
         loss = (base(x.bfloat16()).float() + adapter(x)).sum()
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     model = nn.ModuleDict({"base": base, "adapter": adapter})
     stats = measured({"model": model, "optimizer": optimizer, "step": step, "policy": "amp"})
@@ -291,7 +291,7 @@ def test_sparse_gradients_and_tied_weights_are_measured() -> None:
         loss = model(torch.tensor([1, 2, 2])).sum()
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     stats = measured({"model": model, "optimizer": optimizer, "step": step, "policy": "amp"})
     gradient = next(one for one in stats.residents if one.role is Role.GRADIENT)
