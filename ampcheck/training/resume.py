@@ -1,302 +1,188 @@
-"""Does a training loop go on from its checkpoint as if it had never been interrupted?"""
+"""What an interrupted run and the events of a loop say about its checkpoints. Pure functions to findings."""
 
 from __future__ import annotations
 
-import io
-import math
-import random
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-import torch
+from ampcheck.record import Finding, Table, Verdict, Where
+from ampcheck.training.events import Act, Event
+from ampcheck.training.interruption import Difference, ResumeStats, measure_resume
 
-from ampcheck.errors import brief
-from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
-from ampcheck.training.state import Reached, Snapshot
+__all__ = ["ResumeStats", "check_checkpoint_events", "check_resume", "measure_resume", "resume_table"]
 
-_WEIGHTS = {
-    Role.PARAMETER: "weights",
-    Role.STATE: "optimizer state",
-    Role.BUFFER: "buffers",
-    Role.COPY: "copies of weights",
+_CHECK = "resume"
+_LISTED = 3
+
+_CURES = {
+    "scaler": "save scaler.state_dict() and load it with scaler.load_state_dict()",
+    "optimizer state": "save optimizer.state_dict() and load it with optimizer.load_state_dict()",
+    "optimizer settings": "save optimizer.state_dict() and load it with optimizer.load_state_dict()",
+    "scheduler": "save scheduler.state_dict() and load it with scheduler.load_state_dict()",
+    "weights": "save model.state_dict() (in the dtype in which it is trained) and load it with model.load_state_dict()",
+    "buffers": "save model.state_dict(), and register buffers as persistent",
+    "copies of weights": "save the state_dict() of the copy (an EMA, say) and load it with load_state_dict()",
 }
 
-Settings = Mapping[str, Mapping[str, Any]]
+
+def check_resume(stats: ResumeStats) -> list[Finding]:
+    """Whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
+    if stats.skipped:
+        return [Finding(_CHECK, Verdict.SKIP, stats.subject, stats.skipped)]
+    requirement = f"{2 * stats.steps} steps with a checkpoint after {stats.steps} must end as they do without"
+    if stats.raised:
+        hint = "save what torch.save can write, and load it into objects of a new process"
+        return [Finding(_CHECK, Verdict.FAIL, stats.subject, f"{requirement}; {stats.raised}", hint=hint)]
+    wrong = [one for one in stats.differences if one.what != "losses"]
+    if wrong:
+        return [_lost(stats, requirement, wrong)]
+    if stats.differences:
+        message = f"{requirement}; the weights do, the losses do not: {_told(stats.differences)}"
+        hint = "what the step returns depends on something that is not saved (a running mean)"
+        return [Finding(_CHECK, Verdict.WARN, stats.subject, message, hint=hint)]
+    if stats.unaided:
+        return [_aided(stats, requirement)]
+    text = f"{2 * stats.steps} steps end in the same weights, optimizer state and scale, bit by bit, with a checkpoint"
+    text += f" after {stats.steps}"
+    return [Finding(_CHECK, Verdict.PASS, stats.subject, text, observed=0.0, limit=0.0, unit="relative difference")]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What two runs do not share, to the bit.
+def _lost(stats: ResumeStats, requirement: str, wrong: list[Difference]) -> Finding:
+    forgotten = [one for one in stats.forgotten if one.what != "losses"]
+    names = ", ".join(one.what for one in forgotten)
+    if forgotten:
+        told = f"{_told(wrong)}; not as saved after loading: {names} ({forgotten[0].detail})"
+        hint = "; ".join(dict.fromkeys(_CURES[one.what] for one in forgotten if one.what in _CURES))
+    else:
+        told = f"{_told(wrong)}; weights, optimizer, scheduler and scaler were loaded as they were saved"
+        hint = "save what else the step changes: a counter, the position in the data, what accumulates"
+    where = Where(phase="update", module=wrong[0].names[0], step=stats.steps)
+    size = max(one.size for one in wrong)
+    message = f"{requirement}; {told}"
+    return Finding(_CHECK, Verdict.FAIL, stats.subject, message, where, size, 0.0, "relative difference", hint)
 
-    what: `weights`, `optimizer state`, `buffers`, `copies of weights`, `scaler`, `scheduler`, `optimizer settings` or
-    `losses`. names: which of them. detail: one of them, with both values. size: the largest relative difference, in
-    the Euclidean norm; infinite where one is missing.
+
+def _aided(stats: ResumeStats, requirement: str) -> Finding:
+    if stats.drew:
+        what = "the state of the random generators (dropout, the order of the data) is not in the checkpoint"
+        hint = "save torch.get_rng_state() (torch.cuda.get_rng_state_all()), and those of numpy and Python"
+    else:
+        what = "gradients that were accumulating at the interruption are not in the checkpoint"
+        hint = "save right after an optimizer step"
+    message = f"{requirement}; {what}: {_told(stats.unaided)}"
+    return Finding(_CHECK, Verdict.WARN, stats.subject, message, Where(phase="update", step=stats.steps), hint=hint)
+
+
+def _told(differences: Iterable[Difference]) -> str:
+    parts = []
+    for one in differences:
+        count = f" ({len(one.names)} of them)" if len(one.names) > 1 else ""
+        parts.append(f"{one.what} differ{'s' if one.what in ('scaler', 'scheduler') else ''}{count}, {one.detail}")
+    return "; ".join(parts[:_LISTED])
+
+
+def resume_table(stats: ResumeStats) -> tuple[Table, ...]:
+    """What differed right after loading, and in the end; nothing where nothing did."""
+    rows = [
+        (when, one.what, len(one.names), one.size, one.detail)
+        for when, held in (
+            ("after loading", stats.forgotten),
+            ("in the end", stats.differences),
+            ("in the end, unaided", stats.unaided),
+        )
+        for one in held
+    ]
+    if not rows or stats.skipped:
+        return ()
+    columns = ("when", "what", "how many", "relative difference", "example")
+    return (Table(f"An interrupted run beside an uninterrupted one: {stats.subject}", columns, rows, _CHECK),)
+
+
+def check_checkpoint_events(events: Sequence[Event], subject: str = "subject") -> list[Finding]:
+    """What the events of a loop show about the scaler's state: a new scaler that starts over, a checkpoint without it.
+
+    Empty where no scaler took over from another and no checkpoint was written.
     """
-
-    what: str
-    names: tuple[str, ...]
-    detail: str = ""
-    size: float = 0.0
+    found = [*_taken_over(events, subject), *_checkpoints(events, subject)]
+    return [one for one in found if one.verdict is not Verdict.PASS] or found[:1]
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeStats:
-    """An uninterrupted run of 2 * steps steps beside one that was interrupted in the middle.
-
-    skipped: why nothing was compared. raised: what `save`, `load` or the first steps after them raised.
-    forgotten: what differs right after the checkpoint was loaded from what was saved.
-    differences: what differs in the end, although random numbers and accumulated gradients were carried over for the
-    loop. unaided: the same where nothing was carried over; empty where that makes no difference.
-    drew: whether the uninterrupted run draws random numbers. accumulating: whether gradients stood at the interruption.
-    """
-
-    subject: str
-    steps: int
-    skipped: str = ""
-    raised: str = ""
-    forgotten: tuple[Difference, ...] = ()
-    differences: tuple[Difference, ...] = ()
-    unaided: tuple[Difference, ...] = ()
-    drew: bool = False
-    accumulating: bool = False
-
-
-@dataclass(slots=True)
-class _State:
-    """What is compared, copied: tensors by what they are and their name, settings by their owner."""
-
-    tensors: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
-
-
-class _StoppedError(Exception):
-    """A step or the user's save or load raised; the message says which."""
-
-
-HOW = (
-    "the mapping declares no way to save and load: add 'save' (a function without arguments that returns a checkpoint) "
-    "and 'load' (a function of that checkpoint)"
-)
-
-
-def measure_resume(loop: TrainingLoop, steps: int = 3) -> ResumeStats:
-    """Run 2 * steps steps, and again with an interruption: save, back to the initial state, load, go on.
-
-    The checkpoint goes through `torch.save` and `torch.load` in memory. In both runs the scalers start from a scale and
-    a growth count that a new scaler does not have, so that a forgotten one shows. The loop is afterwards as it was.
-    """
-    if loop.save is None or loop.load is None:
-        return ResumeStats(loop.name, steps, skipped=HOW)
-    with loop.preserved() as start:
-        try:
-            return _measured(loop, start, steps)
-        except _StoppedError as error:
-            return ResumeStats(loop.name, steps, skipped=str(error))
-
-
-def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
-    before = _random_key()
-    whole = _uninterrupted(loop, start, steps)
-    stats = ResumeStats(loop.name, steps, drew=_random_key() != before)
-
-    start.restore()
-    _disturb_scalers(loop)
-    first = _run(loop, range(steps))
-    kept, chance, gradients = _state(loop), Snapshot(Reached()), _gradients(loop)
-    stats = replace(stats, accumulating=bool(gradients))
-    try:
-        checkpoint = _written(loop)
-        after = _loaded(loop, start, checkpoint)
-        stats = replace(stats, forgotten=_compare(kept, after, loop))
-        chance.restore()
-        _put_gradients(loop, gradients)
-        differences = _compare(whole, _resumed(loop, first, steps), loop)
-        unaided: tuple[Difference, ...] = ()
-        if not differences and (stats.drew or gradients):
-            _loaded(loop, start, checkpoint)
-            unaided = _compare(whole, _resumed(loop, first, steps), loop)
-    except _StoppedError as error:
-        return replace(stats, raised=str(error))
-    if differences and _compare(whole, _uninterrupted(loop, start, steps), loop):
-        why = "two uninterrupted runs from the same state differ: what the step reads cannot be put back, or is random"
-        return replace(stats, skipped=why, forgotten=())
-    return replace(stats, differences=differences, unaided=unaided)
-
-
-def _uninterrupted(loop: TrainingLoop, start: Snapshot, steps: int) -> _State:
-    start.restore()
-    _disturb_scalers(loop)
-    losses = _run(loop, range(2 * steps))
-    state = _state(loop)
-    state.losses = losses
-    return state
-
-
-def _resumed(loop: TrainingLoop, first: list[float], steps: int) -> _State:
-    try:
-        losses = first + _run(loop, range(steps, 2 * steps))
-    except _StoppedError as error:
-        raise _StoppedError(f"after the checkpoint was loaded, {error}") from error
-    state = _state(loop)
-    state.losses = losses
-    return state
-
-
-def _run(loop: TrainingLoop, numbers: range) -> list[float]:
-    losses = []
-    for number in numbers:
-        taken = loop.take(number)
-        if isinstance(taken, StepError):
-            raise _StoppedError(f"step {number} did not come to its end: {taken.message}")
-        losses.append(taken)
-    return losses
-
-
-def _disturb_scalers(loop: TrainingLoop) -> None:
-    """A new scaler has a known scale: one that was trained with is told from it only if it has another."""
-    for scaler in loop.reached.scalers.values():
-        if not scaler.is_enabled():
+def _taken_over(events: Sequence[Event], subject: str) -> list[Finding]:
+    """Each scaler of which the first use comes after the last one of another at its place, or with its optimizers."""
+    used: dict[str, list[int]] = {}
+    for number, event in enumerate(events):
+        if event.act in (Act.SCALE, Act.UPDATE, Act.SCALER_STEP) and event.enabled and event.scale is not None:
+            used.setdefault(event.who, []).append(number)
+    heirs: list[tuple[str, str]] = []
+    for who, uses in used.items():
+        earlier = [
+            other
+            for other, theirs in used.items()
+            if other != who and theirs[-1] < uses[0] and _same_place(events, who, uses, other, theirs)
+        ]
+        if not earlier:
             continue
-        state = dict(scaler.state_dict())
-        state["scale"] = state["scale"] / 4
-        # The count grows the scale when it equals the interval; beyond it, it never would.
-        state["_growth_tracker"] = max(min(state["_growth_tracker"] + 1, state["growth_interval"] - 1), 0)
-        scaler.load_state_dict(state)
+        other = max(earlier, key=lambda one: used[one][-1])
+        if not _was_loaded(events, who, used[other][-1], uses[0]):
+            heirs.append((who, other))
+    found: list[Finding] = []
+    for who, other in heirs:
+        first, scale = events[used[who][0]], events[used[who][0]].scale
+        last = _last_scale(events, used[other])
+        updates = sum(events[number].act is Act.UPDATE for number in used[other])
+        if last is None or not updates or (scale == last and found):
+            continue
+        if scale == last:
+            verdict = Verdict.FAIL if len(heirs) > 1 else Verdict.WARN
+            told = f"the count of its {updates} good steps" if len(heirs) == 1 else "its count of good steps each time"
+            seen = f"a new scaler takes over {len(heirs)}x and loses {told}"
+        else:
+            verdict = Verdict.FAIL
+            seen = f"the scale was {last:g} and starts over at {scale:g}"
+        message = f"a scaler that takes over must load the state of the one before it; {seen}, at step {first.step}"
+        hint = "create the GradScaler once; after a restart call scaler.load_state_dict(checkpoint['scaler'])"
+        where = Where(phase="update", module=who, file=first.file, line=first.line, step=first.step)
+        found.append(Finding(_CHECK, verdict, subject, message, where, scale, last, "loss scale", hint))
+    return found[:_LISTED]
 
 
-def _written(loop: TrainingLoop) -> bytes:
-    try:
-        given = loop.save() if loop.save is not None else None
-    except Exception as error:  # the user's code; it is told in the run
-        raise _StoppedError(f"save() raised {brief(error)}") from error
-    stream = io.BytesIO()
-    try:
-        torch.save(given, stream)
-    except Exception as error:  # whatever the pickled objects raise
-        raise _StoppedError(f"torch.save cannot write what save() returned: {brief(error)}") from error
-    return stream.getvalue()
+def _place(who: str) -> str:
+    return who.partition("#")[0]
 
 
-def _loaded(loop: TrainingLoop, start: Snapshot, checkpoint: bytes) -> _State:
-    """The loop in its initial state, as a new process has it, with the checkpoint loaded."""
-    start.restore()
-    try:
-        given = torch.load(io.BytesIO(checkpoint), weights_only=False)
-        if loop.load is not None:
-            loop.load(given)
-    except Exception as error:  # the user's code; it is told in the run
-        raise _StoppedError(f"load(checkpoint) raised {brief(error)}") from error
-    return _state(loop)
+def _same_place(events: Sequence[Event], who: str, uses: list[int], other: str, theirs: list[int]) -> bool:
+    if _place(who) == _place(other):
+        return True
+    mine = {name for number in uses for name in events[number].optimizers}
+    return bool(mine & {name for number in theirs for name in events[number].optimizers})
 
 
-def _state(loop: TrainingLoop) -> _State:
-    found = _State()
-    for one in loop.residents():
-        what = _WEIGHTS.get(one.role, "weights" if one.role is Role.OTHER and one.tensor.requires_grad else "")
-        if what:
-            found.tensors[what, one.name] = local(one.tensor).clone()
-    for path, optimizer in loop.optimizers.items():
-        for number, group in enumerate(optimizer.param_groups):
-            values = {key: _plain(value) for key, value in group.items() if key != "params"}
-            found.settings[f"optimizer settings:{path}.param_groups.{number}"] = values
-    for path, scheduler in loop.reached.schedulers.items():
-        found.settings[f"scheduler:{path}"] = {key: _plain(value) for key, value in scheduler.state_dict().items()}
-    for path, scaler in loop.reached.scalers.items():
-        if scaler.is_enabled():
-            found.settings[f"scaler:{path}"] = {"used": scaler._scale is not None, **scaler.state_dict()}
-    return found
+def _was_loaded(events: Sequence[Event], who: str, last: int, first: int) -> bool:
+    """Whether a state was loaded into a scaler before its first use, or at its place since the other's last use."""
+    loads = [(number, event) for number, event in enumerate(events[:first]) if event.act is Act.LOAD]
+    return any(one.who == who or (number > last and _place(one.who) == _place(who)) for number, one in loads)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor that this process holds; any other tensor itself; detached."""
-    held = tensor.detach()
-    part = getattr(held, "to_local", None)
-    return held if part is None else part()
+def _last_scale(events: Sequence[Event], uses: list[int]) -> float | None:
+    last = events[uses[-1]]
+    return last.new_scale if last.act is Act.UPDATE and last.new_scale is not None else last.scale
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
-
-
-def _gradients(loop: TrainingLoop) -> dict[str, torch.Tensor]:
-    """The gradients that stand, where any is not zero."""
-    found = {name: p.grad.detach().clone() for name, p in loop.parameters() if p.grad is not None}
-    return found if any(bool(local(one).any()) for one in found.values()) else {}
-
-
-def _put_gradients(loop: TrainingLoop, gradients: dict[str, torch.Tensor]) -> None:
-    for name, parameter in loop.parameters():
-        if name in gradients:
-            parameter.grad = gradients[name].clone()
-
-
-def _random_key() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    theirs = None
-    if numpy is not None:
-        name, words, *rest = numpy.random.get_state()
-        theirs = (name, words.tobytes(), *rest)
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return tuple(bytes(one.tolist()) for one in (torch.get_rng_state(), *devices)), random.getstate(), theirs
-
-
-def _compare(one: _State, other: _State, loop: TrainingLoop) -> tuple[Difference, ...]:
-    """What differs between two states, the losses only where both have some."""
-    found: list[Difference] = []
-    groups: dict[str, list[tuple[str, float, str]]] = {}
-    for what, name in dict.fromkeys((*one.tensors, *other.tensors)):
-        size = _distance(one.tensors.get((what, name)), other.tensors.get((what, name)))
-        if size is not None:
-            groups.setdefault(what, []).append((name, size, _apart(name, size)))
-    for owner in dict.fromkeys((*one.settings, *other.settings)):
-        what, _, name = owner.partition(":")
-        changed = _changed(one.settings.get(owner, {}), other.settings.get(owner, {}), what)
-        if changed:
-            groups.setdefault(what, []).append((name, 0.0, f"{name}: {changed}"))
-    for what, held in groups.items():
-        worst = max(held, key=lambda item: item[1])
-        found.append(Difference(what, tuple(name for name, _, _ in held), worst[2], worst[1]))
-    pairs = list(zip(one.losses, other.losses, strict=False))
-    apart = [number for number, (mine, theirs) in enumerate(pairs) if not same_loss(mine, theirs)]
-    if apart:
-        mine, theirs = pairs[apart[0]]
-        detail = f"of step {apart[0]}: {mine:.9g} became {theirs:.9g}"
-        found.append(Difference("losses", tuple(f"step {number}" for number in apart), detail, abs(mine - theirs)))
-    return tuple(found)
-
-
-def _distance(one: torch.Tensor | None, other: torch.Tensor | None) -> float | None:
-    """None where the bits are the same."""
-    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
-        return math.inf
-    if torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all()):
-        return None
-    mine, theirs = one.double(), other.double()
-    size = float(mine.norm())
-    return float((mine - theirs).norm()) / size if size else float(theirs.norm())
-
-
-def _apart(name: str, size: float) -> str:
-    return f"{name} is missing or of another kind" if size == math.inf else f"{name} differs by {size:.2g} of its norm"
-
-
-def _changed(one: Mapping[str, Any], other: Mapping[str, Any], what: str) -> str:
-    """The settings that differ, with both values; those of a scaler that neither run used do not count."""
-    if what == "scaler" and not (one.get("used") or other.get("used")):
-        return ""
-    keys = [key for key in dict.fromkeys((*one, *other)) if key != "used" and one.get(key) != other.get(key)]
-    shown = [f"{key.strip('_')} {_short(one.get(key))} became {_short(other.get(key))}" for key in keys[:3]]
-    return ", ".join(shown)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.9g}" if isinstance(value, float) else f"{value!r:.40}"
+def _checkpoints(events: Sequence[Event], subject: str) -> list[Finding]:
+    """Checkpoints that keep an optimizer, and not, in the same step, the scaler that it is used with."""
+    scalers = {event.who for event in events if event.act is Act.SCALE and event.enabled}
+    written = [event for event in events if event.act is Act.CHECKPOINT and "optimizer" in event.keys]
+    if not scalers or not written:
+        return []
+    for event in written:
+        beside = [one for one in events if one.step == event.step]
+        kept = any(one.act is Act.CHECKPOINT and "scaler" in one.keys for one in beside)
+        kept = kept or any(one.act is Act.SAVE and one.who in scalers for one in beside)
+        if not kept:
+            message = (
+                "a checkpoint of the optimizer must hold the state of the scaler that it is used with; "
+                f"that of step {event.step} holds {', '.join(event.keys)}: after a restart the scale starts over"
+            )
+            where = Where(phase="update", file=event.file, line=event.line, step=event.step)
+            return [Finding(_CHECK, Verdict.FAIL, subject, message, where, hint=_CURES["scaler"])]
+    text = f"all {len(written)} checkpoints that hold an optimizer hold the state of the scaler"
+    return [Finding(_CHECK, Verdict.PASS, subject, text)]

@@ -13,8 +13,13 @@ from ampcheck.record import Finding, Verdict
 from ampcheck.subject import Subject
 from ampcheck.training.events import Act, Event
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.resume import ResumeStats, measure_resume
-from ampcheck.training.resume_checks import check_checkpoint_events, check_resume, resume_table
+from ampcheck.training.resume import (
+    ResumeStats,
+    check_checkpoint_events,
+    check_resume,
+    measure_resume,
+    resume_table,
+)
 
 PARTS = ("model", "optimizer", "scaler", "scheduler", "ema")
 
