@@ -115,6 +115,7 @@ class _Held:
     unscaled: bool = False
     by_user: bool = False
     stepped: bool = False
+    mixed: tuple[Event, float, bool] | None = None
 
 
 class _Gradients:
@@ -161,23 +162,31 @@ class _Gradients:
             self._held[name] = _Held()
         for name in event.optimizers:
             held = self._of(name)
-            if event.scaled and held.unscaled:
-                when = "stepped with and not cleared" if held.stepped else "unscaled already"
-                message = (
-                    f"gradients that accumulate must have one scale; those of {name} were {when} when a backward pass "
-                    f"of a loss scaled by {self._scale:g} added to them"
-                )
-                hint = "call optimizer.zero_grad() after the step; call unscale_ once, after the last micro-batch"
-                yield _Breach("mixed", message, event, hint)
+            if event.scaled and held.unscaled and held.mixed is None:
+                held.mixed = event, self._scale or 1.0, held.stepped
             if event.scaled and self._scale is not None:
                 held.scales.append(self._scale)
                 held.epochs.append(self._epoch)
             elif event.scaled is False:
                 held.plain.append(event)
 
+    def _mixed(self, name: str) -> Iterator[_Breach]:
+        """Gradients of two scales matter once they are used; a GAN leaves such behind, and clears them."""
+        held = self._of(name)
+        if held.mixed is not None:
+            event, scale, stepped = held.mixed
+            when = "stepped with and not cleared" if stepped else "unscaled already"
+            message = (
+                f"gradients that accumulate must have one scale; those of {name} were {when} when a backward pass "
+                f"of a loss scaled by {scale:g} added to them"
+            )
+            hint = "call optimizer.zero_grad() after the step; call unscale_ once, after the last micro-batch"
+            yield _Breach("mixed", message, event, hint)
+
     def _clip(self, event: Event) -> Iterator[_Breach]:
         for name in event.optimizers:
             held = self._of(name)
+            yield from self._mixed(name)
             if held.scales and not held.unscaled:
                 message = (
                     f"gradients must be unscaled before they are clipped; those of {name} still were "
@@ -189,14 +198,15 @@ class _Gradients:
     def _unscale(self, event: Event) -> Iterator[_Breach]:
         (name,) = event.optimizers
         held = self._of(name)
-        if held.unscaled:
+        yield from self._mixed(name)
+        if held.unscaled and held.mixed is None:
             message = (
                 f"gradients must be unscaled once; those of {name} were divided by the scale {event.scale:g} again"
                 + ("" if held.stepped else " before the step")
             )
             hint = "call unscale_ once in each optimizer step, after the last micro-batch, and update after the step"
             yield _Breach("unscaled twice", message, event, hint)
-        else:
+        elif held.mixed is None:
             yield from self._use(name, event)
         yield from _half(event)
         held.unscaled = held.by_user = True
@@ -204,7 +214,8 @@ class _Gradients:
     def _scaler_step(self, event: Event) -> Iterator[_Breach]:
         (name,) = event.optimizers
         held = self._of(name)
-        if not held.unscaled or held.stepped:
+        yield from self._mixed(name)
+        if held.mixed is None and (not held.unscaled or held.stepped):
             yield from self._use(name, event)
         yield from _half(event)
         held.unscaled = held.stepped = True

@@ -1,0 +1,307 @@
+"""The order of calls around a GradScaler: each breach is found, each healthy pattern is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from training_loops import amp_loop, mlp
+
+from ampcheck.record import Finding, Verdict
+from ampcheck.settings import Limits
+from ampcheck.subject import Subject
+from ampcheck.training.events import Act, Event
+from ampcheck.training.loop import StepError, TrainingLoop
+from ampcheck.training.protocol import ProtocolStats, check_protocol, check_scheduler_skip
+from ampcheck.training.recorder import Recorder
+
+
+def observed(shape: dict[str, Any], steps: int = 4, **how: Any) -> tuple[list[Event], StepError | None]:
+    loop = TrainingLoop(Subject(shape, name="loop"))
+    recorder = Recorder(loop, **how)
+    with loop.preserved(), recorder.listening():
+        for recorder.step in range(steps):
+            taken = loop.take(recorder.step)
+            recorder.forget_graphs()
+            if isinstance(taken, StepError):
+                return recorder.events, taken
+    return recorder.events, None
+
+
+def judged(shape: dict[str, Any], steps: int = 4, lost: float | None = None) -> list[Finding]:
+    events, stopped = observed(shape, steps)
+    return check_protocol(ProtocolStats("loop", tuple(events), steps, lost, stopped), Limits())
+
+
+def failures(shape: dict[str, Any], steps: int = 4) -> str:
+    return " | ".join(f.message for f in judged(shape, steps) if f.verdict is Verdict.FAIL)
+
+
+def clip(model: nn.Module) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def clip_values(model: nn.Module) -> None:
+    torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+
+
+@pytest.mark.parametrize("clipping", [clip, clip_values])
+def test_a_clip_before_unscale_is_found_at_its_line(clipping):
+    (found,) = [f for f in judged(amp_loop(between=lambda s, o, m: clipping(m))) if f.verdict is Verdict.FAIL]
+    assert "unscaled before they are clipped" in found.message
+    assert "1024 times too large" in found.message
+    assert found.where.file.endswith("test_protocol.py")
+
+
+def test_a_clip_after_unscale_passes():
+    def between(scaler, optimizer, model):
+        scaler.unscale_(optimizer)
+        clip(model)
+
+    (found,) = judged(amp_loop(between=between))
+    assert found.verdict is Verdict.PASS
+
+
+def test_unscale_twice_is_found_though_the_scaler_raises():
+    def between(scaler, optimizer, model):
+        scaler.unscale_(optimizer)
+        scaler.unscale_(optimizer)
+
+    assert "unscaled once" in failures(amp_loop(between=between))
+
+
+def test_unscale_for_each_micro_batch_is_found():
+    shape = amp_loop(clear=False)
+    model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
+    data = torch.randn(8, 16)
+
+    def step(number):
+        if number % 4 == 0:
+            optimizer.zero_grad()
+        loss = model(data).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if number % 4 == 3:
+            scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    assert "unscaled already" in failures({**shape, "step": step})
+
+
+def test_accumulation_over_micro_batches_passes():
+    shape = amp_loop()
+    model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
+    data = torch.randn(8, 16)
+
+    def step(number):
+        loss = model(data).square().mean() / 4
+        scaler.scale(loss).backward()
+        if number % 4 == 3:
+            scaler.unscale_(optimizer)
+            clip(model)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return loss.item()
+
+    assert [f.verdict for f in judged({**shape, "step": step}, steps=8)] == [Verdict.PASS]
+
+
+def test_an_update_that_is_missing_is_found():
+    only_step = amp_loop(step=lambda scaler, optimizer: scaler.step(optimizer))
+    assert "never called" in failures(only_step, steps=1)
+    assert "update" in failures(only_step, steps=3)
+
+
+def test_a_step_of_the_optimizer_itself_is_found():
+    def direct(scaler, optimizer):
+        optimizer.step()
+
+    assert "called directly, on gradients that are 1024 times too large" in failures(amp_loop(step=direct))
+
+
+def test_a_step_of_the_optimizer_itself_after_unscale_is_found():
+    def direct(scaler, optimizer):
+        scaler.unscale_(optimizer)
+        optimizer.step()
+        scaler.update()
+
+    assert "not looked at for infinities" in failures(amp_loop(step=direct))
+
+
+def test_a_loss_that_was_not_scaled_is_found():
+    shape = amp_loop()
+    model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
+
+    def step(number):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 16)).mean()
+        scaler.scale(loss)
+        loss.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    assert "must be scaled before backward" in failures({**shape, "step": step})
+
+
+def test_one_of_two_losses_that_was_not_scaled_is_found():
+    shape = amp_loop()
+    model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
+
+    def step(number):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 16)).mean()).backward()
+        model(torch.zeros(2, 16)).mean().backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return 0.0
+
+    assert "must be scaled before backward" in failures({**shape, "step": step})
+
+
+def test_gradients_that_are_not_cleared_after_the_step_are_found():
+    assert "stepped with and not cleared" in failures(amp_loop(clear=False))
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_an_update_between_two_optimizers_is_found_and_one_after_both_is_not(between):
+    one, two = mlp(seed=1), mlp(seed=2)
+    first, second = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, two))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(number):
+        first.zero_grad()
+        second.zero_grad()
+        for model in (one, two):
+            scaler.scale(model(torch.ones(2, 16)).mean()).backward()
+        scaler.step(first)
+        if between:
+            scaler.update()
+        scaler.step(second)
+        scaler.update()
+        return 0.0
+
+    found = failures({"models": [one, two], "optimizers": [first, second], "scaler": scaler, "step": step})
+    assert ("between a backward pass and the step" in found) is between
+
+
+def test_a_gan_whose_generator_leaves_gradients_in_the_discriminator_passes():
+    """The generator's loss goes through the discriminator; its gradients there are cleared and never used."""
+    generator, discriminator = mlp(seed=1), mlp(seed=2)
+    widen = nn.Linear(1, 16)
+    of_g = torch.optim.SGD([*generator.parameters(), *widen.parameters()], lr=0.1)
+    of_d = torch.optim.SGD(discriminator.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+
+    def step(number):
+        of_d.zero_grad()
+        scaler.scale(discriminator(torch.ones(2, 16)).mean()).backward()
+        scaler.step(of_d)
+        scaler.update()
+        of_g.zero_grad()
+        scaler.scale(discriminator(widen(generator(torch.ones(2, 16)))).mean()).backward()
+        scaler.step(of_g)
+        scaler.update()
+        return 0.0
+
+    modules = nn.ModuleList([generator, discriminator, widen])
+    shape = {"model": modules, "optimizers": [of_g, of_d], "scaler": scaler, "step": step}
+    assert [f.verdict for f in judged(shape)] == [Verdict.PASS]
+
+
+def test_float16_parameters_with_a_scaler_are_found_by_name():
+    shape = amp_loop()
+    shape["model"].half()
+    assert "4 of optimizer are float16: 0.weight, 0.bias" in failures(shape)
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(0.5, Verdict.FAIL), (0.0, Verdict.WARN), (None, Verdict.WARN)])
+def test_float16_without_a_scaler_fails_where_gradients_vanish_and_warns_elsewhere(lost, verdict):
+    (found,) = judged(amp_loop(scaled=False), lost=lost)
+    assert found.verdict is verdict
+    assert "float16 autocast needs a GradScaler" in found.message
+
+
+def test_bfloat16_without_a_scaler_is_not_judged():
+    (found,) = judged(amp_loop(scaled=False, dtype=torch.bfloat16))
+    assert found.verdict is Verdict.SKIP
+
+
+def test_a_normal_back_off_is_no_breach():
+    (found,) = judged(amp_loop(init_scale=2.0**30), steps=24)
+    assert found.verdict is Verdict.PASS
+
+
+def test_a_loss_divided_after_it_was_scaled_counts_as_scaled():
+    shape = amp_loop()
+    model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
+
+    def step(number):
+        optimizer.zero_grad()
+        (scaler.scale(model(torch.ones(2, 16)).mean()) / 4).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return 0.0
+
+    assert [f.verdict for f in judged({**shape, "step": step})] == [Verdict.PASS]
+
+
+def scheduled(careful: bool) -> dict[str, Any]:
+    shape = amp_loop()
+    scheduler = torch.optim.lr_scheduler.StepLR(shape["optimizer"], 1)
+
+    def step(scaler, optimizer):
+        scaler.step(optimizer)
+        before = scaler.get_scale()
+        scaler.update()
+        if not careful or scaler.get_scale() >= before:
+            scheduler.step()
+
+    return amp_loop_with(shape, step, scheduler)
+
+
+def amp_loop_with(shape: dict[str, Any], step: Any, scheduler: Any) -> dict[str, Any]:
+    model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
+
+    def one(number):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 16)).mean()).backward()
+        step(scaler, optimizer)
+        return 0.0
+
+    return {"model": model, "optimizer": optimizer, "scaler": scaler, "scheduler": scheduler, "step": one}
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_a_scheduler_that_goes_on_over_a_skipped_step_is_found(careful):
+    events, stopped = observed(scheduled(careful), overflow_from=1)
+    assert stopped is None
+    (found,) = check_scheduler_skip(ProtocolStats("loop", tuple(events), 4))
+    assert found.verdict is (Verdict.PASS if careful else Verdict.FAIL)
+
+
+def test_the_injected_overflow_skips_one_step_and_names_the_parameter():
+    events, _ = observed(amp_loop(), overflow_from=2)
+    skipped = [e for e in events if e.act is Act.SCALER_STEP and e.skipped]
+    assert [(e.step, e.nonfinite) for e in skipped] == [(2, ("0.weight",))]
+
+
+def test_nothing_is_left_behind():
+    originals = (torch.amp.GradScaler.step, torch.autograd._engine_run_backward, torch.save)
+    with pytest.raises(ZeroDivisionError), Recorder(TrainingLoop(Subject(amp_loop()))).listening():
+        raise ZeroDivisionError
+    assert originals == (torch.amp.GradScaler.step, torch.autograd._engine_run_backward, torch.save)
+
+
+def test_a_loop_that_is_listened_to_gives_the_same_bits():
+    plain, heard = amp_loop(), amp_loop()
+    losses = [plain["step"](number) for number in range(3)]
+    recorder = Recorder(TrainingLoop(Subject(heard)))
+    with recorder.listening():
+        assert losses == [heard["step"](number) for number in range(3)]
+    for one, other in zip(plain["model"].parameters(), heard["model"].parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,72 @@
+"""Training loops for the tests: small, real, each with one knob."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ampcheck.demo import CharTransformer, batch
+from ampcheck.subject import Subject
+
+
+def mlp(width: int = 16, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def amp_loop(
+    *,
+    between: Callable[[Any, Any, nn.Module], None] = lambda scaler, optimizer, model: None,
+    dtype: torch.dtype = torch.float16,
+    scaled: bool = True,
+    clear: bool = True,
+    step: Callable[[Any, Any], Any] | None = None,
+    init_scale: float = 1024.0,
+    factor: float = 1.0,
+    **more: Any,
+) -> dict[str, Any]:
+    """A step in PyTorch's own order. between: what is done with the gradients before the step; step: instead of
+    `scaler.step(optimizer); scaler.update()`; factor: of the loss."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=init_scale)
+    data = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+    def one(number: int) -> float:
+        if clear:
+            optimizer.zero_grad()
+        with torch.autocast("cpu", dtype):
+            loss = model(data).float().square().mean() * factor
+        scaler.scale(loss).backward()
+        between(scaler, optimizer, model)
+        if step is None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            step(scaler, optimizer)
+        return float(loss.detach())
+
+    return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": one, **more}
+
+
+def demo_loop(dtype: torch.dtype | None = torch.float16, *, scaled: bool = True, layers: int = 2) -> Subject:
+    """The demo's training step: AdamW, autocast to `dtype`, a scaler."""
+    torch.manual_seed(0)
+    model = CharTransformer(layers=layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+
+    def step(number: int) -> float:
+        characters, targets = batch(8, 64, seed=number)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = model(characters, targets)[1]
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return float(loss.detach())
+
+    return Subject({"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}, name="demo")
