@@ -164,6 +164,7 @@ def test_what_is_lost_at_a_scale_is_exact_at_powers_of_two_and_bounded_between(
     scale = math.ldexp(1.0, exponent)
     told = window.at(scale)
     assert (told.lost, bool(told.overflows)) == _really(tensors, scale)
+    assert window.lost(scale, at_least=True) == told.lost
     lost, overflow = _really(tensors, scale * factor)
     assert window.lost(scale * factor, at_least=True) <= lost <= window.lost(scale * factor)
     assert bool(window.at(scale * factor).overflows) == overflow
