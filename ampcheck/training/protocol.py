@@ -137,7 +137,7 @@ class _Gradients:
             if event.act is Act.SCALE:
                 self._scale = event.scale
             elif event.act is Act.BACKWARD:
-                yield from self._backward(event)
+                self._backward(event)
             elif event.act is Act.CLIP:
                 yield from self._clip(event)
             elif event.act is Act.UNSCALE:
@@ -157,7 +157,7 @@ class _Gradients:
     def _of(self, name: str) -> _Held:
         return self._held.setdefault(name, _Held())
 
-    def _backward(self, event: Event) -> Iterator[_Breach]:
+    def _backward(self, event: Event) -> None:
         for name in event.cleared:
             self._held[name] = _Held()
         for name in event.optimizers:
