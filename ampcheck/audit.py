@@ -36,13 +36,15 @@ from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, em
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.trace import Trace
+from ampcheck.training import calls as call_checks
+from ampcheck.training import judge as training
 
 DTYPES = ("float16", "bfloat16")
 GRAPH_CHECKS = ("graph-break", "recompile", "eager-fallback", "cache-artifacts", "cudagraph")
 """What is judged of the graphs of a subject that is to be compiled."""
 
 USES = (Kind.TRAINING, Kind.CALL)
-"""Kinds of which the use of autocast is judged: they run as they are, under the guards."""
+"""Kinds that run as they are: no copy of them can be made."""
 
 Progress = Callable[[str, int, int], None]
 """Told before each stage: what begins, how many stages are done, how many there are."""
@@ -57,12 +59,15 @@ def audit(
     compile: bool = True,
     checks: Collection[str] | None = None,
     limits: Limits | None = None,
+    steps: int | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Judge a subject in every dtype asked for, eager and compiled, forward and backward.
 
-    subject: a `Subject` or one of its shapes. Of a callable without arguments and of a training loop the use of
-    autocast (and of compiler caches) is judged, and only `device` and `checks` have a meaning. What comes with a list
+    subject: a `Subject` or one of its shapes. Of a training loop everything is judged that `ampcheck.training` knows,
+    and its use of autocast; of a callable without arguments its use of autocast and of compiler caches, and the sums,
+    norms and float32 products that it computes: there only `device`, `checks`, `limits` and, of a loop, `steps` (how
+    many are observed) have a meaning. What comes with a list
     of calls, or as a list of blocks, is to be compiled: its graphs are judged, and compiled code beside eager mode,
     both as the model is; under autocast as well where a dtype is named. What is compiled already runs plain where
     eager mode is judged, else with its own settings.
@@ -76,13 +81,13 @@ def audit(
     """
     made = as_subject(subject)
     checks = (checks,) if isinstance(checks, str) else checks
-    known = dict.fromkeys((*CHECKS, *judge.CHECKS, *accuracy_checks.CHECKS, *GRAPH_CHECKS))
+    known = dict.fromkeys((*CHECKS, *judge.CHECKS, *accuracy_checks.CHECKS, *GRAPH_CHECKS, *training.CHECKS))
     if unknown := sorted(set(checks or ()) - set(known)):
         raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(known)}")
     placement = place(device)
     if made.kind in USES:
         with placement.entered():
-            run = _use(made, checks)
+            run = _use(made, checks, limits, steps, placement.device, progress)
         return replace(run, environment=_environment(placement), title=f"audit of {made.name}")
     native = native_format(made) if autocast is None else None
     if autocast is False:
@@ -121,19 +126,42 @@ def audit(
     return replace(merge(runs), environment=_environment(placement), title=f"audit of {made.name}")
 
 
-def _use(made: Subject, checks: Collection[str] | None) -> Run:
-    """What a callable or a training loop does with autocast and with the compiler's caches."""
-    if made.kind is not Kind.CALL or (checks is not None and "cache-artifacts" not in checks):
-        return judge.judge_use(made, checks)
-    if checks is not None and set(checks) <= {"cache-artifacts", "coverage"}:
+def _use(
+    made: Subject,
+    checks: Collection[str] | None,
+    limits: Limits | None,
+    steps: int | None,
+    device: str,
+    tell: Progress | None,
+) -> Run:
+    """A training loop under every eye; of a callable its use of autocast, of the compiler's caches, its sums."""
+    if made.kind is Kind.TRAINING:
+        return training.judge_training(made, checks, limits, steps=steps, device=device, progress=tell)
+    own = (*call_checks.CHECKS, "cache-artifacts", "coverage")
+    guards = None if checks is None else [slug for slug in checks if slug not in own]
+    runs: list[Run] = []
+
+    def call() -> None:
+        runs.append(judge.judge_use(made, guards) if guards != [] else _called(made))
+
+    def noted() -> None:
+        with collect(), observe_graphs(subject=made.name, raises=False) as seen:
+            call()
+        found = hygiene_checks.check_artifacts(seen.stats) if seen.stats is not None else []
+        told = [f for f in found if checks is not None or f.verdict is not Verdict.SKIP]  # most have no caches
+        runs.append(Run(findings=tuple(told)))
+
+    caches = checks is None or "cache-artifacts" in checks
+    if caches and checks is not None and set(checks) <= {"cache-artifacts", "coverage"}:
         run = judge_graph(made)
         return replace(run, findings=tuple(f for f in run.findings if f.check in ("cache-artifacts", "coverage")))
-    others = None if checks is None else [slug for slug in checks if slug != "cache-artifacts"]
-    with collect(), observe_graphs(subject=made.name, raises=False) as seen:
-        run = judge.judge_use(made, others)
-    found = hygiene_checks.check_artifacts(seen.stats) if seen.stats is not None else []
-    told = [f for f in found if checks is not None or f.verdict is not Verdict.SKIP]  # most callables have no caches
-    return replace(run, findings=(*run.findings, *told))
+    sums = call_checks.judge_call(noted if caches else call, made.name, limits or load_settings().limits, checks)
+    return merge([*runs, sums])
+
+
+def _called(made: Subject) -> Run:
+    made.shape()
+    return Run(findings=(Finding("coverage", Verdict.PASS, made.name, "it was called once"),))
 
 
 def _graphs(

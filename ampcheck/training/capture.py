@@ -51,7 +51,8 @@ def captured(loop: TrainingLoop, seen: Seen, *, outputs: bool) -> Iterator[None]
     with ExitStack() as stack:
         for name, parameter in loop.parameters():
             if parameter.requires_grad and parameter.is_leaf:
-                stack.callback(parameter.register_hook(_noting(note, "parameter", name)).remove)
+                handle: Any = parameter.register_hook(_noting(note, "parameter", name))  # type: ignore[no-untyped-call]
+                stack.callback(handle.remove)
         if outputs:
             for path, root in loop.reached.modules.items():
                 for inner, module in hookable(root):

@@ -36,8 +36,8 @@ _ROWS = 40
 class GradientLoss:
     """One gradient beside float64, all its passes in the step together. Counts are of elements.
 
-    kind: `parameter` or `output` (of a module). dtype: in which the gradient came; made_in: the same, or float16 where a
-    float32 gradient of autocast's holds nothing but values of float16. known: nonzero in float64, and float32 agrees;
+    kind: `parameter` or `output` (of a module). dtype: in which the gradient came; made_in: the same, or float16 where
+    a float32 gradient of autocast's holds nothing but values of float16. known: nonzero in float64, and float32 agrees;
     of these zero: zero here, and subnormal: subnormal here in the format it was made in. reverse: zero in float64 and
     not here. nonfinite: infinite or NaN here. norm: which part of the Euclidean norm of the known elements became zero.
     """

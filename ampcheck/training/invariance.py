@@ -31,6 +31,9 @@ LARGE = 65536.0
 STEPS = 3
 """Of each arm: a scale that changes after the first step shows in the second, and in what the first returns."""
 
+ACCUMULATED = 16
+"""How many steps are tried where none of the first steps an optimizer."""
+
 _NEVER = 2**31 - 1
 _EQUAL = 1e-4
 """Relative, in the Euclidean norm. Gradients are kept in float32 and summed in float64: what differs by chance is 1e-7;
@@ -91,6 +94,8 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     if first.stopped is not None:
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
         return InvarianceStats(loop.name, skipped=f"a step does not run in float64: {first.stopped.message}{where}")
+    if not first.gradients and steps < ACCUMULATED:  # gradients accumulate over more steps
+        return measure_invariance(loop, ACCUMULATED)
     if not first.gradients:
         return InvarianceStats(loop.name, skipped=f"no optimizer stepped through the scaler in {steps} steps")
     again = _arm(loop, start, "scale 1 again", steps, 1.0, _NEVER)

@@ -325,7 +325,8 @@ def _found_inf(scaler: Any, optimizer: Any) -> bool | None:
 def _with_subclasses(kind: type) -> list[type]:
     found: list[type] = [kind]
     for one in found:
-        found += [sub for sub in one.__subclasses__() if sub not in found]
+        below: list[type] = type.__subclasses__(one)
+        found += [kind for kind in below if kind not in found]
     return found
 
 

@@ -29,23 +29,25 @@ def measure_loss_scale(
     limits: Limits,
     *,
     first_op: str = "",
-) -> LossScaleStats:
-    """The window of the step that `gradients` tells of, at `limits.underflow`, and the path of the scaler.
+) -> list[LossScaleStats]:
+    """The window of the step that `gradients` tells of, at `limits.underflow`, and the path of each scaler.
 
     The ends are verified: the step runs again at each, and one power of two beyond; where it loses more, or an op
     inside overflows, the end moves.
     """
     scalers = [one for one in measure_scalers(events).values() if one.enabled]
-    scaler = scalers[-1] if scalers else None
     window: ScaleWindow | None = None
     verified: dict[float, tuple[float, bool, str]] = {}
     if gradients.histograms and gradients.format == "float16":
         weights = [name for name in gradients.histograms if name not in gradients.outputs]
         window = scale_window(gradients.histograms, share=limits.underflow, dtype="float16", binding=weights)
-        if shadow is not None and window.nonzero and not window.empty:
+        if shadow is not None and window.nonzero:
             window = _verified(window, shadow, gradients.scale, verified)
     told = [(scale, lost, over) for scale, (lost, over, _) in verified.items()]
-    return loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=told)
+    return [
+        loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=told)
+        for scaler in scalers or [None]
+    ]
 
 
 def _verified(
@@ -58,6 +60,10 @@ def _verified(
         return verified[at]
 
     needed, allowed = window.needed, window.allowed
+    if window.empty:
+        run(needed)
+        run(allowed)
+        return window
     last = needed + MOVES
     while run(needed)[0] > window.share and needed < min(last, allowed):
         needed += 1
@@ -66,10 +72,10 @@ def _verified(
         needed -= 1
     by = window.allowed_by
     last = allowed - MOVES
-    while run(allowed)[1] and allowed > max(last, needed):
+    while allowed > max(last, needed - 1) and run(allowed)[1]:
         by, allowed = run(allowed)[2], allowed - 1
     last = allowed + MOVES
-    while allowed < last and not run(allowed + 1)[1]:
+    while needed <= allowed < last and not run(allowed + 1)[1]:
         allowed += 1
     return replace(window, needed=needed, allowed=allowed, allowed_by=by)
 

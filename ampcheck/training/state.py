@@ -29,6 +29,7 @@ class Reached:
 
     tensors: those that belong to no module, optimizer or scaler. holders: dicts, lists, objects of the user's classes,
     and cells of closures, whose contents the step may replace. unseen: whether there was more than is followed.
+    compiled: whether any module or function is compiled.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Reached:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     holders: list[Any] = field(default_factory=list)
     unseen: bool = False
+    compiled: bool = False
 
 
 def reach(roots: Mapping[str, Any]) -> Reached:
@@ -61,6 +63,7 @@ def reach(roots: Mapping[str, Any]) -> Reached:
         if isinstance(value, torch.Tensor):
             found.tensors[path] = value
         elif isinstance(value, torch.nn.Module):
+            found.compiled = found.compiled or any(is_compiled(part) for part in (value, *value.modules()))
             found.modules[path] = uncompiled(value)
             seen[id(found.modules[path])] = found.modules[path]
         elif is_optimizer(value):
@@ -70,6 +73,7 @@ def reach(roots: Mapping[str, Any]) -> Reached:
         elif isinstance(value, LRScheduler):
             found.schedulers[path] = value
         elif held.may_hold(value):
+            found.compiled = found.compiled or (isinstance(value, types.FunctionType) and is_compiled(value))
             if isinstance(value, (dict, list)) or not isinstance(value, held.CALLABLES):
                 found.holders.append(value)
             waiting += reversed(list(_inside(path, value, found.holders)))

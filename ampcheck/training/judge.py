@@ -1,0 +1,306 @@
+"""The judge of a training loop: run it under every eye, put everything back, and say what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ampcheck.autocast.judge import judge_use
+from ampcheck.environment import environment
+from ampcheck.errors import UsageError
+from ampcheck.record import Coverage, Finding, Run, Verdict, Where, merge, verify
+from ampcheck.settings import Limits, load_settings
+from ampcheck.subject import Kind, Subject, as_subject
+from ampcheck.training.confounders import check_tf32, confounders_table, measure_confounders
+from ampcheck.training.events import Act, Event
+from ampcheck.training.gradients import check_gradients, gradient_table, measure_gradients, quiet
+from ampcheck.training.invariance import check_invariance, measure_invariance
+from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
+from ampcheck.training.loss_scale import check_loss_scale
+from ampcheck.training.loss_scale_views import loss_scale_chart, loss_scale_table, window_chart
+from ampcheck.training.protocol import ProtocolStats, check_protocol, check_scheduler_skip
+from ampcheck.training.recorder import Recorder
+from ampcheck.training.reductions import check_reductions, measure_reductions, reduction_table
+from ampcheck.training.residency import ResidencyStats, measure_residency, residency_tables
+from ampcheck.training.residency_checks import check_residency
+from ampcheck.training.resume import check_checkpoint_events, check_resume, measure_resume
+from ampcheck.training.scaling import first_nonfinite, measure_loss_scale
+from ampcheck.training.stagnation import measure_stagnation, stagnation_tables
+from ampcheck.training.stagnation_checks import check_stagnation
+
+CHECKS = (
+    "gradient-underflow",
+    "loss-scale",
+    "scaler-protocol",
+    "scheduler-skip",
+    "scale-invariance",
+    "resume",
+    "stagnation",
+    "master-weights",
+    "optimizer-state",
+    "buffer-dtype",
+    "loss-dtype",
+    "reduce-precision",
+    "tf32",
+)
+"""What is judged of a training loop, besides its use of autocast."""
+
+_RESIDENCY = ("master-weights", "optimizer-state", "buffer-dtype", "loss-dtype")
+
+STEPS = 24
+"""How many steps are observed as they are. A scaler that starts at 65536 needs up to 16 to find its place."""
+
+UPDATES = 4
+"""How many steps are followed update by update."""
+
+Progress = Callable[[str, int, int], None]
+"""Told before each stage: what begins, how many stages are done, how many there are."""
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a loop did when it ran as it is. losses: what its steps returned. replaced: parameters that the optimizer
+    steps and that are no longer those of the model.
+    """
+
+    steps: int = 0
+    losses: list[float] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    stopped: StepError | None = None
+    residency: ResidencyStats | None = None
+    replaced: tuple[str, ...] = ()
+
+    @property
+    def settled(self) -> int:
+        """The first step in which every optimizer step was taken; 0 where there is none."""
+        skipped = {event.step for event in self.events if event.act is Act.SCALER_STEP and event.skipped}
+        passes = {event.step for event in self.events if event.act is Act.BACKWARD}
+        return next((number for number in sorted(passes) if number not in skipped), 0)
+
+
+def judge_training(
+    subject: Subject,
+    checks: Collection[str] | None = None,
+    limits: Limits | None = None,
+    *,
+    steps: int | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Run:
+    """Judge a training loop. Model, optimizer, scaler and the rest are afterwards as they were, also after an error.
+
+    checks: of `CHECKS` and those of the guards, all by default. steps: how many are observed as they are, by default
+    the subject's `steps` or 24. Every run begins from the state that the loop was handed over in.
+    """
+    loop = TrainingLoop(subject)
+    bounds = (limits or load_settings().limits).with_(subject.limits, f"the subject {subject.name}")
+    wanted = set(CHECKS if checks is None else [slug for slug in CHECKS if slug in checks])
+    with loop.preserved() as start:
+        judge = _Judge(loop, start, bounds, wanted, steps or loop.shape.get("steps") or STEPS, device)
+        runs = judge.runs(checks, progress or (lambda stage, done, total: None))
+    kept = [replace(run, findings=tuple(f for f in run.findings if _kept(f, checks))) for run in runs]
+    return replace(merge(kept), environment=environment(device), title=f"audit of {loop.name}")
+
+
+def _kept(finding: Finding, checks: Collection[str] | None) -> bool:
+    return checks is None or finding.check in checks or finding.check == "coverage"
+
+
+def assert_training(
+    subject: Any, *, checks: Collection[str] | None = None, limits: Limits | None = None, steps: int | None = None
+) -> Run:
+    """Assert that a training loop learns and loses nothing to low precision.
+
+    subject: `{"model": ..., "optimizer": ..., "scaler": ..., "step": step}` with `step(i) -> float`, or a `Subject` of
+    that kind. checks: slugs, all by default. Returns the run; raises `AssertionError` with every failure, and
+    `UsageError` for another subject or check.
+    """
+    __tracebackhide__ = True
+    made = as_subject(subject)
+    if made.kind is not Kind.TRAINING:
+        raise UsageError(f"{made.name} is of kind '{made.kind.value}'; a training loop is a mapping with 'step'")
+    known = dict.fromkeys(CHECKS)
+    if unknown := sorted(set(checks or ()) - set(known)):
+        raise UsageError(f"there is no check {unknown[0]!r} of a training loop; there are {', '.join(known)}")
+    return verify(judge_training(made, checks, limits, steps=steps))
+
+
+class _Judge:
+    """The stages of one judgement, in their order; each begins from `start`."""
+
+    def __init__(
+        self, loop: TrainingLoop, start: Snapshot, limits: Limits, wanted: set[str], steps: int, device: str
+    ) -> None:
+        self.loop, self.start, self.limits, self.wanted, self.steps = loop, start, limits, wanted, steps
+        self.device = device
+        self.observed = Observed()
+        self.lost: float | None = None
+
+    def runs(self, checks: Collection[str] | None, tell: Progress) -> list[Run]:
+        """Every stage that something was asked of."""
+        stages: list[tuple[str, tuple[str, ...], Callable[[], Run]]] = [
+            ("gradients", ("gradient-underflow", "loss-scale", "scaler-protocol"), self._gradients),
+            ("updates", ("stagnation",), self._updates),
+            ("loss scales", ("scale-invariance",), self._scales),
+            ("a skipped step", ("scaler-protocol", "scheduler-skip"), self._protocol),
+            ("resuming", ("resume",), self._resuming),
+            ("reductions", ("reduce-precision",), self._reductions),
+            ("what lives across steps", _RESIDENCY, self._live),
+            ("confounders", ("tf32",), self._confounders),
+        ]
+        stages = [stage for stage in stages if self.wanted & set(stage[1])]
+        tell(f"{self.loop.name}: steps as they are", 0, len(stages) + 2)
+        runs = [self._observe()]
+        fatal = self.observed.stopped is not None and self.observed.steps == 0
+        for number, (name, slugs, stage) in enumerate(stages, 1):
+            tell(f"{self.loop.name}: {name}", number, len(stages) + 2)
+            self.start.restore()
+            if fatal and stage not in (self._protocol, self._live, self._confounders):
+                text = "not judged: the first step did not come to its end, see coverage"
+                left = [slug for slug in slugs if slug != "scaler-protocol"]
+                runs.append(self._run([Finding(slug, Verdict.SKIP, self.loop.name, text) for slug in left]))
+                continue
+            with quiet():
+                runs.append(stage())
+        self.start.restore()
+        tell(f"{self.loop.name}: use of autocast", len(stages) + 1, len(stages) + 2)
+        if not fatal and (checks is None or set(checks) - set(CHECKS)):
+            with quiet():
+                runs.append(judge_use(self.loop.subject, checks))
+        tell(f"{self.loop.name}: done", len(stages) + 2, len(stages) + 2)
+        return runs
+
+    def _run(self, findings: Sequence[Finding], coverage: Coverage | None = None, **evidence: Any) -> Run:
+        return Run(findings=tuple(findings), coverage=coverage or Coverage(), **evidence)
+
+    def _observe(self) -> Run:
+        """Run the steps as they are, and tell what did not go as a step must."""
+        seen = self.observed
+        before = {id(parameter): name for name, parameter in self.loop.parameters()}
+        recorder = Recorder(self.loop)
+        with quiet(), recorder.listening():
+            for recorder.step in range(self.steps):
+                taken = self.loop.take(recorder.step)
+                recorder.forget_graphs()
+                if isinstance(taken, StepError):
+                    seen.stopped = taken
+                    break
+                seen.steps += 1
+                seen.losses.append(taken)
+        seen.events = recorder.events
+        after = {id(parameter) for _, parameter in self.loop.parameters()}
+        seen.replaced = tuple(name for number, name in before.items() if number not in after)
+        seen.residency = measure_residency(self.loop, after_step=seen.steps > 0)
+        coverage = Coverage({"steps": seen.steps, "events": len(seen.events)})
+        return self._run(self._told(), coverage)
+
+    def _told(self) -> list[Finding]:
+        seen, name = self.observed, self.loop.name
+        found: list[Finding] = []
+        if (stopped := seen.stopped) is not None:
+            what = {
+                "raised": "a step must come to its end",
+                "memory": "a step must fit into memory",
+                "value": "a step must return its loss, a float (or a tensor of one element)",
+            }[stopped.kind]
+            hint = {
+                "raised": "run the step by itself; what comes after the exception was not looked at",
+                "memory": "use a smaller batch or model for the audit; it keeps one copy of all state and gradients",
+                "value": "return loss.item()",
+            }[stopped.kind]
+            message = f"{what}; step {stopped.step}: {stopped.message}"
+            where = Where(file=stopped.file, line=stopped.line, step=stopped.step)
+            found.append(Finding("coverage", Verdict.FAIL, name, message, where, hint=hint))
+        if seen.replaced:
+            many = f" and {len(seen.replaced) - 3} more" if len(seen.replaced) > 3 else ""
+            message = (
+                "the parameters of a model must stay the same objects, or its optimizer steps others; replaced were "
+                f"{', '.join(seen.replaced[:3])}{many}"
+            )
+            hint = "write into parameters (parameter.data.copy_), or build the optimizer anew"
+            found.append(Finding("coverage", Verdict.FAIL, name, message, hint=hint))
+        if not seen.steps:
+            return found
+        if not any(event.act is Act.BACKWARD for event in seen.events):
+            text = f"no backward pass ran in {seen.steps} steps: nothing was learned from gradients, and none judged"
+            found.append(Finding("coverage", Verdict.WARN, name, text))
+        elif not found:
+            text = f"{seen.steps} steps ran, with {len(seen.events)} backward passes, steps and other events"
+            found.append(Finding("coverage", Verdict.PASS, name, text))
+        return found
+
+    def _gradients(self) -> Run:
+        """Gradients beside float64, and the loss scales that serve."""
+        number = self.observed.settled
+        before = self.observed.losses[number] if number < len(self.observed.losses) else None
+        outputs = not self.loop.reached.compiled
+        first = first_nonfinite(self.loop, self.start, self.observed.events) if "loss-scale" in self.wanted else None
+        self.start.restore()
+        stats, shadow = measure_gradients(self.loop, number, observed=before, outputs=outputs)
+        self.lost = stats.lost
+        place = str(first) if first else ""
+        scales = measure_loss_scale(self.loop, stats, shadow, self.observed.events, self.limits, first_op=place)
+        found = [
+            *check_gradients(stats, self.limits),
+            *(f for one in scales for f in check_loss_scale(one, self.limits)),
+        ]
+        tables = [gradient_table(stats), *map(loss_scale_table, scales)]
+        charts = [*map(loss_scale_chart, scales), *map(window_chart, scales)]
+        return self._run(
+            found,
+            stats.coverage,
+            tables=tuple(table for table in tables if table is not None),
+            charts=tuple(chart for chart in charts if chart is not None),
+        )
+
+    def _updates(self) -> Run:
+        stats = measure_stagnation(self.loop, UPDATES)
+        found = check_stagnation(stats, self.limits)
+        return self._run(found, stats.coverage, tables=stagnation_tables(stats))
+
+    def _scales(self) -> Run:
+        return self._run(check_invariance(measure_invariance(self.loop)))
+
+    def _protocol(self) -> Run:
+        """The order of calls, as observed; and what a skipped step does, which is made if none came by itself."""
+        seen = self.observed
+        stats = ProtocolStats(self.loop.name, tuple(seen.events), seen.steps, self.lost, seen.stopped)
+        found = check_protocol(stats, self.limits)
+        if "scheduler-skip" not in self.wanted:
+            return self._run(found)
+        scheduled = any(event.act is Act.SCHEDULER_STEP for event in seen.events)
+        skipped = any(event.act is Act.SCALER_STEP and event.skipped for event in seen.events)
+        if scheduled and not skipped and any(e.act is Act.SCALER_STEP and e.enabled for e in seen.events):
+            recorder = Recorder(self.loop, overflow_from=1)
+            with recorder.listening():
+                for recorder.step in range(seen.steps):
+                    taken = self.loop.take(recorder.step)
+                    recorder.forget_graphs()
+                    over = recorder.overflowed
+                    if isinstance(taken, StepError) or (over is not None and recorder.step > over):
+                        break
+            stats = replace(stats, events=tuple(recorder.events))
+        return self._run([*found, *check_scheduler_skip(stats)])
+
+    def _resuming(self) -> Run:
+        events = check_checkpoint_events(self.observed.events, self.loop.name)
+        return self._run([*events, *check_resume(measure_resume(self.loop))])
+
+    def _reductions(self) -> Run:
+        stats = measure_reductions(lambda: [self.loop.take(number) for number in range(2)], self.loop.name)
+        table = reduction_table(stats)
+        return self._run(check_reductions(stats, self.limits), tables=(table,) if table else ())
+
+    def _live(self) -> Run:
+        residency = self.observed.residency
+        if residency is None:
+            return self._run([])
+        losses = tuple(dict.fromkeys(e.dtype for e in self.observed.events if e.act is Act.BACKWARD and e.dtype))
+        return self._run(check_residency(residency, losses), tables=residency_tables(residency))
+
+    def _confounders(self) -> Run:
+        stats = measure_confounders(torch.device(self.device))
+        return self._run(check_tf32(stats, self.limits), tables=(confounders_table(stats),))
