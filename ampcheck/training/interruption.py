@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ampcheck.errors import brief
 from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
@@ -110,20 +111,30 @@ def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
     try:
         checkpoint = _written(loop)
         after = _loaded(loop, start, checkpoint)
-        stats = replace(stats, forgotten=_compare(kept, after, loop))
+        stats = replace(stats, forgotten=_compare(kept, after))
         chance.restore()
         _put_gradients(loop, gradients)
-        differences = _compare(whole, _resumed(loop, first, steps), loop)
+        differences = _compare(whole, _resumed(loop, first, steps))
         unaided: tuple[Difference, ...] = ()
-        if not differences and (stats.drew or gradients):
+        differ = _anywhere(bool(differences))
+        if not differ and _anywhere(stats.drew or bool(gradients)):
             _loaded(loop, start, checkpoint)
-            unaided = _compare(whole, _resumed(loop, first, steps), loop)
+            unaided = _compare(whole, _resumed(loop, first, steps))
     except _StoppedError as error:
         return replace(stats, raised=str(error))
-    if differences and _compare(whole, _uninterrupted(loop, start, steps), loop):
+    if differ and _anywhere(bool(_compare(whole, _uninterrupted(loop, start, steps)))):
         why = "two uninterrupted runs from the same state differ: what the step reads cannot be put back, or is random"
         return replace(stats, skipped=why, forgotten=())
     return replace(stats, differences=differences, unaided=unaided)
+
+
+def _anywhere(here: bool) -> bool:
+    """Whether it is so in any process: all must run the same steps, or those that wait for others never end."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return here
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, here)
+    return any(found)
 
 
 def _uninterrupted(loop: TrainingLoop, start: Snapshot, steps: int) -> _State:
@@ -249,7 +260,7 @@ def _random_key() -> tuple[Any, ...]:
     return tuple(bytes(one.tolist()) for one in (torch.get_rng_state(), *devices)), random.getstate(), theirs
 
 
-def _compare(one: _State, other: _State, loop: TrainingLoop) -> tuple[Difference, ...]:
+def _compare(one: _State, other: _State) -> tuple[Difference, ...]:
     """What differs between two states, the losses only where both have some."""
     found: list[Difference] = []
     groups: dict[str, list[tuple[str, float, str]]] = {}

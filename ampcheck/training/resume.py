@@ -13,6 +13,8 @@ __all__ = ["ResumeStats", "check_checkpoint_events", "check_resume", "measure_re
 _CHECK = "resume"
 _LISTED = 3
 
+_SINGLE = ("scaler", "scheduler", "optimizer state")
+
 _CURES = {
     "scaler": "save scaler.state_dict() and load it with scaler.load_state_dict()",
     "optimizer state": "save optimizer.state_dict() and load it with optimizer.load_state_dict()",
@@ -76,7 +78,7 @@ def _told(differences: Iterable[Difference]) -> str:
     parts = []
     for one in differences:
         count = f" ({len(one.names)} of them)" if len(one.names) > 1 else ""
-        parts.append(f"{one.what} differ{'s' if one.what in ('scaler', 'scheduler') else ''}{count}, {one.detail}")
+        parts.append(f"{one.what} differ{'s' if one.what in _SINGLE else ''}{count}, {one.detail}")
     return "; ".join(parts[:_LISTED])
 
 

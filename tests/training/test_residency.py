@@ -300,6 +300,28 @@ def test_sparse_gradients_and_tied_weights_are_measured() -> None:
     assert Verdict.FAIL not in verdicts(check_residency(stats)).values()
 
 
+def test_of_a_sharded_tensor_the_local_shard_is_counted() -> None:
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # four ranks, of which only this one is there
+
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (4,))
+        model = nn.Linear(4, 8, bias=False)
+        whole = DTensor.from_local(model.weight.detach()[:2], mesh, [Shard(0)], run_check=False)
+        model.weight = nn.Parameter(whole)
+        optimizer = torch.optim.SGD(model.parameters())
+        stats = measure_residency(
+            TrainingLoop(Subject({"model": model, "optimizer": optimizer, "step": lambda i: 0.0})), False
+        )
+    finally:
+        dist.destroy_process_group()
+    (weight,) = stats.residents
+    assert (weight.shape, weight.elements, weight.bytes) == ((8, 4), 8, 32)
+
+
 def test_nothing_to_judge_is_skipped_never_passed() -> None:
     total = torch.zeros(3)
     stats = measured({"total": total, "step": lambda i: float(total.add_(1).sum())})
