@@ -35,7 +35,7 @@ def measure_loss_scale(
     The ends are verified: the step runs again at each, and one power of two beyond; where it loses more, or an op
     inside overflows, the end moves.
     """
-    scalers = [one for one in measure_scalers(events).values() if one.enabled]
+    scalers = tuple(one for one in measure_scalers(events).values() if one.enabled)
     window: ScaleWindow | None = None
     verified: dict[float, tuple[float, bool, str]] = {}
     if gradients.histograms and gradients.format == "float16":
@@ -46,7 +46,7 @@ def measure_loss_scale(
     told = [(scale, lost, over) for scale, (lost, over, _) in verified.items()]
     return [
         loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=told)
-        for scaler in scalers or [None]
+        for scaler in (scalers or (None,))
     ]
 
 
