@@ -47,9 +47,10 @@ class Account:
 
     moved: updates of elements that are not zero; lost: those after which the element holds the same value, without
     those that another tensor carries (`carried`, by `carriers`). set_anew: steps in which it was overwritten with
-    values that do not depend on it. gains: per step, what it is multiplied by; None where that is not one number.
-    low, high: the smallest and largest of all that was added. decay: by a multiplication of its own; merged: by one
-    that is rounded together with what is added, looked at only where that points away from zero.
+    values that do not depend on it; steps: the others. gains: per step, what it is multiplied by; None where that is
+    not one number. low, high: the smallest and largest of all that was added. update, size: sums of the squares of the
+    updates and of the old values. decay: by a multiplication of its own; merged: by one that is rounded together with
+    what is added, looked at only where that points away from zero.
     samples: old values and updates [at most 512 elements], float64, of each step.
     """
 
@@ -65,6 +66,7 @@ class Account:
     high: float = 0.0
     update: float = 0.0
     size: float = 0.0
+    steps: int = 0
     decay: Decay = NO_DECAY
     merged: Decay = NO_DECAY
     op: str = ""
@@ -142,6 +144,7 @@ class Accounts:
         account.lost += missed
         update = torch.where(moved, update, 0.0)
         account.update += float(update.square().sum())
+        account.steps += 1
         account.size += float(torch.where(torch.isfinite(old), old, 0.0).square().sum())
         gain = form.gain(before.region)
         account.gains.append(gain)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 
 from ampcheck.formats import FloatFormat, format_of
+from ampcheck.training.shadows import spacing
 
 AS_IS = "as it is"
 WIDE = "float32"
@@ -42,13 +43,18 @@ class Cure:
 
 
 def measure_cures(
-    samples: Sequence[tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype, factor: float | None = None
+    samples: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    dtype: torch.dtype,
+    *,
+    factor: float | None = None,
+    steps: int | None = None,
 ) -> tuple[Cure, ...]:
     """Replay updates in the format `dtype` as it is, with float32, with Kahan summation and with stochastic rounding.
 
     samples: for each observed step the old values and the true updates, float64 [elements]. The updates are repeated,
     in order, until the typical element should have moved by four spacings of its format, 1024 steps at most. factor:
-    replay a multiplication by it instead, for as many steps as it takes to halve a value, 1024 at most.
+    replay a multiplication by it instead, for as many steps as it takes to halve a value, 1024 at most. steps: how
+    many, where that is known.
 
     Returns nothing where there is nothing to replay.
     """
@@ -62,9 +68,10 @@ def measure_cures(
     start, updates = start[keep], [update[keep] for update in updates]
     form = format_of(dtype)
     if factor is not None:
-        steps, change = max(1, min(_LONGEST, math.ceil(math.log(0.5) / math.log(factor)))), _decay(factor)
+        steps = steps or max(1, min(_LONGEST, math.ceil(math.log(0.5) / math.log(factor))))
     else:
-        steps, change = _length(start, updates, form), _repeat(updates)
+        steps = steps or _length(start, updates, form)
+    change = _repeat(updates) if factor is None else _decay(factor)
     true = start.clone()
     for step in range(steps):
         true = true + change(step, true)
@@ -77,10 +84,9 @@ def measure_cures(
 
 def round_stochastically(values: torch.Tensor, form: FloatFormat, generator: torch.Generator) -> torch.Tensor:
     """Round float64 `values` to one of the two neighbours in a format, the nearer the likelier, right on average."""
-    _, exponent = torch.frexp(values)  # of a mantissa in [0.5, 1)
-    spacing = torch.ldexp(torch.ones_like(values), exponent.clamp(min=form.min_exponent + 1) - 1 - form.mantissa_bits)
+    step = spacing(values, form)
     chance = torch.rand(values.shape, generator=generator, dtype=torch.float64)
-    return (torch.floor(values / spacing + chance) * spacing).clamp(-form.max, form.max)
+    return (torch.floor(values / step + chance) * step).clamp(-form.max, form.max)
 
 
 def _repeat(updates: Sequence[torch.Tensor]) -> _Change:
@@ -96,11 +102,7 @@ def _length(start: torch.Tensor, updates: Sequence[torch.Tensor], form: FloatFor
     moved = total > 0
     if not moved.any():
         return len(updates)
-    _, exponent = torch.frexp(start[moved])
-    spacing = torch.ldexp(
-        torch.ones_like(start[moved]), exponent.clamp(min=form.min_exponent + 1) - 1 - form.mantissa_bits
-    )
-    rounds = float((_SPACINGS * spacing / total[moved]).median())
+    rounds = float((_SPACINGS * spacing(start[moved], form) / total[moved]).median())
     return max(len(updates), min(_LONGEST, math.ceil(min(rounds, _LONGEST)) * len(updates)))
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ampcheck.training.forms import CONSTANT, Form, Region, itself, mixed
+from ampcheck.formats import FloatFormat
+from ampcheck.training.forms import CONSTANT, Form, Region, added, itself, mixed
 
 NARROW: frozenset[torch.dtype] = frozenset(
     getattr(torch, name)
@@ -17,6 +18,12 @@ NARROW: frozenset[torch.dtype] = frozenset(
 """Floating dtypes narrower than float32 in which values are added up (block scales and packed formats are not)."""
 
 _PURGED_AT = 1 << 26
+
+
+def spacing(values: torch.Tensor, form: FloatFormat) -> torch.Tensor:
+    """The distance between neighbours of a format at float64 `values`, element by element."""
+    _, exponent = torch.frexp(values)  # of a mantissa in [0.5, 1)
+    return torch.ldexp(torch.ones_like(values), exponent.clamp(min=form.min_exponent + 1) - 1 - form.mantissa_bits)
 
 
 @dataclass(slots=True)
@@ -36,12 +43,7 @@ class Shadows:
     def __init__(self) -> None:
         self._twins: dict[int, _Twin] = {}
         self._opaque: set[int] = set()
-        self._bytes = 0
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._twins.clear()
-        self._opaque.clear()
+        self._drawn: dict[int, StorageWeakRef] = {}
         self._bytes = 0
 
     @staticmethod
@@ -107,8 +109,10 @@ class Shadows:
         if region is None or twin is None:
             return
         begin, end = region[1], region[1] + region[2]
+        adds = form.gain(region) == 1.0 and not form.pure
         for other in [o for o in twin.forms if o != region[1:] and o[0] < end and begin < o[0] + o[1]]:
-            twin.forms[other] = mixed((twin.forms[other], form))
+            parts = (twin.forms[other], mixed((Form(mixed=form.origins - {region}),)))
+            twin.forms[other] = added(*parts) if adds else mixed((*parts, form))
         twin.forms[region[1:]] = form
 
     def drop(self, tensor: torch.Tensor) -> None:
@@ -117,6 +121,17 @@ class Shadows:
         if region is not None:
             self._opaque.add(region[0])
             self._twins.pop(region[0], None)
+
+    def draw(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor holds random numbers, or what was made of them element by element."""
+        region = self.region(tensor)
+        if region is not None:
+            self._drawn[region[0]] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+    def is_drawn(self, tensor: torch.Tensor) -> bool:
+        """Whether that was noted."""
+        region = self.region(tensor) if self._drawn else None
+        return region is not None and region[0] in self._drawn
 
     def _keep(self, region: Region, tensor: torch.Tensor, flat: torch.Tensor, form: Form) -> None:
         if self._bytes > _PURGED_AT:

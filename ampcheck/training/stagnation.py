@@ -19,6 +19,7 @@ from ampcheck.training.shadows import NARROW, Shadows
 from ampcheck.training.updates import UpdateWatch
 
 _ROWS = 40
+_LONGEST = 8192
 _CHECK = "stagnation"
 
 
@@ -40,10 +41,11 @@ class TensorUpdates:
 
     moved: updates of elements that are not zero without rounding; lost: those that change nothing and that no other
     tensor carries; carried: those that `carriers` hold instead (a float32 copy, a compensation). set_anew: steps in
-    which it was overwritten with values that do not depend on it. relative_update: the norm of the updates by that of
-    the tensor. decay: what a multiplication by a factor below 1 does on its own; merged: what the factor could do on
-    its own of a tensor that is decayed and added to at once. lag: how far, relative to its size, a decaying average may
-    stay from what it follows; infinite for what does not decay. compensates: whether it carries what others lose.
+    which it was overwritten with values that do not depend on it; steps: the others in which it was written.
+    relative_update: the norm of the updates by that of the tensor; rms_update: the root of the mean of their squares.
+    decay: what a multiplication by a factor below 1 does on its own; merged: what the factor could do on its own of a
+    tensor that is decayed and added to at once. lag: how far, relative to its size, a decaying average may stay from
+    what it follows; infinite for what does not decay. compensates: whether it carries what others lose.
     """
 
     role: str
@@ -56,7 +58,9 @@ class TensorUpdates:
     carried: int = 0
     carriers: tuple[str, ...] = ()
     set_anew: int = 0
+    steps: int = 0
     relative_update: float = 0.0
+    rms_update: float = 0.0
     decay: Decay = NO_DECAY
     merged: Decay = NO_DECAY
     lag: float = math.inf
@@ -264,7 +268,9 @@ def _told(account: Account, carriers: set[str], owners: Mapping[str, str]) -> Te
         carried=account.carried,
         carriers=tuple(sorted(account.carriers)),
         set_anew=account.set_anew,
+        steps=account.steps,
         relative_update=math.sqrt(account.update / account.size) if account.size else 0.0,
+        rms_update=math.sqrt(account.update / (account.steps * account.elements)) if account.update else 0.0,
         decay=account.decay,
         merged=account.merged,
         lag=form.unit_roundoff / (1.0 - max(gains)) if decays else math.inf,
@@ -305,7 +311,9 @@ def _with_cures(tensors: Sequence[TensorUpdates], accounts: Accounts) -> tuple[T
         if f"{one.role} {one.name}" in worst:
             decaying = not one.share > 0.5 and lost_decay(one) > 0.0
             factor = bad_decay(one).factor if decaying else None
-            one = replace(one, cures=measure_cures(account.samples, account.resident.tensor.dtype, factor))
+            length = min(_LONGEST, 2 * one.accumulation.steps) if one.accumulation else None
+            cures = measure_cures(account.samples, account.resident.tensor.dtype, factor=factor, steps=length)
+            one = replace(one, cures=cures)
         told.append(one)
     return tuple(told)
 

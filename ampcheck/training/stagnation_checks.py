@@ -51,8 +51,13 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
 def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Iterable[Finding]:
     stopping = [one for one in tensors if one.accumulation is not None]
     rest = [one for one in tensors if one.accumulation is None]
-    judged = [one for one in rest if one.lag > _FOLLOWS]
-    failed = [one for one in judged if one.share >= limits.stagnation and one.moved >= _LEAST]
+    judged = [one for one in rest if one.lag > _FOLLOWS and one.steps > one.set_anew]
+    largest = max((one.rms_update for one in tensors), default=0.0)
+    failed = [
+        one
+        for one in judged
+        if one.share >= limits.stagnation and one.moved >= _LEAST and not _is_rounding(one, largest)
+    ]
     stuck = [one for one in rest if one not in failed and lost_decay(one) >= limits.stagnation]
     if failed:
         yield _lost(stats, failed, Verdict.FAIL, limits)
@@ -64,6 +69,13 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
     warned = [one for one in judged if one not in known and one.share > _WARNED_FROM]
     if warned:
         yield _lost(stats, warned, Verdict.WARN, limits)
+
+
+def _is_rounding(one: TensorUpdates, largest: float) -> bool:
+    """Whether the updates are no larger than what rounding makes of the largest ones: those of a bias before a
+    BatchNorm, whose gradient is zero, and nothing but rounding is left of it.
+    """
+    return one.rms_update < 2.0 * format_of(one.dtype).unit_roundoff * largest
 
 
 def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict, limits: Limits) -> Finding:

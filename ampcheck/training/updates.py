@@ -21,9 +21,13 @@ from ampcheck.places import op_name, users_line
 from ampcheck.training.bound import BoundCall, leaves
 from ampcheck.training.forms import CONSTANT, Form, Operand, Region, added, combine, itself, mixed, scaled
 from ampcheck.training.loop import Resident, Role
-from ampcheck.training.shadows import NARROW, Shadows
+from ampcheck.training.shadows import NARROW, Shadows, spacing
 
 _FUSED_DECAYS = {"exp_avgs": "beta1", "exp_avg_sqs": "beta2"}
+
+
+_NOISY = 0.1
+"""In spacings, between an update that gets lost and the quarter that noise for rounding has on average."""
 
 
 @dataclass(slots=True)
@@ -101,6 +105,15 @@ class UpdateWatch(TorchDispatchMode):
             self.unseen[f"what runs inside {func}"] += 1
             return func(*args, **kwargs)
         tensors = list(leaves((*args, *kwargs.values())))
+        out = self._run(func, args, kwargs, tensors)
+        if torch.Tag.nondeterministic_seeded in func.tags or (
+            any(map(self.shadows.is_drawn, tensors)) and (torch.Tag.pointwise in func.tags or _is_cast(func))
+        ):
+            for one in leaves(out):
+                self.shadows.draw(one)
+        return out
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
         if not any(one.dtype in NARROW or self.shadows.touches(one) for one in tensors):
             return func(*args, **kwargs)
         call = BoundCall(func, args, kwargs)
@@ -166,6 +179,7 @@ class UpdateWatch(TorchDispatchMode):
             for number, one in targets
             if 0.0 < (factor := forms[number][1]) < 1.0 and Shadows.region(one) in self._roles and factor != 1.0
         }
+        rounds_at_random = self._rounds_at_random(call)
         followed = False
         with suppress(Exception):  # what cannot run in float64 is taken as it is
             call.again(self._wide)
@@ -176,12 +190,36 @@ class UpdateWatch(TorchDispatchMode):
             form, factor = forms[number]
             if number in befores:
                 self._scaled(call, one, befores[number], factor)
-            if followed:
-                self._constant(call, number, one, one)
-                self.shadows.rewrite(one, form)
-            else:
+            if not followed:
                 self.shadows.drop(one)
+                continue
+            self._constant(call, number, one, one)
+            if rounds_at_random or self._overwrites(one, form):
+                self.shadows.value(one).copy_(one)  # what is given a value anew has lost nothing by rounding it
+                form = CONSTANT
+            self.shadows.rewrite(one, form)
         return out
+
+    def _overwrites(self, target: torch.Tensor, form: Form) -> bool:
+        """Whether a tensor that lives across steps is given a value that does not depend on the one it had."""
+        region = Shadows.region(target)
+        if region is None or region[0] not in self._storages:
+            return False
+        return form.origins.isdisjoint((region, *self._within(region)))
+
+    def _rounds_at_random(self, call: BoundCall) -> bool:
+        """Whether a cast into a narrow tensor rounds by noise that was added before: stochastic rounding.
+
+        Such noise spreads over a whole spacing of the format; on random numbers in a small update it is not taken.
+        """
+        target, source = call.argument("self"), call.argument("src")
+        if call.base != "copy" or call.foreach or not self.shadows.is_drawn(source) or source.dtype in NARROW:
+            return False
+        if target.dtype not in NARROW or target.shape != source.shape or not target.numel():
+            return False
+        old = target.to(torch.float64)
+        distance = (source.to(torch.float64) - old).abs() / spacing(old, format_of(target.dtype))
+        return float(distance.clamp(max=0.5).mean()) > _NOISY
 
     def _derive(self, call: BoundCall) -> Any:
         """An op that makes new tensors: they get twins where they could be a new value of a resident."""
@@ -264,3 +302,7 @@ class UpdateWatch(TorchDispatchMode):
         )
         kept.origins |= origins
         kept.zeros += int((result == 0).sum())
+
+
+def _is_cast(op: torch._ops.OpOverload) -> bool:
+    return op is torch.ops.aten._to_copy.default
