@@ -19,8 +19,9 @@ from ampcheck.telemetry.checks import check_telemetry, tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
+from ampcheck.training.unwrapped import plain_optimizer
 from ampcheck.training.watched import WatchStats
-from ampcheck.training.watching import TrainingWatch, plain_optimizer
+from ampcheck.training.watching import TrainingWatch
 from ampcheck.training.watching_checks import check_watched
 from ampcheck.training.watching_report import watched_charts, watched_tables
 

@@ -15,23 +15,11 @@ from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
 from ampcheck.taps import replaced
 from ampcheck.training.folded import GradientFold, GradientSum, Trace, UpdateFold, UpdateSum
+from ampcheck.training.unwrapped import local, owner_of, unwrapped, wide_copy
 from ampcheck.training.watched import WatchedOptimizer, WatchedParameter, WatchedScaler, WatchStats
 
 _CULPRITS = 16
 """Skipped steps of an optimizer whose gradients are looked at: later ones tell the same."""
-
-
-def plain_optimizer(value: Any) -> torch.optim.Optimizer:
-    """The optimizer that makes the steps, inside what a library wraps around it (Accelerate, Lightning).
-
-    Raises `UsageError` for what is no optimizer.
-    """
-    one = value
-    while not hasattr(one, "_optimizer_step_pre_hooks") and hasattr(one, "optimizer"):
-        one = one.optimizer
-    if not isinstance(one, torch.optim.Optimizer) or not hasattr(one, "_optimizer_step_pre_hooks"):
-        raise UsageError(f"what steps the weights must be a torch.optim.Optimizer; found {type(value).__name__}")
-    return one
 
 
 @dataclass(slots=True)
@@ -94,8 +82,8 @@ class TrainingWatch:
                 stack.callback(one.optimizer.register_step_post_hook(self._post(one)).remove)
             if self.scaler is not None:
                 # Of the class, not of the object: a scaler may be copied or pickled inside the block.
-                stack.enter_context(replaced(_owner(self.scaler, "step"), "step", self._scaler_step))
-                stack.enter_context(replaced(_owner(self.scaler, "update"), "update", self._scaler_update))
+                stack.enter_context(replaced(owner_of(self.scaler, "step"), "step", self._scaler_step))
+                stack.enter_context(replaced(owner_of(self.scaler, "update"), "update", self._scaler_update))
             yield
 
     def step(self, loss: torch.Tensor | float) -> None:
@@ -106,7 +94,9 @@ class TrainingWatch:
 
     def _leave(self) -> None:
         self._still = self._compared()
-        self._exempt = {key: _slow(self._optimizer(owner), p) for key, (_, owner, p, _, _) in enumerate(self._known)}
+        self._exempt = {
+            key: wide_copy(self._optimizer(owner), p) for key, (_, owner, p, _, _) in enumerate(self._known)
+        }
         self._known = [(name, owner, None, dtype, numel) for name, owner, _, dtype, numel in self._known]
         for one in self._steps:
             one.entries = None
@@ -177,7 +167,7 @@ class TrainingWatch:
                 key = self._key(steps, parameter)
                 before = None
                 if (parameter.grad is not None or steps.late) and parameter.requires_grad:
-                    before = _local(parameter).detach().clone()
+                    before = local(parameter).detach().clone()
                     size += before.nbytes
                 entries.append(_Entry(key, parameter, before, parameter.grad, alive))
         kept = sum(first.nbytes + self._moved[key].nbytes for key, first in self._first.items())
@@ -192,13 +182,15 @@ class TrainingWatch:
             gradient = one.gradient
             if gradient is None:
                 continue
+            if gradient.layout is torch.sparse_coo:
+                gradient = gradient.coalesce()  # of a gradient on a device this waits for it: how many there are
             if inverse is not None:
                 gradient = gradient / inverse.to(gradient.device, non_blocking=True)
             health = measure_health(gradient, histogram=True)
             if isinstance(health, Unmeasured):
                 self._unseen[f"gradients that were {health}"] += 1
                 continue
-            keys, pending = folds.setdefault((_local(gradient).device, health.dtype, health.plan), ([], []))
+            keys, pending = folds.setdefault((local(gradient).device, health.dtype, health.plan), ([], []))
             keys.append(one.key)
             pending.append(health)
         for place, (keys, pending) in folds.items():
@@ -213,7 +205,7 @@ class TrainingWatch:
         for one in entries:
             if one.before is None or one.gradient is None:
                 continue
-            after = _local(one.parameter).detach()
+            after = local(one.parameter).detach()
             if after.shape != one.before.shape or after.dtype != one.before.dtype or after.device != one.before.device:
                 self._unseen["updates that gave a parameter another shape, dtype or device"] += 1
                 continue
@@ -233,7 +225,7 @@ class TrainingWatch:
 
     def _unchanged(self, one: _Entry, before: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Elements with a nonzero gradient, and how many of them kept their value."""
-        gradient = _local(one.gradient)
+        gradient = local(one.gradient)
         if gradient is None or gradient.layout is not torch.strided:
             self._unseen["updates by sparse gradients, as to whether they changed anything"] += 1
             none = torch.zeros((), dtype=torch.int64, device=after.device)
@@ -255,7 +247,7 @@ class TrainingWatch:
     def _scaler_step(self, original: Any) -> Any:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             known = scaler is self.scaler and scaler.is_enabled()
-            steps = next((one for one in self._steps if known and one.optimizer is _unwrapped(optimizer)), None)
+            steps = next((one for one in self._steps if known and one.optimizer is unwrapped(optimizer)), None)
             if steps is None:
                 return original(scaler, optimizer, *args, **kwargs)
             steps.came = False
@@ -296,7 +288,7 @@ class TrainingWatch:
         shares = {}
         for key, first in self._first.items():
             parameter, due = self._known[key][2], self._moved[key]
-            if parameter is None or (now := _local(parameter).detach()).shape != first.shape:
+            if parameter is None or (now := local(parameter).detach()).shape != first.shape:
                 continue
             with torch.no_grad():
                 whole, still = torch.stack((due.sum(), (due & (now == first)).sum())).tolist()
@@ -316,7 +308,9 @@ class TrainingWatch:
         still = self._still if self._still is not None else self._compared()
         parameters = []
         for key, (name, owner, parameter, dtype, numel) in enumerate(self._known):
-            exempt = _slow(self._optimizer(owner), parameter) if parameter is not None else self._exempt.get(key, "")
+            exempt = (
+                wide_copy(self._optimizer(owner), parameter) if parameter is not None else self._exempt.get(key, "")
+            )
             parameters.append(
                 WatchedParameter(
                     name, owner, dtype, numel, gradients.get(key), updates.get(key), still.get(key), exempt
@@ -361,34 +355,3 @@ def _told(one: _Steps) -> WatchedOptimizer:
     skipped = tuple(number for number, found in enumerate(skips) if found)
     taken = one.taken - (len(skipped) if one.guarded else 0)
     return WatchedOptimizer(one.name, taken, one.measured, tuple(one.rates.read()), len(skips), skipped, one.guarded)
-
-
-def _owner(thing: Any, name: str) -> type:
-    """The class that defines a method of an object."""
-    return next(kind for kind in type(thing).__mro__ if name in vars(kind))
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    try:
-        return plain_optimizer(optimizer)
-    except UsageError:
-        return optimizer
-
-
-def _local(tensor: Any) -> Any:
-    """The part of a sharded tensor that this process holds."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _slow(optimizer: torch.optim.Optimizer, parameter: torch.Tensor | None) -> str:
-    """What an optimizer keeps beside a narrow parameter that takes up what the parameter cannot: a copy in float32."""
-    if parameter is None or parameter.dtype.itemsize >= 4:
-        return ""
-    state = optimizer.state.get(parameter, {})
-    plain = _local(parameter).detach()
-    for name, kept in state.items() if isinstance(state, dict) else ():
-        one = _local(kept)
-        wide = isinstance(one, torch.Tensor) and one.is_floating_point() and one.dtype.itemsize >= 4
-        if wide and one.shape == plain.shape and bool((one.to(plain.dtype) == plain).float().mean() > 0.9):
-            return f"{name} is a copy of it in {str(one.dtype).removeprefix('torch.')}"
-    return ""

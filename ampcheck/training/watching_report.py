@@ -55,7 +55,7 @@ def _parameters(stats: WatchStats) -> Table:
     if len(ordered) > _ROWS:
         note = f"{_ROWS} of {len(ordered)} parameters, the worst first; {note}"
     return Table(
-        f"Gradients and updates: {stats.subject}", columns, [_row(one, scaled) for one in ordered[:_ROWS]],
+        f"Gradients and updates: {stats.subject}", columns, tuple(_row(one, scaled) for one in ordered[:_ROWS]),
         "gradient-underflow", note,
     )  # fmt: skip
 
@@ -97,9 +97,9 @@ def _optimizers(stats: WatchStats, limits: Limits) -> Table:
     ends = (scales[0], min(scales), max(scales), scales[-1]) if scales else (None,) * 4
     window = window_of(stats, limits)
     text = "" if window is None else "none" if window.empty else f"{window.low:g} to {window.high:g}"
-    rows = [
+    rows = tuple(
         (o.name, o.steps, o.measured, len(o.skipped) if o.attempts else None, *ends, text) for o in stats.optimizers
-    ]
+    )
     note = ""
     if window is not None:
         note = (
@@ -128,7 +128,7 @@ def _scale(stats: WatchStats, limits: Limits) -> Iterator[Chart]:
         f"Loss scale: {stats.subject}",
         "updates of the scaler",
         "loss scale, as a power of two",
-        (Series("loss scale", [float(i) for i in shown], levels),),
+        (Series("loss scale", tuple(map(float, shown)), tuple(levels)),),
         check="loss-scale",
         note=f"{stats.skipped:,} of {stats.attempts:,} steps skipped{text}{left}",
     )
