@@ -162,11 +162,7 @@ def watch(
     Raises `UsageError` for a level or a number that does not exist, for a model that cannot be called, for what is no
     optimizer or scaler, for a scaler without an optimizer, and for a watch of compiled code inside another.
     """
-    levels = [one.value for one in Level]
-    if level not in levels:
-        raise UsageError(f"there is no level {level!r}; there are {', '.join(levels)}")
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise UsageError(f"every must be a whole number of calls, 1 or more; found {every!r}")
+    require_settings(every, level)
     if not callable(model):
         raise UsageError(f"what is watched must be a module or a function; found {type(model).__name__}")
     if optimizer is None and scaler is not None:
@@ -174,6 +170,15 @@ def watch(
     if scaler is not None and not all(hasattr(scaler, one) for one in ("step", "update", "is_enabled")):
         raise UsageError(f"scaler must be a torch.amp.GradScaler; found {type(scaler).__name__}")
     return _watching(model, optimizer, scaler, every, Level(level), name, limits)
+
+
+def require_settings(every: int, level: str) -> None:
+    """Raises `UsageError` for a level or a number that `watch` does not know."""
+    levels = [one.value for one in Level]
+    if level not in levels:
+        raise UsageError(f"there is no level {level!r}; there are {', '.join(levels)}")
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise UsageError(f"every must be a whole number of calls, 1 or more; found {every!r}")
 
 
 @contextmanager

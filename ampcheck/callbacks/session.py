@@ -6,11 +6,10 @@ import os
 from contextlib import ExitStack
 from typing import Any
 
-from ampcheck.errors import UsageError
 from ampcheck.record import Run, emit, verify
 from ampcheck.report.html import write_html
 from ampcheck.settings import Limits
-from ampcheck.watch import SeenTraining, watch
+from ampcheck.watch import SeenTraining, require_settings, watch
 
 Path = str | os.PathLike[str]
 
@@ -33,8 +32,7 @@ class Session:
         json: Path | None = None,
         html: Path | None = None,
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise UsageError(f"every must be a whole number of steps, 1 or more; found {every!r}")
+        require_settings(every, level)
         self._settings: dict[str, Any] = {"every": every, "level": level, "name": name, "limits": limits}
         self._raises, self._json, self._html = raises, json, html
         self._stack: ExitStack | None = None
