@@ -41,6 +41,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.record import emit as emit
     from ampcheck.settings import Limits as Limits
     from ampcheck.subject import Subject as Subject
+    from ampcheck.training.judge import assert_training as assert_training
+    from ampcheck.training.policies import ResidencyPolicy as ResidencyPolicy
     from ampcheck.watch import watch as watch
 
     __version__: str
@@ -52,6 +54,7 @@ _HOME = {
     "Finding": "ampcheck.record",
     "FloatFormat": "ampcheck.formats",
     "Limits": "ampcheck.settings",
+    "ResidencyPolicy": "ampcheck.training.policies",
     "Run": "ampcheck.record",
     "Subject": "ampcheck.subject",
     "Table": "ampcheck.record",
@@ -65,6 +68,7 @@ _HOME = {
     "assert_op_dtypes": "ampcheck.autocast.observe",
     "assert_policy": "ampcheck.autocast.drift",
     "assert_policy_lock": "ampcheck.autocast.locks.lock",
+    "assert_training": "ampcheck.training.judge",
     "audit": "ampcheck.audit",
     "blame": "ampcheck.compiled.blame.blame",
     "collect": "ampcheck.record",
@@ -88,6 +92,7 @@ __all__ = [
     "Finding",
     "FloatFormat",
     "Limits",
+    "ResidencyPolicy",
     "Run",
     "Subject",
     "Table",
@@ -102,6 +107,7 @@ __all__ = [
     "assert_op_dtypes",
     "assert_policy",
     "assert_policy_lock",
+    "assert_training",
     "audit",
     "blame",
     "collect",

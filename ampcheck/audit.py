@@ -80,6 +80,10 @@ def audit(
     Raises `UsageError` for a subject that cannot be judged, an unknown check, and a device or dtype that is not there.
     """
     made = as_subject(subject)
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise UsageError(f"steps must be a whole number, 1 or more; found {steps!r}")
+    if steps is not None and made.kind is not Kind.TRAINING:
+        raise UsageError(f"steps are those of a training loop; {made.name} is of kind '{made.kind.value}'")
     checks = (checks,) if isinstance(checks, str) else checks
     known = dict.fromkeys((*CHECKS, *judge.CHECKS, *accuracy_checks.CHECKS, *GRAPH_CHECKS, *training.CHECKS))
     if unknown := sorted(set(checks or ()) - set(known)):

@@ -47,15 +47,16 @@ def _parser() -> argparse.ArgumentParser:
 
     audit = commands.add_parser(
         "audit",
-        help="judge a model in low precision, eager and compiled, forward and backward",
-        description="Judge a model in low precision, eager and compiled, forward and backward. Exit code 0: nothing "
-        "failed; 1: findings; 2: usage error.",
+        help="judge a model in low precision, eager and compiled, forward and backward; or a training loop",
+        description="Judge a model in low precision, eager and compiled, forward and backward; or a training loop. "
+        "Exit code 0: nothing failed; 1: findings; 2: usage error.",
     )
     audit.add_argument(
         "target",
         nargs="?",
         metavar="TARGET",
-        help="package.module:factory or path/to/file.py:factory, whose call gives (module, args); "
+        help="package.module:factory or path/to/file.py:factory, whose call gives (module, args) "
+        "or, of a training loop, {'model', 'optimizer', 'scaler', 'step'}; "
         "without it the built-in demo is audited",
     )
     audit.add_argument(
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what autocast casts to, separated by commas (default: float16,bfloat16); a model that is kept in 16 "
         "bits, and without this option a subject that is to be compiled, is judged as it is",
     )
+    audit.add_argument("--steps", type=int, metavar="N", help="how many steps of a training loop are observed")
     audit.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     audit.add_argument("--html", metavar="PATH", help="write a self-contained page")
     audit.add_argument("--json", metavar="PATH", help="write the run as JSON")
@@ -119,7 +121,14 @@ def _audit(options: argparse.Namespace) -> int:
                 placement.entered()
             ):  # decorators such as @torch.autocast("cuda") ask for the device when they are made
                 subject = load_subject(options.target)
-        run = audit(subject, device=options.device, dtype=dtypes, compile=not options.no_compile, progress=progress)
+        run = audit(
+            subject,
+            device=options.device,
+            dtype=dtypes,
+            compile=not options.no_compile,
+            steps=options.steps,
+            progress=progress,
+        )
     print_run(run, console, verbose=options.verbose)
     if options.html:
         write_html(run, options.html)

@@ -26,7 +26,7 @@ from ampcheck.training.recorder import Recorder
 from ampcheck.training.reductions import check_reductions, measure_reductions, reduction_table
 from ampcheck.training.residency import ResidencyStats, measure_residency, residency_tables
 from ampcheck.training.residency_checks import check_residency
-from ampcheck.training.resume import check_checkpoint_events, check_resume, measure_resume
+from ampcheck.training.resume import check_checkpoint_events, check_resume, measure_resume, resume_table
 from ampcheck.training.scaling import first_nonfinite, measure_loss_scale
 from ampcheck.training.stagnation import measure_stagnation, stagnation_tables
 from ampcheck.training.stagnation_checks import check_stagnation
@@ -151,7 +151,7 @@ class _Judge:
             ("what lives across steps", _RESIDENCY, self._live),
             ("confounders", ("tf32",), self._confounders),
         ]
-        stages = [stage for stage in stages if self.wanted & set(stage[1])]
+        stages = [stage for stage in stages if self.wanted & set(stage[1]) and not self.loop.empty]
         tell(f"{self.loop.name}: steps as they are", 0, len(stages) + 2)
         runs = [self._observe()]
         fatal = self.observed.stopped is not None and self.observed.steps == 0
@@ -180,6 +180,7 @@ class _Judge:
         """Run the steps as they are, and tell what did not go as a step must."""
         seen = self.observed
         before = {id(parameter): name for name, parameter in self.loop.parameters()}
+        lived = measure_residency(self.loop, after_step=False)
         recorder = Recorder(self.loop)
         with quiet(), recorder.listening():
             for recorder.step in range(self.steps):
@@ -193,13 +194,17 @@ class _Judge:
         seen.events = recorder.events
         after = {id(parameter) for _, parameter in self.loop.parameters()}
         seen.replaced = tuple(name for number, name in before.items() if number not in after)
-        seen.residency = measure_residency(self.loop, after_step=seen.steps > 0)
+        seen.residency = measure_residency(self.loop, after_step=seen.steps > 0, before=lived)
         coverage = Coverage({"steps": seen.steps, "events": len(seen.events)})
         return self._run(self._told(), coverage)
 
     def _told(self) -> list[Finding]:
         seen, name = self.observed, self.loop.name
         found: list[Finding] = []
+        if self.loop.empty:
+            message = "a training loop needs a module, an optimizer or a tensor that lives across steps; found none"
+            hint = "name them: {'model': model, 'optimizer': optimizer, 'scaler': scaler, 'step': step}"
+            return [Finding("coverage", Verdict.FAIL, name, message, hint=hint)]
         if (stopped := seen.stopped) is not None:
             what = {
                 "raised": "a step must come to its end",
@@ -287,7 +292,8 @@ class _Judge:
 
     def _resuming(self) -> Run:
         events = check_checkpoint_events(self.observed.events, self.loop.name)
-        return self._run([*events, *check_resume(measure_resume(self.loop))])
+        stats = measure_resume(self.loop)
+        return self._run([*events, *check_resume(stats)], tables=resume_table(stats))
 
     def _reductions(self) -> Run:
         stats = measure_reductions(lambda: [self.loop.take(number) for number in range(2)], self.loop.name)

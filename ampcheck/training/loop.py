@@ -66,7 +66,7 @@ class TrainingLoop:
     `save() -> checkpoint` and `load(checkpoint)`, by which the loop is interrupted and resumed; `policy`, see
     `ampcheck.training.residency`.
 
-    Raises `UsageError` for another subject, and for one with neither a module, an optimizer nor a tensor to watch.
+    Raises `UsageError` for another subject and for `steps` that are no number of steps.
     """
 
     RESERVED = ("step", "steps", "save", "load", "policy", "run")
@@ -85,14 +85,14 @@ class TrainingLoop:
         roots = {str(key): value for key, value in shape.items() if key not in self.RESERVED}
         self._roots: dict[str, Any] = {**roots, "step": self.step, "save": self.save, "load": self.load}
         self.reached = reach(self._roots)
-        if not (self.reached.modules or self.reached.optimizers or self.reached.tensors):
-            raise UsageError(
-                f"{self.name} has no module, optimizer or tensor that its step could change: name them in the mapping, "
-                "as {'model': model, 'optimizer': optimizer, 'scaler': scaler, 'step': step}"
-            )
         given = shape.get("steps")
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
             raise UsageError(f"steps of {self.name} must be a whole number, 1 or more; found {given!r}")
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no module, optimizer or tensor that the step could change."""
+        return not (self.reached.modules or self.reached.optimizers or self.reached.tensors)
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:

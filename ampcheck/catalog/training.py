@@ -1,0 +1,164 @@
+"""What is judged of training loops."""
+
+from __future__ import annotations
+
+from ampcheck.catalog.page import Explanation
+
+PAGES = (
+    Explanation(
+        "gradient-underflow",
+        "What is nonzero in float64 stays nonzero: no parameter loses more than `underflow` of the elements of its "
+        "gradient to zero, and no module's output more than that of its gradient's norm. An output that loses "
+        "elements but little of its norm warns, as the tiny gradients of a softmax over many classes do.",
+        "The step runs again in float64 and in float32, op by op below autocast, from the same state and at the same "
+        "loss scale, and each gradient is compared element by element. An element counts when float32 knows it too; "
+        "what is zero in float64 and not here measures the noise, and is taken off.",
+        "float16 autocast without a GradScaler, a scale that is too small, a loss that is divided by much or has a "
+        "small weight, one part of the model with much smaller gradients than the rest.",
+        "Scale the loss (torch.amp.GradScaler), keep the part in float32 or bfloat16; see loss-scale for the scales "
+        "that serve.",
+    ),
+    Explanation(
+        "loss-scale",
+        "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero "
+        "elements to zero. Fails when no scale serves (one tensor needs a larger one than another can bear), when the "
+        "scale in use is too small, and when the scaler collapsed: the last 8 steps or more were all skipped at "
+        "scales that should do, or the scale fell below 1. Backing off from overflow, and living above the window for "
+        "a while, is what a GradScaler does, and no finding.",
+        "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by "
+        "whole binades and rounding is monotone, so the count tells for each scale what rounds to zero (up to half of "
+        "the smallest subnormal) and what overflows (from 65520 on). The window is the interval of scales that do "
+        "neither; real backward passes at its ends confirm or move them. Every call of scaler.step and scaler.update "
+        "is followed: scale, growth, back-off, skipped steps, the parameters that were not finite and the op where it "
+        "began.",
+        "float16 without a scaler; a loss divided by much, or one small part of it beside a large one; a scale that "
+        "is fixed or starts low; a NaN or an overflow in the forward pass, which no scale mends and which makes the "
+        "scaler back off for ever; a summed loss.",
+        "Use torch.amp.GradScaler, with an init_scale inside the window; scale the parts of a loss separately; keep "
+        "the module that binds an end in float32, or use bfloat16. After a collapse, mend the overflow first: see "
+        "overflow and nonfinite-gradient.",
+    ),
+    Explanation(
+        "scaler-protocol",
+        "Scaler, optimizers and clipping are called in the order that gradients of a known scale need: scale, "
+        "backward, unscale_ once if gradients are looked at, step of each optimizer through the scaler, one update, "
+        "gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an update that "
+        "is missing or between two optimizers, an optimizer stepped directly, a loss that was not scaled, float16 "
+        "parameters under a scaler, and float16 autocast without a scaler where gradients vanish (elsewhere that "
+        "warns).",
+        "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are listened to while the "
+        "steps run as they are; what is in each optimizer's gradients (scaled by which scale, divided out or not) is "
+        "followed from call to call. Gradients that are cleared before anybody uses them do not count.",
+        "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half().",
+        "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step.",
+    ),
+    Explanation(
+        "scheduler-skip",
+        "A learning rate scheduler goes on only where its optimizer stepped. Fails when it steps after scaler.step "
+        "has skipped the optimizer.",
+        "Optimizer steps, skipped ones and scheduler steps are put side by side. If the scaler skips none by itself, "
+        "one gradient is made infinite in a run of its own.",
+        "A call of scheduler.step() after scaler.step(optimizer), which returns nothing that tells whether it stepped.",
+        "Compare scaler.get_scale() before and after scaler.update(), and step the scheduler only if it did not fall.",
+    ),
+    Explanation(
+        "scale-invariance",
+        "The gradients that an optimizer sees, and what the step returns, do not depend on the loss scale.",
+        "The same steps run at scale 1, at 65536, and with a scale that doubles in each step, in float64, where no "
+        "scale overflows and a power of two is exact. What differs by more than 1e-4 fails.",
+        "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an "
+        "update between two optimizers, a logged loss that is divided by the scale after the update.",
+        "Unscale what is looked at; scale every loss; return the loss as it was before it was scaled.",
+    ),
+    Explanation(
+        "resume",
+        "A run that is interrupted, saved and loaded ends in the same weights, optimizer state and loss scale as one "
+        "that is not, bit by bit. Warns when only random numbers, accumulating gradients or the reported losses "
+        "differ.",
+        "2 N steps are run; then N steps, save(), torch.save and torch.load in memory, back to the state at the start "
+        "as a new process has it, load(checkpoint), N more. Scalers start from a scale that a new one does not have. "
+        "What differs right after loading is named. A loop that does not give the same twice is skipped. In the "
+        "events of a loop, a scaler that takes over from another without its state, and a checkpoint of the optimizer "
+        "without the scaler, fail as well.",
+        "The scaler's or the scheduler's state_dict() is not in the checkpoint, the EMA is not, a GradScaler is created "
+        "anew, weights are saved in 16 bits.",
+        "Save and load the state_dict() of model, optimizer, scaler, scheduler and EMA; create the scaler once.",
+    ),
+    Explanation(
+        "stagnation",
+        "Updates change what they are added to. Fails when more than `stagnation` of the updates of a tensor in 16 "
+        "bits are rounded away (parameters, optimizer state, copies such as an EMA, buffers), when a decay (weight "
+        "decay, beta2) can move nothing, when a counter or a sum will stop growing, and when Adam's eps is zero in "
+        "the format; warns from half of that.",
+        "Every op that writes to a tensor that lives across steps and is narrower than float32 runs again in float64 "
+        "on the same values, also through temporary tensors; an update counts as lost when float64 moves the element "
+        "and the step leaves it as it was. What another tensor carries on (float32 master weights, the compensation "
+        "of a Kahan sum) is not lost. A tensor that only adds to itself stops near 2^p steps, p being its significant "
+        "bits.",
+        "Weights in bfloat16 with a small learning rate, norm weights near 1, an EMA with a decay near 1, beta2 = "
+        "0.999 with bfloat16 state, model.bfloat16() over a float counter, a running loss in bfloat16.",
+        "Float32 master weights, stochastic rounding or Kahan summation, with the measured effect of each in the "
+        "hint; integer counters; a larger eps.",
+    ),
+    Explanation(
+        "master-weights",
+        "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without a "
+        "policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients.",
+        "Everything that an optimizer steps is listed with its dtype, bytes and device, after steps were run. Under "
+        "'master-weights-fp32' each 16-bit weight must be the rounded value of a float32 tensor that an optimizer "
+        "steps or keeps. A policy is declared by 'policy' in the mapping of the training loop: 'amp', 'pure-bf16', "
+        "'fsdp2', 'master-weights-fp32', or dtypes by role with exceptions by glob pattern.",
+        "A call of model.half() or model.bfloat16() before the optimizer was made, a checkpoint loaded in its own dtype "
+        "(torch_dtype=...), 16-bit weights that are not copied back from their masters.",
+        "Keep the parameters in float32 and run forward under torch.autocast; or let the optimizer step float32 "
+        "copies, and copy them back after each step.",
+    ),
+    Explanation(
+        "optimizer-state",
+        "Optimizer state has the dtypes that the declared policy allows; a step counter may always be float32.",
+        "Every floating-point tensor in optimizer.state is listed by the parameter it belongs to. Without a policy "
+        "16-bit state is told and not judged: whether its updates are lost is what stagnation measures.",
+        "Optimizers create their state in the dtype of the parameters, so that a cast model has 16-bit moments; a "
+        "state that was cast by hand, or loaded from a 16-bit checkpoint.",
+        "Create the optimizer on float32 parameters, or use one that keeps its state in float32.",
+    ),
+    Explanation(
+        "buffer-dtype",
+        "Buffers of trained modules, and copies of weights that the steps change (an EMA), have the dtypes that the "
+        "declared policy allows. A frozen copy (a teacher, the base under adapters) may have any dtype.",
+        "Buffers and copies are listed before and after steps; a copy counts as changed when its bits or PyTorch's "
+        "count of writes changed. Integers and booleans are always allowed. Where a reference is there, the error of "
+        "the cast values is told.",
+        "A call of model.bfloat16() casts floating-point buffers too: tables of positions, running statistics, counters; an EMA "
+        "made by deepcopy of a cast model.",
+        "Cast buffers and copies back with .float(), make counters integers, keep the EMA in float32.",
+    ),
+    Explanation(
+        "reduce-precision",
+        "Sums and norms of gradients are as exact as one rounding of them, within a factor of `reduction`. Fails for "
+        "running sums and reductions across ranks that are less so, and for total norms that are put together from "
+        "norms of groups in 16 bits; warns for a total norm in 16 bits.",
+        "Running sums of 8 independent addends or more and norms of norms are followed in float64 while the code "
+        "runs; a residual stream, whose addends depend on the sum, is none. In several processes each collective is "
+        "seen with its dtype, and a sample of its addends is summed in float64; a ring of the size that you name is "
+        "emulated.",
+        "A policy with reduce_dtype=torch.bfloat16, bf16_compress_hook over many ranks, clip_grad_norm_ on bfloat16 gradients, an "
+        "all-reduce of 16-bit tensors.",
+        "Reduce in float32: MixedPrecisionPolicy(reduce_dtype=torch.float32), gradients and norms in float32.",
+    ),
+    Explanation(
+        "tf32",
+        "A product in float32 is off by no more than its roundings. Warns when the device computes it in TF32 or "
+        "bfloat16; fails when the program multiplies float32 tensors whose last mantissa bits it has cut off itself.",
+        "A matmul, a convolution and a linear layer's gradient are computed in float32 on the device and compared "
+        "with float64: the relative error in the Euclidean norm may be 2 * precision * sqrt(terms) unit roundoffs of "
+        "float32. The flags (allow_tf32, fp32_precision, float32_matmul_precision, reduced-precision reductions, "
+        "deterministic algorithms) are listed; what they would do on another device is told. In a function, float32 "
+        "tensors are followed through integer views of their bits: a product of values that lost 13 or more mantissa "
+        "bits on the way is computed again in float64 from the values that they had before.",
+        "PyTorch sets torch.backends.cudnn.allow_tf32 by default; torch.set_float32_matmul_precision('high') or 'medium' "
+        "somewhere in the program; a library that sets either; an emulation of TF32 by bit tricks that was left in.",
+        "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a baseline; "
+        "torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
+    ),
+)
