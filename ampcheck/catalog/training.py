@@ -21,16 +21,16 @@ PAGES = (
     Explanation(
         "loss-scale",
         "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero "
-        "elements to zero. Fails when no scale serves (one tensor needs a larger one than another can bear), when the "
-        "scale in use is too small, and when the scaler collapsed: the last 8 steps or more were all skipped at "
-        "scales that should do, or the scale fell below 1. Backing off from overflow, and living above the window for "
-        "a while, is what a GradScaler does, and no finding.",
+        "elements to zero. Fails when no scale serves (one tensor needs a larger one than another can bear), when "
+        "the scale in use is too small, and when the scaler collapsed: the last 8 steps or more were all skipped at "
+        "scales that should do, or the scale fell below 1. Backing off from overflow, and living above the window "
+        "for a while, is what a GradScaler does, and no finding.",
         "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by "
-        "whole binades and rounding is monotone, so the count tells for each scale what rounds to zero (up to half of "
-        "the smallest subnormal) and what overflows (from 65520 on). The window is the interval of scales that do "
+        "whole binades and rounding is monotone, so the count tells for each scale what rounds to zero (up to half "
+        "of the smallest subnormal) and what overflows (from 65520 on). The window is the interval of scales that do "
         "neither; real backward passes at its ends confirm or move them. Every call of scaler.step and scaler.update "
-        "is followed: scale, growth, back-off, skipped steps, the parameters that were not finite and the op where it "
-        "began.",
+        "is followed: scale, growth, back-off, skipped steps, the parameters that were not finite and the op where "
+        "it began.",
         "float16 without a scaler; a loss divided by much, or one small part of it beside a large one; a scale that "
         "is fixed or starts low; a NaN or an overflow in the forward pass, which no scale mends and which makes the "
         "scaler back off for ever; a summed loss.",
@@ -46,9 +46,9 @@ PAGES = (
         "is missing or between two optimizers, an optimizer stepped directly, a loss that was not scaled, float16 "
         "parameters under a scaler, and float16 autocast without a scaler where gradients vanish (elsewhere that "
         "warns).",
-        "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are listened to while the "
-        "steps run as they are; what is in each optimizer's gradients (scaled by which scale, divided out or not) is "
-        "followed from call to call. Gradients that are cleared before anybody uses them do not count.",
+        "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are listened to while "
+        "the steps run as they are; what is in each optimizer's gradients (scaled by which scale, divided out or "
+        "not) is followed from call to call. Gradients that are cleared before anybody uses them do not count.",
         "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half().",
         "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step.",
     ),
@@ -75,13 +75,13 @@ PAGES = (
         "A run that is interrupted, saved and loaded ends in the same weights, optimizer state and loss scale as one "
         "that is not, bit by bit. Warns when only random numbers, accumulating gradients or the reported losses "
         "differ.",
-        "2 N steps are run; then N steps, save(), torch.save and torch.load in memory, back to the state at the start "
-        "as a new process has it, load(checkpoint), N more. Scalers start from a scale that a new one does not have. "
-        "What differs right after loading is named. A loop that does not give the same twice is skipped. In the "
-        "events of a loop, a scaler that takes over from another without its state, and a checkpoint of the optimizer "
-        "without the scaler, fail as well.",
-        "The scaler's or the scheduler's state_dict() is not in the checkpoint, the EMA is not, a GradScaler is created "
-        "anew, weights are saved in 16 bits.",
+        "2 N steps are run; then N steps, save(), torch.save and torch.load in memory, back to the state at the "
+        "start as a new process has it, load(checkpoint), N more. Scalers start from a scale that a new one does not "
+        "have. What differs right after loading is named. A loop that does not give the same twice is skipped. In "
+        "the events of a loop, a scaler that takes over from another without its state, and a checkpoint of the "
+        "optimizer without the scaler, fail as well.",
+        "The scaler's or the scheduler's state_dict() is not in the checkpoint, the EMA is not, a GradScaler is "
+        "created anew, weights are saved in 16 bits.",
         "Save and load the state_dict() of model, optimizer, scaler, scheduler and EMA; create the scaler once.",
     ),
     Explanation(
@@ -93,8 +93,8 @@ PAGES = (
         "Every op that writes to a tensor that lives across steps and is narrower than float32 runs again in float64 "
         "on the same values, also through temporary tensors; an update counts as lost when float64 moves the element "
         "and the step leaves it as it was. What another tensor carries on (float32 master weights, the compensation "
-        "of a Kahan sum) is not lost. A tensor that only adds to itself stops near 2^p steps, p being its significant "
-        "bits.",
+        "of a Kahan sum) is not lost. A tensor that only adds to itself stops near 2^p steps, p being its "
+        "significant bits.",
         "Weights in bfloat16 with a small learning rate, norm weights near 1, an EMA with a decay near 1, beta2 = "
         "0.999 with bfloat16 state, model.bfloat16() over a float counter, a running loss in bfloat16.",
         "Float32 master weights, stochastic rounding or Kahan summation, with the measured effect of each in the "
@@ -102,14 +102,14 @@ PAGES = (
     ),
     Explanation(
         "master-weights",
-        "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without a "
-        "policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients.",
+        "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without "
+        "a policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients.",
         "Everything that an optimizer steps is listed with its dtype, bytes and device, after steps were run. Under "
         "'master-weights-fp32' each 16-bit weight must be the rounded value of a float32 tensor that an optimizer "
         "steps or keeps. A policy is declared by 'policy' in the mapping of the training loop: 'amp', 'pure-bf16', "
         "'fsdp2', 'master-weights-fp32', or dtypes by role with exceptions by glob pattern.",
-        "A call of model.half() or model.bfloat16() before the optimizer was made, a checkpoint loaded in its own dtype "
-        "(torch_dtype=...), 16-bit weights that are not copied back from their masters.",
+        "A call of model.half() or model.bfloat16() before the optimizer was made, a checkpoint loaded in its own "
+        "dtype (torch_dtype=...), 16-bit weights that are not copied back from their masters.",
         "Keep the parameters in float32 and run forward under torch.autocast; or let the optimizer step float32 "
         "copies, and copy them back after each step.",
     ),
@@ -129,8 +129,8 @@ PAGES = (
         "Buffers and copies are listed before and after steps; a copy counts as changed when its bits or PyTorch's "
         "count of writes changed. Integers and booleans are always allowed. Where a reference is there, the error of "
         "the cast values is told.",
-        "A call of model.bfloat16() casts floating-point buffers too: tables of positions, running statistics, counters; an EMA "
-        "made by deepcopy of a cast model.",
+        "A call of model.bfloat16() casts floating-point buffers too: tables of positions, running statistics, "
+        "counters; an EMA made by deepcopy of a cast model.",
         "Cast buffers and copies back with .float(), make counters integers, keep the EMA in float32.",
     ),
     Explanation(
@@ -142,8 +142,8 @@ PAGES = (
         "runs; a residual stream, whose addends depend on the sum, is none. In several processes each collective is "
         "seen with its dtype, and a sample of its addends is summed in float64; a ring of the size that you name is "
         "emulated.",
-        "A policy with reduce_dtype=torch.bfloat16, bf16_compress_hook over many ranks, clip_grad_norm_ on bfloat16 gradients, an "
-        "all-reduce of 16-bit tensors.",
+        "A policy with reduce_dtype=torch.bfloat16, bf16_compress_hook over many ranks, clip_grad_norm_ on bfloat16 "
+        "gradients, an all-reduce of 16-bit tensors.",
         "Reduce in float32: MixedPrecisionPolicy(reduce_dtype=torch.float32), gradients and norms in float32.",
     ),
     Explanation(
@@ -156,9 +156,10 @@ PAGES = (
         "deterministic algorithms) are listed; what they would do on another device is told. In a function, float32 "
         "tensors are followed through integer views of their bits: a product of values that lost 13 or more mantissa "
         "bits on the way is computed again in float64 from the values that they had before.",
-        "PyTorch sets torch.backends.cudnn.allow_tf32 by default; torch.set_float32_matmul_precision('high') or 'medium' "
-        "somewhere in the program; a library that sets either; an emulation of TF32 by bit tricks that was left in.",
-        "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a baseline; "
-        "torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
+        "PyTorch sets torch.backends.cudnn.allow_tf32 by default; torch.set_float32_matmul_precision('high') or "
+        "'medium' somewhere in the program; a library that sets either; an emulation of TF32 by bit tricks that was "
+        "left in.",
+        "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a "
+        "baseline; torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
     ),
 )
