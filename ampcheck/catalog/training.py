@@ -75,7 +75,7 @@ PAGES = (
         "A run that is interrupted, saved and loaded ends in the same weights, optimizer state and loss scale as one "
         "that is not, bit by bit. Warns when only random numbers, accumulating gradients or the reported losses "
         "differ.",
-        "2 N steps are run; then N steps, save(), torch.save and torch.load in memory, back to the state at the "
+        "A run of 2 N steps; then N steps, save(), torch.save and torch.load in memory, back to the state at the "
         "start as a new process has it, load(checkpoint), N more. Scalers start from a scale that a new one does not "
         "have. What differs right after loading is named. A loop that does not give the same twice is skipped. In "
         "the events of a loop, a scaler that takes over from another without its state, and a checkpoint of the "
