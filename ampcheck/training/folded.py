@@ -22,7 +22,7 @@ _BINS = _AMAX + 3
 
 _NOTES = 6
 """Columns beside the packed statistics: gradients that are not finite, the first and last step of such, gradients of
-zeros only, and the elements below two magnitudes."""
+zeros only, elements that are subnormal in float16, and gradients that it cut off."""
 
 _CHUNK = 1024
 
@@ -30,8 +30,14 @@ _NORMAL, _SMALLEST = (
     int(math.log2(getattr(FORMATS["float16"], end))) for end in ("smallest_normal", "smallest_subnormal")
 )
 
-_CLIPPED = 3
-"""Binades by which clipping may have made a gradient smaller since it was float16."""
+_SHIFTED = 3
+"""Binades by which clipping and averaging may have made a gradient smaller since it was float16."""
+
+_ABRUPT = 0.05
+"""A spread of values thins out towards zero, to single ones in its last binade. Where the last binade holds this share
+of them, and more than a few, the rest of the spread was cut off."""
+
+_FEW = 8
 
 
 class Trace:
@@ -67,8 +73,8 @@ class GradientSum:
 
     health: of all of them together, unscaled, with the histogram. calls: how many gradients; bad: how many of them with
     an infinity or NaN, the first and last in the steps `first` and `last`; vanished: how many of zeros only.
-    subnormal: nonzero elements that lie below the normal range of float16 at the loss scale of their step; finer: those
-    of them that float16 has no number for, though clipping had divided them by 8.
+    subnormal: nonzero elements that lie below the normal range of float16 at the loss scale of their step. cut: how
+    many gradients end abruptly at the smallest number of float16 at the loss scale: what is smaller was flushed.
     """
 
     health: TensorHealth
@@ -78,7 +84,7 @@ class GradientSum:
     last: int
     vanished: int
     subnormal: int
-    finer: int
+    cut: int
 
     def __add__(self, other: GradientSum) -> GradientSum:
         if not (self.bad and other.bad):
@@ -93,7 +99,7 @@ class GradientSum:
             last,
             self.vanished + other.vanished,
             self.subnormal + other.subnormal,
-            self.finer + other.finer,
+            self.cut + other.cut,
         )
 
 
@@ -137,8 +143,8 @@ class GradientFold(_Rows):
         self._exponents = torch.tensor(plan.exponents, dtype=torch.float64, device=device)
         self._stored: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def add(self, keys: Sequence[int], pending: Sequence[PendingHealth], step: int, scale: Any = None) -> None:
-        """Gradients of one step. keys: whose they are; scale: the loss scale that was taken out of them, if any."""
+    def add(self, keys: Sequence[int], pending: Sequence[PendingHealth], step: int, scale: Any = 1.0) -> None:
+        """Gradients of one step. keys: whose they are; scale: the loss scale that was taken out of them, 1 without."""
         place = self._place(tuple(keys))
         stored = tuple(one.numel - one.unstored for one in pending)
         for row, one in zip((self._rows[key] for key in keys), pending, strict=True):
@@ -158,20 +164,27 @@ class GradientFold(_Rows):
         notes[:, 2] = torch.where(bad, float(step), notes[:, 2])
         notes[:, 0] += bad
         notes[:, 3] += empty
-        if scale is not None:
-            exponent: Any
-            if isinstance(scale, torch.Tensor):
-                exponent = scale.detach().to(self._device, torch.float64, non_blocking=True).log2()
-            else:
-                exponent = math.log2(scale)
-            held = self._exponents + exponent
-            below = torch.stack((held < _NORMAL, held < _SMALLEST - _CLIPPED), 1).double()
-            notes[:, 4:] += packed[:, _BINS:] @ below
+        self._mark(notes, packed[:, _BINS:], scale)
         total = self._packed[place]
         summed = total + packed
         summed[:, _AMAX] = torch.maximum(total[:, _AMAX], packed[:, _AMAX])
         summed[:, _AMAX + 1] = torch.minimum(total[:, _AMAX + 1], packed[:, _AMAX + 1])
         self._packed[place], self._notes[place] = summed, notes
+
+    def _mark(self, notes: torch.Tensor, counts: torch.Tensor, scale: Any) -> None:
+        """Note in the last columns what float16 has left of gradients with these histograms."""
+        exponent: Any
+        if isinstance(scale, torch.Tensor):
+            exponent = scale.detach().to(self._device, torch.float64, non_blocking=True).log2()
+        else:
+            exponent = math.log2(scale)
+        held = (self._exponents + exponent).floor()
+        last = [held == _SMALLEST - shift for shift in range(_SHIFTED, -1, -1)]
+        below = counts @ torch.stack((held < _NORMAL, held < _SMALLEST - _SHIFTED, *last), 1).double()
+        least = below[:, 2:].gather(1, (below[:, 2:] > 0).int().argmax(1, keepdim=True)).squeeze(1)
+        abrupt = (below[:, 1] == 0) & (least >= _FEW) & (least >= _ABRUPT * counts.sum(1))
+        notes[:, 4] += below[:, 0]
+        notes[:, 5] += abrupt
 
     def read(self) -> dict[int, GradientSum]:
         """What was added up, by key. Waits for the device."""
@@ -179,8 +192,8 @@ class GradientFold(_Rows):
         read = {}
         for key, row in self._rows.items():
             health = self._plan.unpack(packed[row], self._dtype, self._numel[row], self._unstored[row])
-            bad, first, last, vanished, subnormal, finer = map(int, notes[row])
-            read[key] = GradientSum(health, self._calls[row], bad, first, last, vanished, subnormal, finer)
+            bad, first, last, vanished, subnormal, cut = map(int, notes[row])
+            read[key] = GradientSum(health, self._calls[row], bad, first, last, vanished, subnormal, cut)
         return read
 
     def _matrix(self, pending: Sequence[PendingHealth]) -> torch.Tensor:

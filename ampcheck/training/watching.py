@@ -197,8 +197,7 @@ class TrainingWatch:
             device, dtype, plan = place
             if place not in self._gradients:
                 self._gradients[place] = GradientFold(plan, dtype, device)
-            known = scale if scale is not None else 1.0 if dtype == "float16" else None
-            self._gradients[place].add(keys, pending, steps.number, known)
+            self._gradients[place].add(keys, pending, steps.number, 1.0 if scale is None else scale)
 
     def _see_updates(self, entries: Sequence[_Entry]) -> None:
         devices: dict[torch.device, list[tuple[_Entry, torch.Tensor, torch.Tensor]]] = {}

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
+from ampcheck.training.folded import GradientSum
 from ampcheck.training.watched import WatchedOptimizer, WatchedParameter, WatchStats
 
 CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation", "coverage")
@@ -21,12 +22,6 @@ _SEVERAL = 3
 
 _LASTING = 10
 """Skipped steps in a row that are no search for a scale any more: 2**10 is most of where GradScaler starts."""
-
-_SUBNORMAL = 0.5
-"""Where so many of a gradient's nonzero elements are subnormal in float16, its zeros may have been numbers too."""
-
-_FINER = 0.01
-"""Where so many are too small for float16, the gradient has not been float16."""
 
 
 def check_watched(stats: WatchStats, limits: Limits) -> list[Finding]:
@@ -105,7 +100,9 @@ def _underflow(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
     """A hint: without a reference, a zero that was a number once looks like a zero by right."""
     check = "gradient-underflow"
     scaled = stats.scaler is not None and stats.scaler.enabled
-    seen = [one for one in stats.parameters if one.gradient and (scaled or one.gradient.health.dtype == "float16")]
+    everywhere = [one for one in stats.parameters if one.gradient]
+    nothing = all(one.gradient and one.gradient.vanished == one.gradient.calls for one in everywhere)
+    seen = [one for one in everywhere if scaled or nothing or _in_float16(one.gradient)]
     if not seen:
         return
     hint = (
@@ -130,12 +127,11 @@ def _underflow(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
         if not health.nonzero or not health.finite:
             continue
         zeros = health.zeros / health.finite
-        flushing = gradient.subnormal >= _SUBNORMAL * health.nonzero and gradient.finer <= _FINER * health.nonzero
-        if zeros > limits.underflow and flushing:
+        if zeros > limits.underflow and 2 * gradient.cut > calls:
             message = (
                 f"at most {limits.underflow:.0%} of a gradient may become zero; of {one.name} {zeros:.0%} is zero, and "
-                f"{gradient.subnormal / health.nonzero:.0%} of the rest is subnormal in float16 at the loss scale: "
-                "what is smaller was flushed"
+                f"the rest ends abruptly at the smallest number of float16 in {gradient.cut:,} of {calls:,} measured "
+                "steps: what is smaller was flushed"
             )
             found.append(
                 Finding(check, Verdict.WARN, stats.subject, message, _where(one, "backward"), zeros, limits.underflow,
@@ -143,6 +139,10 @@ def _underflow(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
             )  # fmt: skip
     text = f"none of {len(seen)} gradients shows the marks of flushing (no proof: nothing was compared)"
     yield from _most(stats, found) or [_passed(stats, check, text)]
+
+
+def _in_float16(gradient: GradientSum | None) -> bool:
+    return gradient is not None and (gradient.health.dtype == "float16" or gradient.cut > 0)
 
 
 def _scale(stats: WatchStats) -> Iterator[Finding]:

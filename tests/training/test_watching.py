@@ -554,6 +554,39 @@ def test_gradients_with_the_marks_of_flushing_are_told_and_a_healthy_twin_is_not
     assert verdict(handed(gradient, dtype=torch.float16, scale=2.0**16), "gradient-underflow") is Verdict.PASS
 
 
+@pytest.mark.parametrize("scale", [None, 2.0**7])
+@pytest.mark.parametrize("clip", [1.0, 0.3])
+def test_the_marks_are_told_without_a_scaler_and_after_clipping_too(scale: float | None, clip: float) -> None:
+    torch.manual_seed(0)
+    gradient = torch.randn(4096) * 2.0**-24 / (scale or 1.0)
+    weight = nn.Parameter(torch.zeros(4096))
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    used = None if scale is None else scaler(init_scale=scale)
+    with ampcheck.watch(nn.Identity(), optimizer, used) as seen:
+        loss = Handed.apply(weight, gradient, torch.float16)
+        (loss if used is None else used.scale(loss)).backward()
+        if used is not None:
+            used.unscale_(optimizer)
+        weight.grad *= clip
+        (optimizer.step if used is None else lambda: used.step(optimizer))()
+
+    assert verdict(seen.run(), "gradient-underflow") is Verdict.WARN
+
+
+@given(st.integers(-30, -8), st.integers(0, 2**31), st.sampled_from([64, 1000, 20000]), st.booleans())
+def test_a_smooth_gradient_with_zeros_by_right_never_has_the_marks(
+    exponent: int, seed: int, count: int, half: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    gradient = torch.randn(count, generator=generator) * (torch.rand(count, generator=generator) > 0.6)
+    gradient *= 2.0**exponent
+    dtype = torch.bfloat16 if half else torch.float32
+    run = handed(gradient, dtype=dtype, steps=1)
+
+    assert not run.of(Verdict.WARN)
+    assert not run.failed
+
+
 def test_zeros_by_right_are_no_underflow() -> None:
     torch.manual_seed(0)
     gradient = torch.randn(4096) * (torch.rand(4096) > 0.7)
@@ -572,6 +605,15 @@ def test_a_gradient_that_is_zero_in_every_step_is_told() -> None:
     run = handed(torch.full((64,), 2.0**-40), dtype=torch.float16, scale=1.0)
 
     assert verdict(run, "gradient-underflow") is Verdict.WARN
+
+
+def test_a_loop_whose_gradients_are_all_zero_is_told_though_nobody_scales() -> None:
+    made = loop()
+    with ampcheck.watch(made.model, made.optimizer) as seen:
+        for _ in range(3):
+            made.step(0.0)
+
+    assert {one.verdict for one in found(seen.run(), "gradient-underflow")} == {Verdict.WARN}
 
 
 def test_the_window_holds_the_scales_at_which_nothing_is_lost() -> None:
