@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from ampcheck.errors import brief
 from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
-from ampcheck.training.state import Reached, Snapshot
+from ampcheck.training.state import Snapshot, only_sources
+from ampcheck.training.undo import is_source, state_of_source
 
 _WEIGHTS = {
     Role.PARAMETER: "weights",
@@ -99,14 +100,14 @@ def measure_resume(loop: TrainingLoop, steps: int = 3) -> ResumeStats:
 
 
 def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
-    before = _random_key()
+    before = _random_key(loop)
     whole = _uninterrupted(loop, start, steps)
-    stats = ResumeStats(loop.name, steps, drew=_random_key() != before)
+    stats = ResumeStats(loop.name, steps, drew=_random_key(loop) != before)
 
     start.restore()
     _disturb_scalers(loop)
     first = _run(loop, range(steps))
-    kept, chance, gradients = _state(loop), Snapshot(Reached()), _gradients(loop)
+    kept, chance, gradients = _state(loop), Snapshot(only_sources(loop.reached)), _gradients(loop)
     stats = replace(stats, accumulating=bool(gradients))
     try:
         checkpoint = _written(loop)
@@ -250,14 +251,21 @@ def _put_gradients(loop: TrainingLoop, gradients: dict[str, torch.Tensor]) -> No
             parameter.grad = gradients[name].clone()
 
 
-def _random_key() -> tuple[Any, ...]:
+def _random_key(loop: TrainingLoop) -> Any:
     numpy = sys.modules.get("numpy")
-    theirs = None
-    if numpy is not None:
-        name, words, *rest = numpy.random.get_state()
-        theirs = (name, words.tobytes(), *rest)
+    theirs = None if numpy is None else numpy.random.get_state()
+    own = [state_of_source(source) for source in loop.reached.holders if is_source(source)]
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return tuple(bytes(one.tolist()) for one in (torch.get_rng_state(), *devices)), random.getstate(), theirs
+    return _plainly((torch.get_rng_state(), *devices, random.getstate(), theirs, *own))
+
+
+def _plainly(state: Any) -> Any:
+    """What a generator says of itself, so that it can be compared."""
+    if isinstance(state, dict):
+        return tuple((key, _plainly(one)) for key, one in state.items())
+    if isinstance(state, tuple):
+        return tuple(map(_plainly, state))
+    return tuple(state.tolist()) if hasattr(state, "tolist") else state
 
 
 def _compare(one: _State, other: _State) -> tuple[Difference, ...]:

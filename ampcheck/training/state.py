@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import random
-import sys
 import types
-from collections import defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,6 +16,21 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ampcheck import held
 from ampcheck.compiler import is_compiled, uncompiled
+from ampcheck.training.undo import (
+    Globals,
+    attributes,
+    is_array,
+    is_source,
+    module_back,
+    random_state,
+    same_bits,
+    tensor_back,
+    tensors_in,
+    thing_back,
+)
+
+_FOLLOWED = (set, deque, OrderedDict, defaultdict, Counter, types.SimpleNamespace)
+"""Of the standard library, besides what `held.may_hold` names."""
 
 _REACHED = 20_000
 """A step that reaches more values than this holds data, or a whole program."""
@@ -68,17 +81,36 @@ def reach(roots: Mapping[str, Any]) -> Reached:
             seen[id(found.modules[path])] = found.modules[path]
         elif is_optimizer(value):
             found.optimizers[path] = value
+            waiting[:0] = _of_owner(path, value)
         elif is_scaler(value):
             found.scalers[path] = value
         elif isinstance(value, LRScheduler):
             found.schedulers[path] = value
-        elif held.may_hold(value):
+            waiting[:0] = _of_owner(path, value)
+        elif is_source(value) or is_array(value):
+            found.holders.append(value)
+        elif held.may_hold(value) or type(value) in _FOLLOWED:
             found.compiled = found.compiled or (isinstance(value, types.FunctionType) and is_compiled(value))
-            if isinstance(value, (dict, list)) or not isinstance(value, held.CALLABLES):
+            if not isinstance(value, held.CALLABLES):
                 found.holders.append(value)
             waiting += reversed(list(_inside(path, value, found.holders)))
     _leave_out_what_modules_own(found)
     return found
+
+
+def only_sources(reached: Reached) -> Reached:
+    """Of what was reached, the generators of random numbers alone."""
+    return Reached(holders=[one for one in reached.holders if is_source(one)])
+
+
+def _of_owner(path: str, owner: Any) -> list[tuple[str, Any]]:
+    """Optimizers and schedulers inside another, to be followed last: under its own name what has one."""
+    kinds = (torch.optim.Optimizer, LRScheduler)
+    return [
+        (f"{path}.{name}", one)
+        for name, one in vars(owner).items()
+        if isinstance(one, kinds) or (isinstance(one, (list, tuple)) and any(isinstance(part, kinds) for part in one))
+    ][::-1]
 
 
 def is_optimizer(value: Any) -> bool:
@@ -98,8 +130,9 @@ def _inside(path: str, value: Any, holders: list[Any]) -> Iterator[tuple[str, An
             holders.append(cell)
             with suppress(ValueError):  # a name that was never bound
                 yield name, cell.cell_contents
-        for name, one in held.globals_read(value).items():
-            yield name, one
+        if read := held.globals_read(value):
+            holders.append(Globals(value.__globals__, read))
+            yield from read.items()
         for one in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *vars(value).values()):
             yield path, one
         return
@@ -107,9 +140,9 @@ def _inside(path: str, value: Any, holders: list[Any]) -> Iterator[tuple[str, An
         yield path, value.__self__
     elif isinstance(value, dict):
         yield from ((f"{path}.{key}" if path else str(key), one) for key, one in list(value.items())[: held.WALKED])
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, set, deque)):
         many = len(value) > 1
-        yield from ((f"{path}.{i}" if many else path, one) for i, one in enumerate(value[: held.WALKED]))
+        yield from ((f"{path}.{i}" if many else path, one) for i, one in enumerate(islice(value, held.WALKED)))
     elif isinstance(value, (functools.partial, types.FunctionType)):
         yield from ((path, one) for one in held.parts(value))
     else:
@@ -128,16 +161,17 @@ class Snapshot:
     """A copy of everything that was reached, taken at once; `restore` puts it back, as often as asked.
 
     Identity is kept: parameters, state tensors and containers are the same objects afterwards. Random generators
-    (PyTorch's, numpy's, Python's) are put back as well. What cannot be copied (an iterator, a file) goes on as it is.
+    (PyTorch's, numpy's, Python's, and those that the step reaches) are put back as well, and so are arrays of numpy's
+    up to 64 MiB. What cannot be copied (an iterator, a file) goes on as it is.
     """
 
     def __init__(self, reached: Reached) -> None:
-        self._undo: list[Callable[[], None]] = [_random_state()]
+        self._undo: list[Callable[[], None]] = [random_state()]
         tensors: dict[int, torch.Tensor] = {id(t): t for t in reached.tensors.values()}
         for module in reached.modules.values():
             for part in module.modules():
-                self._undo.append(_module_back(part))
-                for tensor in (*part._parameters.values(), *part._buffers.values()):
+                self._undo.append(module_back(part))
+                for tensor in (*part._parameters.values(), *part._buffers.values(), *tensors_in(attributes(part))):
                     if tensor is not None:
                         tensors[id(tensor)] = tensor
         for optimizer in reached.optimizers.values():
@@ -145,13 +179,13 @@ class Snapshot:
                 tensors.update((id(one), one) for one in group["params"])
         owners = (*reached.optimizers.values(), *reached.scalers.values(), *reached.schedulers.values())
         for thing in (*owners, *reached.holders):
-            back = _thing_back(thing, keep=(torch.Tensor, torch.nn.Module))
+            back = thing_back(thing, deep=any(thing is owner for owner in owners))
             if back is not None:
                 self._undo.append(back)
         for thing in owners:
-            for tensor in _tensors_in(vars(thing)):
+            for tensor in tensors_in(vars(thing)):
                 tensors[id(tensor)] = tensor
-        self._undo += [_tensor_back(tensor) for tensor in tensors.values()]
+        self._undo += [tensor_back(tensor) for tensor in tensors.values()]
 
     def restore(self) -> None:
         """Put everything back. What fails does not keep the rest from being put back; an error is raised in the end."""
@@ -170,119 +204,7 @@ def preserved(reached: Reached) -> Iterator[Snapshot]:
         snapshot.restore()
 
 
-def _tensor_back(tensor: torch.Tensor) -> Callable[[], None]:
-    """Values, dtype, gradient and `requires_grad` of one tensor."""
-    with torch.no_grad():
-        data, value, dtype = tensor.detach(), tensor.detach().clone(), tensor.dtype
-        grad = tensor.grad if tensor.is_leaf else None
-        grad_value = None if grad is None else grad.detach().clone()
-    wanted = tensor.requires_grad
-
-    def back() -> None:
-        with torch.no_grad():
-            if tensor.dtype != dtype or tensor.shape != value.shape:
-                tensor.data = data
-            plain = tensor.data if tensor.is_inference() or tensor.requires_grad else tensor
-            if not torch.equal(_bits(plain), _bits(value)):
-                plain.copy_(value)
-            if tensor.is_leaf:
-                if grad is not None and grad_value is not None:
-                    grad.detach().copy_(grad_value)
-                tensor.grad = grad
-                if tensor.requires_grad != wanted:
-                    tensor.requires_grad_(wanted)
-
-    return back
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The values so that NaN is equal to itself; what has no bits to show stands for itself."""
-    with suppress(Exception):
-        return tensor.to_local() if hasattr(tensor, "to_local") else tensor.contiguous().view(torch.uint8)
-    return tensor
-
-
-def _module_back(module: torch.nn.Module) -> Callable[[], None]:
-    parameters, buffers, training = dict(module._parameters), dict(module._buffers), module.training
-    plain = {name: one for name, one in vars(module).items() if not name.startswith("_") and _is_plain(one)}
-
-    def back() -> None:
-        for now, then in ((module._parameters, parameters), (module._buffers, buffers)):
-            now.clear()
-            now.update(then)  # type: ignore[arg-type]
-        module.training = training
-        vars(module).update(plain)
-
-    return back
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
-
-
-def _thing_back(thing: Any, keep: tuple[type, ...]) -> Callable[[], None] | None:
-    """What a container, a cell or an object holds. Containers inside are put back too, each the same object."""
-    if isinstance(thing, types.CellType):
-        try:
-            content = thing.cell_contents
-        except ValueError:
-            return None
-
-        def cell_back() -> None:
-            thing.cell_contents = content
-
-        return cell_back
-    if isinstance(thing, tuple):
-        return None
-    inner = thing if isinstance(thing, (dict, list)) else vars(thing)
-    return _container_back(inner, keep, set())
-
-
-def _container_back(container: Any, keep: tuple[type, ...], seen: set[int]) -> Callable[[], None]:
-    seen.add(id(container))
-    then = copy.copy(container)
-    values = list(container.values() if isinstance(container, dict) else container)
-    nested = [one for one in values if isinstance(one, (dict, list)) and id(one) not in seen]
-    inner = [_container_back(one, keep, seen) for one in nested]
-
-    def back() -> None:
-        container.clear()
-        if isinstance(container, dict):
-            container.update(then)
-        else:
-            container.extend(then)
-        for one in inner:
-            one()
-
-    return back
-
-
-def _tensors_in(value: Any, depth: int = 5) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, (dict, list, tuple, defaultdict)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(one, depth - 1)
-
-
-def _random_state() -> Callable[[], None]:
-    numpy = sys.modules.get("numpy")
-    ours, pythons = torch.get_rng_state(), random.getstate()
-    theirs = None if numpy is None else numpy.random.get_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-    def back() -> None:
-        torch.set_rng_state(ours)
-        random.setstate(pythons)
-        if numpy is not None:
-            numpy.random.set_state(theirs)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-
-    return back
-
-
 def same_state(one: Iterable[torch.Tensor], other: Iterable[torch.Tensor]) -> bool:
     """Whether two series of tensors hold the same bits."""
     pairs = list(zip(one, other, strict=True))
-    return all(a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b)) for a, b in pairs)
+    return all(a.dtype == b.dtype and a.shape == b.shape and same_bits(a, b) for a, b in pairs)

@@ -203,6 +203,20 @@ def test_without_save_and_load_it_is_skipped_with_the_way_to_declare_them() -> N
 
 def test_a_loop_that_does_not_replay_is_skipped() -> None:
     shape = make(leave_out=("scaler",))
+    inner, noise = shape["step"], iter(torch.rand(1000, generator=torch.Generator().manual_seed(0)))
+
+    def step(i: int) -> float:
+        with torch.no_grad():
+            shape["model"][0].weight.add_(next(noise))
+        return float(inner(i))
+
+    finding, _ = judged({**shape, "step": step})
+    assert finding.verdict is Verdict.SKIP
+    assert "two uninterrupted runs" in finding.message
+
+
+def test_a_generator_of_the_loops_own_that_is_not_saved_warns() -> None:
+    shape = make()
     inner, noise = shape["step"], torch.Generator().manual_seed(0)
 
     def step(i: int) -> float:
@@ -211,8 +225,8 @@ def test_a_loop_that_does_not_replay_is_skipped() -> None:
         return float(inner(i))
 
     finding, _ = judged({**shape, "step": step})
-    assert finding.verdict is Verdict.SKIP
-    assert "two uninterrupted runs" in finding.message
+    assert finding.verdict is Verdict.WARN
+    assert "random generators" in finding.message
 
 
 def raising(*_: Any) -> Any:

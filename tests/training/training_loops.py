@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -70,3 +73,37 @@ def demo_loop(dtype: torch.dtype | None = torch.float16, *, scaled: bool = True,
         return float(loss.detach())
 
     return Subject({"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}, name="demo")
+
+
+def plainly(value: Any) -> Any:
+    """A value as plain data with every bit of its tensors, to compare a state by; identity of tensors included."""
+    if isinstance(value, torch.Tensor):
+        stored = value.detach()
+        stored = stored.coalesce().to_dense() if stored.layout is torch.sparse_coo else stored
+        raw = b"" if stored.is_meta else stored.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        grad = plainly(value.grad) if value.is_leaf and value.grad is not None else None
+        return id(value), str(value.dtype), tuple(value.shape), value.requires_grad, raw, grad
+    if isinstance(value, dict):
+        return id(value), [(repr(key) if isinstance(key, str) else id(key), plainly(one)) for key, one in value.items()]
+    if isinstance(value, (list, tuple, set, deque)):
+        return id(value) if isinstance(value, (list, deque)) else 0, [plainly(one) for one in value]
+    if isinstance(value, nn.Module):
+        skipped = ("_modules", "_compiled_call_impl")
+        parts = [
+            (name, id(part), plainly({k: v for k, v in vars(part).items() if k not in skipped})[1])
+            for name, part in value.named_modules()
+        ]
+        return id(value), parts
+    if isinstance(value, (torch.optim.Optimizer, torch.amp.GradScaler)):
+        return id(value), [(key, plainly(one)) for key, one in vars(value).items()]
+    if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+        return id(value), [(key, plainly(one)) for key, one in vars(value).items() if key != "optimizer"]
+    if isinstance(value, np.ndarray):
+        return id(value), value.tobytes()
+    return value if isinstance(value, (int, float, str, bytes, bool, type(None))) else id(value)
+
+
+def state_of(shape: dict[str, Any]) -> Any:
+    """Everything named in a loop's mapping, and the generators of random numbers, as plain data."""
+    generators = torch.get_rng_state().numpy().tobytes(), random.getstate(), str(np.random.get_state())
+    return [(name, plainly(one)) for name, one in shape.items()], generators

@@ -1,0 +1,262 @@
+"""How each kind of thing is put back: tensors, modules, containers, objects, generators of random numbers."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+CONTAINERS = (dict, list, set, deque)
+"""What holds values that a step may replace, subclasses among them."""
+
+_LARGE = 1 << 26
+"""Bytes. A larger numpy array is data, and would be copied for nothing."""
+
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+_DISTRIBUTED = ("torch.distributed.", "torch.nn.parallel.")
+
+Undo = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Globals:
+    """Globals of a module that a function reads, by name."""
+
+    inside: dict[str, Any]
+    read: dict[str, Any]
+
+
+def is_source(value: Any) -> bool:
+    """Whether a value is a generator of random numbers, of PyTorch, Python or numpy."""
+    numpy = sys.modules.get("numpy")
+    others = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
+    return isinstance(value, (torch.Generator, random.Random, *others))
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of numpy's that may change and is small enough to copy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and value.flags.writeable and value.nbytes <= _LARGE
+
+
+def tensor_back(tensor: torch.Tensor) -> Undo:
+    """Values, dtype, storage, gradient and `requires_grad` of one tensor."""
+    value = _value_back(tensor)
+    grad = tensor.grad if tensor.is_leaf else None
+    grad_value = None if grad is None else _value_back(grad)
+    wanted = tensor.requires_grad
+
+    def back() -> None:
+        with torch.no_grad():
+            if not tensor.is_leaf:
+                value()
+                return
+            if tensor.grad is not grad:
+                tensor.grad = None  # one of another dtype would not let the values be put back
+            if grad_value is not None:
+                grad_value()
+            value()
+            if tensor.grad is not grad:
+                tensor.grad = grad
+            if tensor.requires_grad != wanted:
+                tensor.requires_grad_(wanted)
+
+    return back
+
+
+def _value_back(tensor: torch.Tensor) -> Undo:
+    with torch.no_grad():
+        data, value = tensor.detach(), tensor.detach().clone()
+
+    def back() -> None:
+        if tensor.dtype != data.dtype or tensor.shape != value.shape or not _is_set_to(tensor, data):
+            tensor.data = data
+        plain = tensor.data if tensor.is_inference() or tensor.requires_grad else tensor
+        if not plain.is_meta and not same_bits(plain, value):
+            plain.copy_(value)
+
+    return back
+
+
+def _is_set_to(tensor: torch.Tensor, data: torch.Tensor) -> bool:
+    """Whether both show the same memory; what cannot tell has kept it."""
+    with suppress(Exception):
+        return tensor.is_set_to(data)
+    return True
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits, NaN for NaN; False where that cannot be told."""
+    with suppress(Exception):
+        return torch.equal(_bits(one), _bits(other))
+    return False
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def module_back(module: torch.nn.Module) -> Undo:
+    """What one module holds itself: parameters, buffers, parts, its mode, and attributes of its own.
+
+    Of a module that PyTorch distributes, the attributes stay: they belong to what has begun on other processes.
+    """
+    own = (module._parameters, module._buffers, module._modules)
+    tables = [_shallow_back(table) for table in own]
+    training = module.training
+    mine = f"{type(module).__module__}.".startswith(_DISTRIBUTED)
+    then = {} if mine else attributes(module)
+    seen: set[int] = set()
+    inner = [container_back(one, seen) for one in then.values() if isinstance(one, CONTAINERS) and id(one) not in seen]
+
+    def back() -> None:
+        for table in tables:
+            table()
+        module.training = training
+        if mine:
+            return
+        held = vars(module)
+        for name in attributes(module).keys() - then.keys():
+            if not name.startswith("_torch"):
+                del held[name]
+        held.update(then)
+        for one in inner:
+            one()
+
+    return back
+
+
+def attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """What a module holds besides what every module has."""
+    return {name: one for name, one in vars(module).items() if name not in _OF_MODULES}
+
+
+def thing_back(thing: Any, *, deep: bool) -> Undo | None:
+    """What a container, a cell, an object or a generator holds; deep: containers inside as well, each the same."""
+    if isinstance(thing, types.CellType):
+        return _cell_back(thing)
+    if isinstance(thing, Globals):
+        return _globals_back(thing)
+    if is_array(thing):
+        return _calling(functools.partial(thing.__setitem__, ...), thing.copy())
+    if is_source(thing):
+        return _calling(functools.partial(_put_state, thing), state_of_source(thing))
+    if isinstance(thing, tuple):
+        return None
+    inner = thing if isinstance(thing, CONTAINERS) else vars(thing)
+    return container_back(inner, set()) if deep else _shallow_back(inner)
+
+
+def container_back(container: Any, seen: set[int]) -> Undo:
+    """A container and those inside it, by whatever path; `seen` are the numbers of those that are taken care of."""
+    seen.add(id(container))
+    outer = _shallow_back(container)
+    values = container.values() if isinstance(container, dict) else container
+    inner = [container_back(one, seen) for one in values if isinstance(one, CONTAINERS) and id(one) not in seen]
+
+    def back() -> None:
+        outer()
+        for one in inner:
+            one()
+
+    return back
+
+
+def _shallow_back(container: Any) -> Undo:
+    then = dict(container) if isinstance(container, dict) else list(container)
+
+    def back() -> None:
+        container.clear()
+        if isinstance(container, (list, deque)):
+            container.extend(then)
+        else:
+            container.update(then)
+
+    return back
+
+
+def _cell_back(cell: types.CellType) -> Undo | None:
+    try:
+        content = cell.cell_contents
+    except ValueError:
+        return None
+
+    def back() -> None:
+        cell.cell_contents = content
+
+    return back
+
+
+def _globals_back(names: Globals) -> Undo:
+    """Functions, classes and modules stay: others may have put something in their place meanwhile."""
+    then = {
+        name: one
+        for name, one in names.read.items()
+        if not callable(one) and not isinstance(one, (types.ModuleType, torch.nn.Module))
+    }
+
+    def back() -> None:
+        for name, one in then.items():
+            if names.inside.get(name, back) is not one:
+                names.inside[name] = one
+
+    return back
+
+
+def state_of_source(source: Any) -> Any:
+    """What a generator of random numbers will draw next depends on this alone; it changes with every draw."""
+    if isinstance(source, random.Random):
+        return source.getstate()
+    return source.bit_generator.state if hasattr(source, "bit_generator") else source.get_state()
+
+
+def _put_state(source: Any, state: Any) -> None:
+    if isinstance(source, random.Random):
+        source.setstate(state)
+    elif hasattr(source, "bit_generator"):
+        source.bit_generator.state = state
+    else:
+        source.set_state(state)
+
+
+def _calling(function: Callable[[Any], Any], value: Any) -> Undo:
+    def back() -> None:
+        function(value)
+
+    return back
+
+
+def tensors_in(value: Any, depth: int = 5) -> Iterator[torch.Tensor]:
+    """The tensors in a container, and in those inside it."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, (*CONTAINERS, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(one, depth - 1)
+
+
+def random_state() -> Undo:
+    """The generators that PyTorch, numpy and Python draw from unless told otherwise."""
+    numpy = sys.modules.get("numpy")
+    ours, pythons = torch.get_rng_state(), random.getstate()
+    theirs = None if numpy is None else numpy.random.get_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def back() -> None:
+        torch.set_rng_state(ours)
+        random.setstate(pythons)
+        if numpy is not None:
+            numpy.random.set_state(theirs)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+    return back
