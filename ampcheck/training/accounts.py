@@ -122,7 +122,10 @@ class Accounts:
             for scaling in written.scalings:
                 account.decay = account.decay.plus(scaling.factor, scaling.looked, scaling.stuck, scaling.op)
         if not watch.shadows.holds(tensor):
-            if not torch.equal(_bits(tensor), _bits(before.old)):
+            region = Shadows.region(tensor)
+            if region is not None and region[0] != before.region[0]:
+                account.set_anew += 1
+            elif not torch.equal(_bits(tensor), _bits(before.old)):
                 self.unseen["changes of a narrow tensor by ops that cannot be followed"] += 1
             return
         form = watch.shadows.form(tensor)

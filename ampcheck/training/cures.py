@@ -17,9 +17,9 @@ WIDE = "float32"
 KAHAN = "Kahan summation"
 STOCHASTIC = "stochastic rounding"
 
-_LONGEST = 1024
+_LONGEST = 512
 _SPACINGS = 4.0
-_REPLICATES = 8
+_REPLICATES = 4
 
 _Change: TypeAlias = "Callable[[int, torch.Tensor], torch.Tensor]"
 
@@ -29,7 +29,7 @@ class Cure:
     """What became of the same updates under one way to add them.
 
     arrives: the part of the true displacement that arrives, its projection on it (1.0 is all; of stochastic rounding
-    the mean of 8 runs). error: the Euclidean norm of what is off, relative to the true displacement. steps: how many
+    the mean of 4 runs). error: the Euclidean norm of what is off, relative to the true displacement. steps: how many
     were replayed.
     """
 
@@ -52,8 +52,8 @@ def measure_cures(
     """Replay updates in the format `dtype` as it is, with float32, with Kahan summation and with stochastic rounding.
 
     samples: for each observed step the old values and the true updates, float64 [elements]. The updates are repeated,
-    in order, until the typical element should have moved by four spacings of its format, 1024 steps at most. factor:
-    replay a multiplication by it instead, for as many steps as it takes to halve a value, 1024 at most. steps: how
+    in order, until the typical element should have moved by four spacings of its format, 512 steps at most. factor:
+    replay a multiplication by it instead, for as many steps as it takes to halve a value, 512 at most. steps: how
     many, where that is known.
 
     Returns nothing where there is nothing to replay.

@@ -42,7 +42,8 @@ class TensorUpdates:
     moved: updates of elements that are not zero without rounding; lost: those that change nothing and that no other
     tensor carries; carried: those that `carriers` hold instead (a float32 copy, a compensation). set_anew: steps in
     which it was overwritten with values that do not depend on it; steps: the others in which it was written.
-    relative_update: the norm of the updates by that of the tensor; rms_update: the root of the mean of their squares.
+    relative_update: the norm of the updates by that of the tensor; pace: the root of the mean of
+    their squares by the learning rate, of a parameter, and `optimizer` what steps it.
     decay: what a multiplication by a factor below 1 does on its own; merged: what the factor could do on its own of a
     tensor that is decayed and added to at once. lag: how far, relative to its size, a decaying average may stay from
     what it follows; infinite for what does not decay. compensates: whether it carries what others lose.
@@ -60,7 +61,8 @@ class TensorUpdates:
     set_anew: int = 0
     steps: int = 0
     relative_update: float = 0.0
-    rms_update: float = 0.0
+    pace: float = 0.0
+    optimizer: str = ""
     decay: Decay = NO_DECAY
     merged: Decay = NO_DECAY
     lag: float = math.inf
@@ -143,9 +145,9 @@ def measure_stagnation(loop: TrainingLoop, steps: int) -> StagnationStats:
             unseen += watch.unseen
             looked, narrow = max(looked, len(after)), max(narrow, sum(one.tensor.dtype in NARROW for one in after))
             before = after
-        owners = _owners(loop)
+        owners, rates = _owners(loop), _rates(loop)
     carriers = {name for account in accounts.tensors.values() for name in account.carriers}
-    tensors = [_told(account, carriers, owners) for account in accounts.tensors.values()]
+    tensors = [_told(account, carriers, owners, rates) for account in accounts.tensors.values()]
     moved = sum(one.moved for one in tensors)
     coverage = Coverage({"tensors across steps": looked, "updates of elements": moved}, unseen + accounts.unseen)
     told = _with_cures(tensors, accounts)
@@ -248,8 +250,24 @@ def _owners(loop: TrainingLoop) -> Mapping[str, str]:
     return found
 
 
-def _told(account: Account, carriers: set[str], owners: Mapping[str, str]) -> TensorUpdates:
+def _rates(loop: TrainingLoop) -> Mapping[str, tuple[str, float]]:
+    """The optimizer of each parameter and its learning rate there, 1.0 where it is zero or not a number."""
+    names = {id(parameter): name for name, parameter in loop.parameters()}
+    found = {}
+    for path, optimizer in loop.optimizers.items():
+        for group in optimizer.param_groups:
+            rate = float(group.get("lr", 1.0))
+            for parameter in group["params"]:
+                if id(parameter) in names:
+                    found[names[id(parameter)]] = (path, rate if 0.0 < rate < math.inf else 1.0)
+    return found
+
+
+def _told(
+    account: Account, carriers: set[str], owners: Mapping[str, str], rates: Mapping[str, tuple[str, float]]
+) -> TensorUpdates:
     resident = account.resident
+    optimizer, rate = rates.get(resident.name, ("", 1.0))
     name = resident.name
     owner = owners.get(name, owners.get(name.rpartition(".")[0], ""))
     gains = [gain for gain in account.gains if gain is not None]
@@ -270,7 +288,8 @@ def _told(account: Account, carriers: set[str], owners: Mapping[str, str]) -> Te
         set_anew=account.set_anew,
         steps=account.steps,
         relative_update=math.sqrt(account.update / account.size) if account.size else 0.0,
-        rms_update=math.sqrt(account.update / (account.steps * account.elements)) if account.update else 0.0,
+        pace=math.sqrt(account.update / (account.steps * account.elements)) / rate if account.update else 0.0,
+        optimizer=optimizer,
         decay=account.decay,
         merged=account.merged,
         lag=form.unit_roundoff / (1.0 - max(gains)) if decays else math.inf,
@@ -304,7 +323,7 @@ def _with_cures(tensors: Sequence[TensorUpdates], accounts: Accounts) -> tuple[T
         here = [one for one in tensors if one.role == role and not one.compensates]
         for rank in (lambda one: one.share, lost_decay, lambda one: float(one.accumulation is not None)):
             top = max(here, key=rank, default=None)
-            if top is not None and rank(top) > 0.0:
+            if top is not None and rank(top) > 0.5:
                 worst.add(f"{role} {top.name}")
     told = []
     for one, account in zip(tensors, accounts.tensors.values(), strict=True):

@@ -52,11 +52,10 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
     stopping = [one for one in tensors if one.accumulation is not None]
     rest = [one for one in tensors if one.accumulation is None]
     judged = [one for one in rest if one.lag > _FOLLOWS and one.steps > one.set_anew]
-    largest = max((one.rms_update for one in tensors), default=0.0)
     failed = [
         one
         for one in judged
-        if one.share >= limits.stagnation and one.moved >= _LEAST and not _is_rounding(one, largest)
+        if one.share >= limits.stagnation and one.moved >= _LEAST and not _is_rounding(one, tensors)
     ]
     stuck = [one for one in rest if one not in failed and lost_decay(one) >= limits.stagnation]
     if failed:
@@ -71,11 +70,14 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
         yield _lost(stats, warned, Verdict.WARN, limits)
 
 
-def _is_rounding(one: TensorUpdates, largest: float) -> bool:
-    """Whether the updates are no larger than what rounding makes of the largest ones: those of a bias before a
-    BatchNorm, whose gradient is zero, and nothing but rounding is left of it.
+def _is_rounding(one: TensorUpdates, tensors: list[TensorUpdates]) -> bool:
+    """Whether the gradient of a parameter is no larger than what rounding makes of the largest ones.
+
+    That of a bias before a BatchNorm is zero, and only rounding is left of it. An optimizer that normalises gives all
+    parameters updates of one size, and this is never true.
     """
-    return one.rms_update < 2.0 * format_of(one.dtype).unit_roundoff * largest
+    largest = max(other.pace for other in tensors if other.optimizer == one.optimizer)
+    return one.role == "parameter" and one.pace < 2.0 * format_of(one.dtype).unit_roundoff * largest
 
 
 def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict, limits: Limits) -> Finding:
@@ -85,8 +87,8 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
     message = (
         f"updates must change what they are added to, but of the updates of {_names(ranked)} in {worst.dtype} "
         f"{_percent(worst.share)} changed nothing in {_steps(stats)} (limit {_percent(limit)}): they are below half of "
-        f"the spacing, {worst.relative_update:.2g} of the values where {worst.dtype} needs about "
-        f"{format_of(worst.dtype).unit_roundoff:.2g}"
+        f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
+        f"moves from about {format_of(worst.dtype).unit_roundoff:.2g} of its value on"
     )
     return _finding(stats, verdict, message, worst, worst.share, limit, _cured(worst))
 
