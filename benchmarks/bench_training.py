@@ -36,6 +36,7 @@ import ampcheck
 from ampcheck.demo import CharTransformer, batch
 
 BLOCK = 10
+FEWEST = 5
 ARMS = {"plain": 0, "plain again": 0, "every 10th": 10, "every": 1}
 DTYPES = ("bfloat16", "float16")
 
@@ -64,7 +65,7 @@ class Training:
         return ampcheck.watch(self.model, self.optimizer, scaler, every=every)
 
 
-def paired(dtype: str, rounds: int, shape: dict[str, int]) -> Iterator[dict[str, Any]]:
+def paired(dtype: str, rounds: int, limit: float, shape: dict[str, int]) -> Iterator[dict[str, Any]]:
     seconds: dict[str, list[float]] = {name: [] for name in ARMS}
     busy: dict[str, list[float]] = {name: [] for name in ARMS}
     counted: dict[str, Any] = {}
@@ -72,7 +73,10 @@ def paired(dtype: str, rounds: int, shape: dict[str, int]) -> Iterator[dict[str,
     with ExitStack() as stack:
         trainings = {name: Training(dtype, **shape) for name in ARMS}
         seen = {name: stack.enter_context(trainings[name].watched(every)) for name, every in ARMS.items() if every}
+        started = time.monotonic()
         for number in range(rounds + 1):
+            if number > FEWEST and time.monotonic() - started > limit:
+                break
             for name in shuffled.sample(list(ARMS), len(ARMS)):
                 step = trainings[name].step
                 begun, spent = time.perf_counter(), time.process_time()
@@ -96,6 +100,7 @@ def paired(dtype: str, rounds: int, shape: dict[str, int]) -> Iterator[dict[str,
             "cpu": round(processor, 4),
             "fastest": round(min(seconds[name]) / min(seconds["plain"]), 4),
             "ms": round(1e3 * statistics.median(seconds[name]), 2),
+            "rounds": len(ratios),
             "measured": None if stats is None else f"{stats.measured} of {stats.steps}",
         }
 
@@ -183,6 +188,9 @@ def test_ten_steps(benchmark: Callable[..., Any], arm: str, dtype: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help=f"no new round after so many, but {FEWEST} at least"
+    )
     parser.add_argument("--threads", default="1,2", help="each in turn")
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--shape", type=json.loads, default={}, help="of the demo, such as '{\"width\": 256}'")
@@ -196,7 +204,7 @@ def main() -> None:
     for dtype in options.dtypes.split(","):
         for threads in map(int, options.threads.split(",")):
             torch.set_num_threads(threads)
-            times += list(paired(dtype, options.rounds, options.shape))
+            times += list(paired(dtype, options.rounds, options.seconds, options.shape))
         memory += list(peaks(dtype, options.shape))
     text = "Ratios are medians over the rounds, with the quartiles; `fastest` divides the fastest blocks."
     lines = [text, "", *table(times), "", "Peak memory beyond that after a plain warm-up.", "", *table(memory)]

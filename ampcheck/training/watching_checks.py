@@ -28,7 +28,10 @@ def check_watched(stats: WatchStats, limits: Limits) -> list[Finding]:
     """The findings of `CHECKS`. A watch sees no reference, so that what only a shadow could prove is a warning."""
     if not stats.steps and not stats.attempts:
         message = "an optimizer step must have run in the block; none did, so nothing was looked at"
-        hint = "call optimizer.step() or scaler.step(optimizer) inside the block, on the optimizer that is watched"
+        hint = (
+            "call optimizer.step() or scaler.step(optimizer) inside the block, on the optimizer that is watched; "
+            "a step inside torch.compile is not seen"
+        )
         return [Finding("coverage", Verdict.FAIL, stats.subject, message, hint=hint)]
     return [
         *_losses(stats),

@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -337,6 +338,79 @@ def test_a_loop_without_steps_is_a_failure_of_coverage() -> None:
         pass
 
     assert verdict(seen.run(), "coverage") is Verdict.FAIL
+
+
+def test_a_step_inside_torch_compile_is_not_seen_and_that_is_told() -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+    with ampcheck.watch(model, optimizer) as seen:
+        model(torch.ones(3)).sum().backward()
+        step()
+    (finding,) = seen.run().findings
+
+    assert (finding.check, finding.verdict) == ("coverage", Verdict.FAIL)
+    assert "torch.compile" in finding.hint
+
+
+def test_the_way_without_a_compiler_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stats() -> WatchStats:
+        made = loop(scaler=scaler())
+        with ampcheck.watch(made.model, made.optimizer, made.scaler) as seen:
+            for number in range(5):
+                made.step(math.inf if number == 1 else 1.0)
+        return seen.stats()
+
+    fast = stats()
+    monkeypatch.setattr("ampcheck.health.cpu.unavailable", lambda: "there is no compiler")
+    slow = stats()
+
+    for one, other in zip(fast.parameters, slow.parameters, strict=True):
+        assert one.gradient is not None
+        assert other.gradient is not None
+        assert one.gradient.health.sumsq == pytest.approx(other.gradient.health.sumsq)
+        assert one.gradient.health.histogram == other.gradient.health.histogram
+        assert (one.update, one.gradient.subnormal) == (other.update, other.gradient.subnormal)
+    assert fast.scaler == slow.scaler
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("fused", [False, True])
+def test_on_a_gpu_nothing_is_read_before_it_is_asked_for(fused: bool) -> None:
+    def steps(watched: bool) -> tuple[list[torch.Tensor], Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(64, 64, device="cuda")
+        data = torch.randn(8, 64, device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+        # Only a fused optimizer steps without that the scaler waits for the device.
+        used = torch.amp.GradScaler("cuda") if fused else None
+        seen: Any = None
+        with ExitStack() as stack:
+            if watched:
+                seen = stack.enter_context(ampcheck.watch(model, optimizer, used))
+            for number in range(6):
+                if number == 1:  # the first step makes what the later ones add to
+                    torch.cuda.set_sync_debug_mode("error")
+                    stack.callback(torch.cuda.set_sync_debug_mode, "default")
+                optimizer.zero_grad()
+                with torch.autocast("cuda", torch.float16):
+                    loss = model(data).float().square().mean()
+                (loss if used is None else used.scale(loss)).backward()
+                if used is None:
+                    optimizer.step()
+                else:
+                    used.step(optimizer)
+                    used.update()
+                if seen is not None:
+                    seen.step(loss)
+        return list(model.parameters()), seen
+
+    plain, _ = steps(watched=False)
+    weights, seen = steps(watched=True)
+
+    assert all(torch.equal(a, b) for a, b in zip(plain, weights, strict=True))
+    assert seen.stats().measured == 6
+    assert not seen.run().failed
 
 
 def test_a_loop_without_backward_is_a_failure_of_coverage() -> None:
