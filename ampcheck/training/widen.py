@@ -8,7 +8,7 @@ any other. Parameters keep the format in which they are stored.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -19,6 +19,12 @@ from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.training.loop import TrainingLoop
 
 _CAST = torch.ops.aten._to_copy.default
+
+_FLOAT32_ONLY = frozenset(("grad_scale", "found_inf", "lr", "state_steps"))
+"""Arguments of fused optimizers that their kernels read as float32, whatever the parameters are."""
+
+_WRITTEN_UNDECLARED = frozenset(("running_mean", "running_var"))
+"""Arguments of batch norms, which write to them though their schemas do not say so."""
 
 
 class Widened(TorchDispatchMode):
@@ -53,7 +59,8 @@ class Widened(TorchDispatchMode):
             return func(*args, **kwargs)  # a view
         if torch.Tag.nondeterministic_seeded in func.tags and not any(True for _ in tensors(args)):
             return self._wide(func(*args, **kwargs))  # what is drawn follows the dtype that was asked for
-        wide_args, wide_kwargs = map_tensors(self._wide, (args, kwargs))
+        wide_args = tuple(self._given(one, a.name) for one, a in zip(args, arguments, strict=False))
+        wide_kwargs = {name: self._given(one, name) for name, one in kwargs.items()}
         # The engine hands a leaf a gradient of the leaf's own format, and refuses another.
         to_leaf = func is _CAST and kwargs.get("dtype") is torch.float32 and torch._C._current_graph_task_id() != -1
         for name in ("dtype", "out_dtype"):
@@ -68,13 +75,27 @@ class Widened(TorchDispatchMode):
         try:
             result = func(*wide_args, **wide_kwargs)
         except (RuntimeError, NotImplementedError, TypeError):
-            result = func(*args, **kwargs)  # its own error, if it has one, is the user's to see
+            result = self._narrow(func, args, kwargs)
+            if result is None:
+                raise
             self.unseen[str(func)] = self.unseen.get(str(func), 0) + 1
             return result
         self.widened += 1
-        if not aliases:
+        if not aliases and "batch_norm" not in func._schema.name:
             return result
         return _written(func, args, kwargs, wide_args, wide_kwargs, result)
+
+    def _narrow(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives that the wider format does not have: as it is, or in float32; None where it fails too."""
+        with suppress(RuntimeError, NotImplementedError, TypeError):
+            return func(*args, **kwargs)
+        with suppress(RuntimeError, NotImplementedError, TypeError):
+            single, named = map_tensors(_float, (args, kwargs))
+            return _written(func, args, kwargs, single, named, func(*single, **named))
+        return None
+
+    def _given(self, value: Any, name: str) -> Any:
+        return map_tensors(_single if name in _FLOAT32_ONLY else self._wide, value)
 
     def _narrower(self, dtype: Any) -> bool:
         return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < self.dtype.itemsize
@@ -89,7 +110,8 @@ def _written(func: Any, args: Any, kwargs: Any, wide_args: Any, wide_kwargs: Any
     """Write what the wide twins became into the tensors that the op was given, and return those."""
     own: dict[int, torch.Tensor] = {}
     for argument, before, after in _matched(func, args, kwargs, wide_args, wide_kwargs):
-        if argument.alias_info is None or not argument.alias_info.is_write:
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        if not declared and argument.name not in _WRITTEN_UNDECLARED:
             continue
         pairs = zip(before, after, strict=True) if isinstance(before, (list, tuple)) else ((before, after),)
         for old, new in pairs:
@@ -106,12 +128,27 @@ def _single(value: torch.Tensor) -> torch.Tensor:
     return value.float() if value.dtype is torch.float64 and value.dim() == 0 else value
 
 
+def _float(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.is_floating_point() else value
+
+
 def _matched(func: Any, args: Any, kwargs: Any, wide_args: Any, wide_kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
     arguments = func._schema.arguments
     yield from zip(arguments, args, wide_args, strict=False)
     for argument in arguments:
         if argument.name in kwargs:
             yield argument, kwargs[argument.name], wide_kwargs[argument.name]
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """oneDNN has no float64, and recurrent layers choose it before any op is seen."""
+    enabled = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags sets TF32 as well, which warns on CPUs
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 @contextmanager
@@ -131,6 +168,7 @@ def shadowed(loop: TrainingLoop, dtype: torch.dtype) -> Iterator[Widened]:
                     tensor.grad = None if grad is None else grad.float()
     mode = Widened(dtype)
     with ExitStack() as stack:
+        stack.enter_context(_without_onednn())
         draws = stack.enter_context(EqualRandom())
         stack.enter_context(mode)
         try:
