@@ -13,12 +13,12 @@ def placements(tensor: torch.Tensor) -> tuple[Any, ...]:
     # A DTensor can only exist where somebody has imported its module, and importing it takes seconds.
     homes = ("torch.distributed.tensor", "torch.distributed._tensor")  # the second up to torch 2.4
     kind = next((c for home in homes if (c := getattr(sys.modules.get(home), "DTensor", None))), None)
-    return tuple(tensor.placements) if kind is not None and isinstance(tensor, kind) else ()  # type: ignore[attr-defined]
+    return tuple(tensor.placements) if kind is not None and isinstance(tensor, kind) else ()
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether other processes hold other elements of this tensor."""
-    mesh = getattr(tensor, "device_mesh", None)
+    mesh: Any = getattr(tensor, "device_mesh", None)
     return any(not one.is_replicate() and mesh.size(place) > 1 for place, one in enumerate(placements(tensor)))
 
 

@@ -1,0 +1,116 @@
+"""Records of several processes put together: each element counted once, nothing gathered but the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ampcheck.health import Unmeasured, health_of
+from ampcheck.training.shards import holds_first_copy, is_pending, placements
+
+Record = TypeVar("Record")
+
+
+def world_size() -> int:
+    """How many processes work together; 1 where no process group is set up."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process; 0 where no process group is set up."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def gather(value: Any) -> list[Any]:
+    """The values of all processes, in order of rank. Every process must call it; the values must be picklable."""
+    if world_size() == 1:
+        return [value]
+    found: list[Any] = [None] * world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRecord(Generic[Record]):
+    """What one process measured of a tensor. copy: another process has the same elements, and counts them."""
+
+    record: Record
+    copy: bool = False
+    sharded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRecords(Generic[Record]):
+    """The records of all processes by name; `differing` names tensors of which two copies gave different records."""
+
+    records: Mapping[str, Record]
+    differing: tuple[str, ...] = ()
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
+
+
+def local_record(tensor: torch.Tensor, record: Record) -> LocalRecord[Record]:
+    """A record of what this process holds of a tensor, with its share in the whole, as its placements tell it."""
+    return LocalRecord(record, not holds_first_copy(tensor), bool(placements(tensor)))
+
+
+def merge_across_ranks(records: Mapping[str, LocalRecord[Record]]) -> MergedRecords[Record]:
+    """The records of all processes, added up with `+` in order of rank: shards all, copies once.
+
+    Padding is not part of a local shard and so is not counted. A tensor without placements counts by the first process
+    that has it, as DDP replicates parameters and pipeline stages own theirs. Every process must call it.
+    """
+    merged: dict[str, Record] = {}
+    plain: dict[str, Record] = {}
+    differing: dict[str, None] = {}
+    for of_rank in gather(dict(records)):
+        for name, one in of_rank.items():
+            if one.sharded:
+                if not one.copy:
+                    merged[name] = merged[name] + one.record if name in merged else one.record
+            elif name not in plain:
+                merged[name] = plain[name] = one.record
+            elif plain[name] != one.record:
+                differing[name] = None
+    return MergedRecords(merged, tuple(differing))
+
+
+def measure_across_ranks(
+    tensors: Mapping[str, torch.Tensor], measure: Callable[[torch.Tensor], Any] | None = None
+) -> MergedRecords[Any]:
+    """Measure what each process holds of these tensors, and put the records together; nothing is gathered.
+
+    measure: gives a record that adds up with `+`; by default the health with its histogram of exponents. It is given
+    the tensor as it is, a DTensor too. A DTensor that is still to be summed (`Partial`) cannot be measured, and is
+    named in `unmeasured`. Every process must call it, each with the tensors that it has.
+    """
+    found: dict[str, LocalRecord[Any]] = {}
+    unmeasured: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        if is_pending(tensor):
+            unmeasured[name] = "its addends are still to be summed over processes"
+            continue
+        record = measure(tensor) if measure is not None else health_of(tensor, histogram=True)
+        if isinstance(record, Unmeasured):
+            unmeasured[name] = record.reason
+        else:
+            found[name] = local_record(tensor, record)
+    merged = merge_across_ranks(found)
+    return MergedRecords(merged.records, merged.differing, unmeasured)
+
+
+def by_value(values: list[Any]) -> dict[Any, tuple[int, ...]]:
+    """Which ranks have which value."""
+    found: dict[Any, list[int]] = {}
+    for place, value in enumerate(values):
+        found.setdefault(value, []).append(place)
+    return {value: tuple(ranks) for value, ranks in found.items()}
+
+
+def name_ranks(ranks: tuple[int, ...]) -> str:
+    """`rank 3`; `ranks 0, 2`; of many `ranks 0, 1, 2, 3 and 12 more`."""
+    told = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {told}" if len(ranks) == 1 else f"ranks {told}"

@@ -1,0 +1,112 @@
+"""What was measured of a training loop that runs in several processes. Plain data, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ampcheck.health import TensorHealth
+from ampcheck.record import Coverage
+from ampcheck.training.norm_watch import NormStats
+from ampcheck.training.reduction_watch import SumStats
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A sum over more processes than there are: a ring whose addends are drawn from those measured.
+
+    error, once: as in `CollectiveStats`. overflows: whether the exact sum is beyond the format.
+    """
+
+    world: int
+    error: float
+    once: float
+    overflows: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """The error in roundings of the exact sum."""
+        return _ratio(self.error, self.once)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveStats:
+    """The sums of one collective at one line of code, over all of its calls.
+
+    phase: `backward` (the autograd engine ran it: DDP and FSDP2 reduce gradients there), `forward` (of what needs a
+    gradient), or `update`. format: that of the addends as they were handed over. world: how many processes add up.
+    error: Euclidean distance of the result from the float64 sum of the addends, relative to it, of the worst call;
+    once: the same of the float64 sum rounded once; vanished: share of the elements whose sum is not zero that are zero;
+    overflowed: elements that are infinite or NaN where the sum is finite. cast: whether the addends were known before
+    they were cast to that format (a communication hook), and are measured as they were then. divided: whether they were
+    divided before. elements: of one call, at most; followed: how many elements were compared, of all calls.
+    predicted: at more processes, powers of two to 1024 and the number that the user names.
+    """
+
+    op: str
+    phase: str
+    format: str
+    world: int
+    calls: int
+    elements: int
+    followed: int
+    error: float
+    once: float
+    vanished: float = 0.0
+    overflowed: int = 0
+    cast: bool = False
+    divided: bool = False
+    predicted: tuple[Prediction, ...] = ()
+    file: str = ""
+    line: int | None = None
+
+    @property
+    def ratio(self) -> float:
+        """The error in roundings of the exact sum."""
+        return _ratio(self.error, self.once)
+
+
+def _ratio(error: float, once: float) -> float:
+    return error / once if once else 0.0 if not error else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class RankResidency:
+    """What one process keeps across steps, of one role and dtype: how many tensors, and their bytes here."""
+
+    rank: int
+    role: str
+    dtype: str
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DistributedStats:
+    """What `measure_distributed` found.
+
+    skipped: why nothing was measured; empty otherwise. raised: `(rank, step, message)`. gradients: per parameter, all
+    ranks together, at the last step of the optimizer. differing: parameters whose replicas have different gradients.
+    autocast: modules that ran under different autocast states, `{module: {state: ranks}}`; modules: how many were
+    compared. switches: precision switches that differ, alike. scaled: whether a GradScaler is used. target: the number
+    of processes that the user trains with. steps: how many ran.
+    """
+
+    subject: str
+    world: int = 1
+    backend: str = ""
+    steps: int = 0
+    skipped: str = ""
+    raised: tuple[tuple[int, int, str], ...] = ()
+    gradients: Mapping[str, TensorHealth] = field(default_factory=dict)
+    differing: tuple[str, ...] = ()
+    residency: tuple[RankResidency, ...] = ()
+    collectives: tuple[CollectiveStats, ...] = ()
+    sums: tuple[SumStats, ...] = ()
+    norms: tuple[NormStats, ...] = ()
+    autocast: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    modules: int = 0
+    switches: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    scaled: bool = False
+    target: int | None = None
+    coverage: Coverage = field(default_factory=Coverage)

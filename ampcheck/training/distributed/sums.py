@@ -1,0 +1,184 @@
+"""What the ranks' samples say together: each sum over processes beside float64, and what it would be over more."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ampcheck.formats import FloatFormat, format_of
+from ampcheck.training.distributed.collectives import Call
+from ampcheck.training.distributed.stats import CollectiveStats, Prediction
+from ampcheck.training.reduction_watch import one_rounding
+
+_EMULATED = 2048
+"""Elements with which sums over more processes are emulated."""
+
+_MOST = 1024
+"""The most processes that are emulated when the user names none: an ordinary place to go to."""
+
+
+def put_together(ranks: Sequence[Sequence[Call]], target: int | None) -> list[CollectiveStats]:
+    """The sums of all processes, by line of code. ranks: what each rank saw. target: see `emulate`."""
+    calls: dict[tuple[tuple[int, ...], int], dict[int, Call]] = defaultdict(dict)
+    for rank, seen in enumerate(ranks):
+        for call in seen:
+            calls[call.ranks, call.number][rank] = call
+    places: dict[tuple[object, ...], list[list[Call]]] = defaultdict(list)
+    for (members, _), by_rank in calls.items():
+        if all(member in by_rank for member in members):
+            told = [by_rank[member] for member in members]
+            first = told[0]
+            if all((one.op, one.format, one.elements) == (first.op, first.format, first.elements) for one in told):
+                places[len(members), first.op, first.phase, first.format, first.file, first.line].append(told)
+    found = (_at_one_line(group, target, len(ranks)) for group in places.values())
+    return [one for one in found if one is not None]
+
+
+def _at_one_line(group: list[list[Call]], target: int | None, world: int) -> CollectiveStats | None:
+    first = group[0][0]
+    fmt = format_of(first.format)
+    compared = [one for told in group if (one := _compare(told, fmt)) is not None]
+    if not compared:
+        return None
+    judged = [one for one in compared if one.finite]
+    worst = max(judged or compared, key=lambda one: one.error / one.once if one.once else 0.0)
+    nonzero = sum(one.nonzero for one in compared)
+    addends = torch.cat([one.addends for one in compared], dim=1)[:, :_EMULATED]
+    usable = addends[:, addends.isfinite().all(0)]
+    predicted: tuple[Prediction, ...] = ()
+    # A group that is a part of the world does not grow with it.
+    if fmt.bits <= 16 and first.phase != "forward" and usable.numel() and len(first.ranks) == world:
+        predicted = tuple(emulate(usable, fmt, _worlds(len(first.ranks), target), divided=compared[0].divided))
+    return CollectiveStats(
+        first.op,
+        first.phase,
+        first.format,
+        len(first.ranks),
+        calls=len(group),
+        elements=max(told[0].elements for told in group),
+        followed=sum(one.followed for one in compared),
+        error=worst.error,
+        once=worst.once,
+        vanished=sum(one.vanished for one in compared) / nonzero if nonzero else 0.0,
+        overflowed=sum(one.overflowed for one in compared),
+        cast=any(one.cast for one in compared),
+        divided=compared[0].divided,
+        predicted=predicted,
+        file=first.file,
+        line=first.line,
+    )
+
+
+def _worlds(world: int, target: int | None) -> list[int]:
+    tried = [2**k for k in range(1, _MOST.bit_length()) if 2**k > world]
+    return sorted({*tried, target} if target is not None and target > 1 else set(tried))
+
+
+class _Compared:
+    """One call over all ranks. addends: [ranks, elements], float64."""
+
+    def __init__(self, addends: torch.Tensor, result: torch.Tensor, fmt: FloatFormat, cast: bool, divided: bool):
+        self.addends, self.cast, self.divided = addends, cast, divided
+        exact = addends.sum(0) * _factor(addends, result)
+        known = exact.isfinite()
+        # An addend that is rounded, or too small for the format, is a part of what is lost; see `Call.wide`.
+        bad = known & ~result.isfinite()
+        good = known & ~bad
+        size = float(exact[good].norm()) or 1.0
+        largest = torch.maximum(exact.abs(), addends.abs().amax(0) / len(addends))[good]
+        self.followed, self.finite = int(known.sum()), bool(good.any())
+        self.overflowed, self.nonzero = int(bad.sum()), int((exact[good] != 0).sum())
+        self.vanished = int(((exact != 0) & (result == 0))[good].sum())
+        self.error = float((result[good] - exact[good]).norm()) / size
+        self.once = one_rounding(largest, fmt) / size if largest.numel() else 0.0
+
+
+def _compare(told: list[Call], fmt: FloatFormat) -> _Compared | None:
+    first = told[0]
+    results = [one.result for one in told]
+    if not first.parts or len({tuple(map(len, one.parts)) for one in told}) != 1:
+        return None
+    if len(first.parts) > 1:
+        result = [value for one in results for value in one]  # every rank has the sum of its own part
+    else:
+        result = next((one for one in results if one), [])
+    cast = all(one.wide is not None and len(one.wide) == len(result) for one in told)
+    rows = [one.wide if cast and one.wide else [v for part in one.parts for v in part] for one in told]
+    if not result or len(rows[0]) != len(result):
+        return None
+    addends, reduced = torch.tensor(rows, dtype=torch.float64), torch.tensor(result, dtype=torch.float64)
+    if not _is_sum(addends, reduced):
+        return None
+    divided = any(abs(one.factor * len(told) - 1) < 1e-3 for one in told)
+    return _Compared(addends, reduced, fmt, cast, divided)
+
+
+def _factor(addends: torch.Tensor, result: torch.Tensor) -> float:
+    """What a sum was multiplied by: 1, or 1/n where the collective averages, as its values tell."""
+    total, mean = addends.sum(0), addends.mean(0)
+    good = total.isfinite() & result.isfinite()
+    far = float((result - total)[good].norm()), float((result - mean)[good].norm())
+    return 1.0 if far[0] <= far[1] else 1.0 / len(addends)
+
+
+def _is_sum(addends: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether a result is a sum or mean of the addends rather than their maximum, minimum or product."""
+    good = addends.isfinite().all(0) & result.isfinite()
+    total = addends.sum(0) * _factor(addends, result)
+    off = float((result - total)[good].norm())
+    others = (addends.amax(0), addends.amin(0), addends.prod(0))
+    nearest = min(float((result - other)[good].norm()) for other in others)
+    return not (nearest == 0.0 and off > 0.0)
+
+
+def emulate(
+    addends: torch.Tensor, fmt: FloatFormat, worlds: Iterable[int], *, divided: bool = False
+) -> list[Prediction]:
+    """What a ring over more processes makes of such addends: one after the other, the partial sum rounded every time.
+
+    addends: [ranks, elements], float64, as measured. What the ranks have in common stays; how much that is, is
+    estimated over all elements, as the mean of a few ranks is never zero by itself. Each further process differs from
+    it as a rank drawn at random does, with a random sign and a fixed seed. divided: the addends were divided by the
+    number of processes before.
+    """
+    ranks, size = addends.shape
+    wanted = sorted(set(worlds))
+    most = wanted[-1] if wanted else 0
+    dtype: torch.dtype = getattr(torch, fmt.name)
+    common, apart = _parts(addends)
+    largest = float((common.abs() + apart.abs().amax(0)).max()) or 1.0
+    # The range is judged apart, from the exact sums: here a power of two keeps all partial sums inside of it.
+    scale = 2.0 ** (math.floor(math.log2(min(fmt.max, 2.0**100) / 4)) - math.ceil(math.log2(largest * max(most, 1))))
+    common, apart = common * scale, apart * scale
+    chosen = torch.Generator().manual_seed(0)
+    columns = torch.arange(size)
+    total, exact = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=torch.float64)
+    peak = torch.zeros(size, dtype=torch.float64)
+    found = []
+    for world in range(1, most + 1):
+        drawn = torch.randint(2 * ranks, (size,), generator=chosen)
+        more = (common + apart[drawn % ranks, columns] * (1 - 2 * (drawn // ranks))).to(dtype)
+        exact += more
+        total = (total.float() + more.float()).to(dtype)
+        peak = torch.maximum(peak, more.double().abs())
+        if world in wanted:
+            norm = float(exact.norm()) or 1.0
+            error = float((total.double() - exact).norm()) / norm
+            once = one_rounding(torch.maximum(exact.abs(), peak), fmt) / norm
+            grown = float(exact.abs().max()) / scale * (ranks / world if divided else 1.0)
+            found.append(Prediction(world, error, once, grown >= fmt.overflows_at))
+    return found
+
+
+def _parts(addends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the ranks have in common, [elements], and how each differs from it, [ranks, elements]."""
+    ranks = len(addends)
+    mean = addends.mean(0)
+    if ranks < 2:
+        return mean, torch.zeros_like(addends)
+    apart = (addends - mean) * math.sqrt(ranks / (ranks - 1))
+    power, noise = float(mean.square().sum()), float(apart.square().sum()) / ranks**2
+    return mean * math.sqrt(max(1.0 - noise / power, 0.0) if power else 0.0), apart

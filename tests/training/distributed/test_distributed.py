@@ -1,0 +1,224 @@
+"""Two and four processes on gloo, started as a user starts them."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcheck.health import health_of
+
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("this PyTorch has no gloo", allow_module_level=True)
+
+from distributed_worker import batch, net, plain_record
+
+from ampcheck.record import Run, Verdict, finding_from_dict
+
+HERE = Path(__file__).parent
+
+LAUNCHES = {
+    2: "ungrouped_runs,ddp,fsdp,ddp_bf16_hook@384,ddp_bf16_hook,ddp_fp16_hook_flushes,ddp_fp16_hook_overflows,"
+    "fsdp_bf16_reduce@384,fsdp_float32_reduce@384,fsdp_bf16_norm,by_hand_bf16@384,rank_autocast,raises,ddp_clips,"
+    "fsdp_clips,mixed_placements,runs",
+    4: "ddp,fsdp,hybrid,ddp_bf16_hook,fsdp_bf16_reduce@384,fsdp_bf16_norm,rank_autocast,mixed_placements,runs",
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What rank 0 wrote about each case, by the number of ranks; each is launched once."""
+
+    @functools.cache
+    def launch(ranks):
+        result = tmp_path_factory.mktemp("distributed") / "found.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command += [str(HERE / "distributed_worker.py"), LAUNCHES[ranks], str(result)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(result.read_text(encoding="utf-8"))
+
+    return launch
+
+
+@pytest.fixture(params=sorted(LAUNCHES))
+def launched(request, results):
+    """The number of ranks, and what was found on them."""
+    return request.param, results(request.param)
+
+
+def case(launched, name):
+    _, found = launched
+    return found[name]
+
+
+def each(*names):
+    """A test of these cases, on every number of ranks on which they are run."""
+    pairs = [(ranks, name) for name in names for ranks, cases in LAUNCHES.items() if name in cases.split(",")]
+    return pytest.mark.parametrize(("launched", "name"), pairs, indirect=["launched"])
+
+
+on_two_ranks = pytest.mark.parametrize("launched", [2], indirect=True)
+
+
+def findings(found, check="reduce-precision"):
+    return [one for one in map(finding_from_dict, found["findings"]) if one.check == check]
+
+
+def verdicts(found, check="reduce-precision"):
+    return {one.verdict for one in findings(found, check)}
+
+
+def single_process_gradients():
+    model = net()
+    model(batch()).sum().backward()
+    return {name: plain_record(health_of(p.grad, histogram=True)) for name, p in model.named_parameters()}
+
+
+@each("ddp", "fsdp", "hybrid")
+def test_merged_gradient_statistics_are_those_of_one_process_to_the_bit(launched, name):
+    # The data are small integers times powers of two: no sum is rounded, in whatever order it is done. Only the sum of
+    # squares, which joins magnitudes 2**137 apart, is rounded.
+    found = case(launched, name)["gradients"]
+    wanted = single_process_gradients()
+    found = {key.removeprefix("module."): value for key, value in found.items()}
+    assert found.keys() == wanted.keys()
+    for key, (*counts, sumsq, histogram) in wanted.items():
+        *here, sumsq_here, histogram_here = found[key]
+        assert (here, histogram_here) == (counts, [list(pair) for pair in histogram])
+        assert sumsq_here == pytest.approx(sumsq, rel=1e-12)
+    weight = wanted["0.weight"]
+    assert weight[3] > 0, "the data must give subnormal gradients"
+    assert weight[2] > 0, "and zeros"
+
+
+@each("ddp", "fsdp", "hybrid", "fsdp_float32_reduce@384", "ddp_clips", "fsdp_clips")
+def test_float32_reductions_pass_and_the_loop_is_as_it_was(launched, name):
+    found = case(launched, name)
+    assert verdicts(found) == {Verdict.PASS}
+    assert verdicts(found, "autocast-state") == {Verdict.PASS}
+    assert found["restored"]
+    assert found["coverage"]["sums over ranks"] > 0
+    assert {one["format"] for one in found["collectives"]} == {"float32"}
+    assert found["differing"] == []
+
+
+@each("ddp_bf16_hook@384", "fsdp_bf16_reduce@384", "by_hand_bf16@384")
+def test_a_bfloat16_reduction_fails_at_the_world_size_that_the_user_names(launched, name):
+    found = case(launched, name)
+    assert verdicts(found) == {Verdict.FAIL}
+    (one,) = findings(found)
+    assert "384 processes" in one.message
+    assert "bfloat16" in one.message
+    assert one.observed > 4
+    assert one.where.file.endswith("distributed_worker.py")
+    assert found["restored"]
+
+
+def test_a_bfloat16_hook_that_holds_here_warns_where_it_would_not(launched):
+    found = case(launched, "ddp_bf16_hook")
+    assert verdicts(found) == {Verdict.WARN}
+    (seen,) = found["collectives"]
+    assert seen["cast"]
+    assert seen["divided"]
+    assert seen["phase"] == "backward"
+    assert seen["world"] == launched[0]
+    assert 0 < seen["ratio"] < 4
+
+
+@on_two_ranks
+def test_a_hook_that_flushes_gradients_to_zero_is_found_with_the_share(launched):
+    (one,) = findings(case(launched, "ddp_fp16_hook_flushes"))
+    assert one.verdict is Verdict.FAIL
+    assert "become zero" in one.message
+    assert "cast for the collective" in one.message
+    assert one.observed > 0.1
+
+
+@on_two_ranks
+def test_a_hook_whose_sum_overflows_is_found(launched):
+    (one,) = findings(case(launched, "ddp_fp16_hook_overflows"))
+    assert one.verdict is Verdict.FAIL
+    assert "infinite" in one.message
+
+
+def test_a_bfloat16_norm_over_shards_is_found_beside_the_float64_norm(launched):
+    found = case(launched, "fsdp_bf16_norm")
+    (norm,) = [one for one in findings(found) if "total norm" in one.message]
+    assert norm.verdict is Verdict.FAIL
+    assert "shards" in norm.message
+    value, exact, grouped, sharded = found["norms"][0]
+    assert grouped
+    assert sharded
+    squares = sum(record[-2] for record in found["gradients"].values())
+    assert squares > 0
+    assert abs(value - exact) / exact < 0.02
+
+
+@on_two_ranks
+def test_the_norm_of_shards_is_put_together_from_what_each_rank_knows(launched):
+    for name in ("ddp_clips", "fsdp_clips"):
+        for value, exact, _, sharded in case(launched, name)["norms"]:
+            assert value == pytest.approx(exact, rel=1e-6)
+            assert sharded == name.startswith("fsdp")
+
+
+def test_a_rank_with_another_autocast_state_is_found_and_named(launched):
+    found = case(launched, "rank_autocast")
+    (one,) = findings(found, "autocast-state")
+    assert one.verdict is Verdict.FAIL
+    assert "on in bfloat16 on rank 1" in one.message
+    assert "off on rank" in one.message
+
+
+@on_two_ranks
+def test_a_step_that_raises_on_one_rank_ends_on_all(launched):
+    found = case(launched, "raises")
+    assert verdicts(found) == {Verdict.SKIP}
+    assert "rank 1 has had enough" in findings(found)[0].message
+    assert found["restored"]
+
+
+def test_residency_is_told_for_each_rank_by_what_it_holds(launched):
+    ranks, _ = launched
+    for name, shared in (("ddp", False), ("fsdp", True)):
+        kept = [one for one in case(launched, name)["residency"] if one[1] == "parameter"]
+        assert [one[0] for one in kept] == list(range(ranks))
+        total = 4 * sum(p.numel() for p in net().parameters())
+        assert sum(one[4] for one in kept) == (total if shared else ranks * total)
+
+
+def test_every_placement_counts_each_element_once(launched):
+    found = case(launched, "mixed_placements")
+    values = torch.arange(21.0).reshape(3, 7) * 2.0**-140
+    wanted = json.loads(json.dumps(plain_record(health_of(values, histogram=True))))
+    names = ["sharded", "columns", "replicated", "plain", *(["hybrid", "both"] if launched[0] == 4 else [])]
+    for name in names:
+        assert found["records"][name] == wanted, name
+    assert found["differing"] == ["different"]
+    assert list(found["unmeasured"]) == ["pending"]
+
+
+def test_runs_of_all_ranks_become_one(launched):
+    ranks, _ = launched
+    run = Run.from_json(case(launched, "runs"))
+    same, flush, overflow = run.findings
+    assert same.message == "the same everywhere"
+    assert flush.message == f"flushes {ranks} of 10 [on all {ranks} ranks; the numbers are those of rank {ranks - 1}]"
+    assert flush.observed == ranks
+    assert overflow.message == "only here [on rank 1]"
+    assert run.coverage.seen == {"ops": 3 * ranks}
+    assert len(run.tables) == 1
+    assert run.environment["ranks"] == ranks
+    assert run.environment["device (rank 1)"] == "cpu 1"
+
+
+@on_two_ranks
+def test_runs_are_gathered_where_the_program_made_no_group(launched):
+    run = Run.from_json(case(launched, "ungrouped_runs"))
+    assert [one.message for one in run.findings] == ["m"]
