@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.formats import format_of
@@ -99,7 +100,9 @@ class UpdateWatch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return func(*args, **kwargs)  # a DTensor that works out the shape of a result
+        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             return NotImplemented  # a DTensor runs its ops on the local shard, and those come here
         if not isinstance(func, torch._ops.OpOverload):
             self.unseen[f"what runs inside {func}"] += 1
