@@ -95,6 +95,7 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
         return InvarianceStats(loop.name, skipped=f"a step does not run in float64: {first.stopped.message}{where}")
     if not first.gradients and steps < ACCUMULATED:  # gradients accumulate over more steps
+        start.restore()
         return measure_invariance(loop, ACCUMULATED)
     if not first.gradients:
         return InvarianceStats(loop.name, skipped=f"no optimizer stepped through the scaler in {steps} steps")

@@ -6,6 +6,7 @@ unscale_ once if gradients are looked at or changed, step each optimizer, update
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ _RAISED = {
     "unscale_() is being called after step()": "unscaled after the step",
     "step() has already been called since the last update()": "no update",
     "No inf checks were recorded": "nothing to update",
+    "Closure use is not currently supported if GradScaler is enabled": "closure",
 }
 """What GradScaler refuses, by the words of its errors."""
 
@@ -107,10 +109,13 @@ class _Breach:
 
 @dataclass(slots=True)
 class _Held:
-    """What is in the gradients of one optimizer: the scales that were in use, whether they were divided out again."""
+    """What is in the gradients of one optimizer: the scales that were in use, whether they were divided out again.
+
+    epochs: of each scale, its scaler and how often that was updated before.
+    """
 
     scales: list[float] = field(default_factory=list)
-    epochs: list[int] = field(default_factory=list)
+    epochs: list[tuple[str, int]] = field(default_factory=list)
     plain: list[Event] = field(default_factory=list)
     unscaled: bool = False
     by_user: bool = False
@@ -125,7 +130,8 @@ class _Gradients:
         self._events = events
         self._held: dict[str, _Held] = {}
         self._scale: float | None = None
-        self._epoch = 0
+        self._scaler = ""
+        self._epochs: Counter[str] = Counter()
         self._scalers = any(e.enabled and e.act in (Act.UNSCALE, Act.SCALER_STEP) for e in events)
 
     def breaches(self) -> Iterator[_Breach]:
@@ -135,7 +141,7 @@ class _Gradients:
             if not event.enabled:
                 continue
             if event.act is Act.SCALE:
-                self._scale = event.scale
+                self._scale, self._scaler = event.scale, event.who
             elif event.act is Act.BACKWARD:
                 self._backward(event)
             elif event.act is Act.CLIP:
@@ -149,7 +155,7 @@ class _Gradients:
                 yield from self._direct(event)
             elif event.act is Act.UPDATE:
                 updates += 1
-                self._epoch += 1
+                self._epochs[event.who] += 1
         if last is not None and not updates:
             message = "scaler.update() must follow the optimizers' steps, once in each step; it was never called"
             yield _Breach("no update", message, last, "call scaler.update() after the last scaler.step() of a step")
@@ -162,11 +168,13 @@ class _Gradients:
             self._held[name] = _Held()
         for name in event.optimizers:
             held = self._of(name)
+            scale = self._scale if event.scale is None else event.scale
             if event.scaled and held.unscaled and held.mixed is None:
-                held.mixed = event, self._scale or 1.0, held.stepped
-            if event.scaled and self._scale is not None:
-                held.scales.append(self._scale)
-                held.epochs.append(self._epoch)
+                held.mixed = event, scale or 1.0, held.stepped
+            if event.scaled and scale is not None:
+                held.scales.append(scale)
+                who = event.who or self._scaler
+                held.epochs.append((who, self._epochs[who]))
             elif event.scaled is False:
                 held.plain.append(event)
 
@@ -231,7 +239,13 @@ class _Gradients:
                 f"{' and '.join(f'{s:g}' for s in dict.fromkeys(held.scales))} and are divided by {event.scale:g}, "
                 f"since scaler.update() came {'while they accumulated' if several else 'in between'}"
             )
-        elif held.epochs and min(held.epochs) != self._epoch:
+        elif others := [who for who, _ in held.epochs if who != event.who]:
+            message = (
+                f"gradients must be unscaled by the scaler that scaled their loss; those of {name} were scaled by "
+                f"{others[0]} and are unscaled by {event.who}. Their scales are equal this time; at the first overflow "
+                "they part"
+            )
+        elif any(self._epochs[who] != epoch for who, epoch in held.epochs):
             message = (
                 f"scaler.update() must not come between a backward pass and the step of its optimizer; it came before "
                 f"the step of {name}. The scale stayed as it was this time; when it grows, these gradients are divided "

@@ -46,7 +46,7 @@ class Recorder:
         for path, thing in (*loop.optimizers.items(), *loop.reached.scalers.items(), *loop.reached.schedulers.items()):
             self._names[id(thing)] = thing, path
         self._optimizers.update(loop.optimizers)
-        self._scaled: list[Any] = []
+        self._scaled: list[tuple[Any, str, float]] = []
         self._inside: Any = None
         self._low: dict[str, None] = {}
 
@@ -105,12 +105,11 @@ class Recorder:
     def _scales(self, original: Any) -> Any:
         def scale(scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
-            nodes = [t.grad_fn for _, t in tensors(result) if t.grad_fn is not None]
+            who, factor = self._name(scaler, "scaler"), scaler.get_scale()
             if scaler.is_enabled():
-                self._scaled += nodes
+                self._scaled += [(t.grad_fn, who, factor) for _, t in tensors(result) if t.grad_fn is not None]
             dtype = next((_short(t.dtype) for _, t in tensors(outputs)), "")
-            facts = {"scale": scaler.get_scale(), "enabled": scaler.is_enabled(), "dtype": dtype}
-            self._add(Act.SCALE, scaler, who=self._name(scaler, "scaler"), **facts)
+            self._add(Act.SCALE, scaler, who=who, scale=factor, enabled=scaler.is_enabled(), dtype=dtype)
             return result
 
         return scale
@@ -193,8 +192,11 @@ class Recorder:
         def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
                 return original(roots, *args, **kwargs)
+            scaled, who, scale = self._came_scaled([t for _, t in tensors(roots)])
             facts: dict[str, Any] = {
-                "scaled": self._came_scaled([t for _, t in tensors(roots)]),
+                "scaled": scaled,
+                "who": who,
+                "scale": scale,
                 "dtype": next((_short(t.dtype) for _, t in tensors(roots)), ""),
                 "create_graph": len(args) > 2 and args[2] is True,
             }
@@ -212,20 +214,23 @@ class Recorder:
 
         return run
 
-    def _came_scaled(self, roots: list[torch.Tensor]) -> bool | None:
-        if not self._scaled:
-            return False
-        waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+    def _came_scaled(self, roots: list[torch.Tensor]) -> tuple[bool | None, str, float | None]:
+        """Whether a scaler multiplied a loss, which one, and by what; None where several did, or out of sight."""
+        waiting = [root.grad_fn for root in roots if root.grad_fn is not None] if self._scaled else []
         seen: set[Any] = set()
+        found: dict[tuple[str, float], None] = {}
         while waiting and len(seen) < _SEARCHED:
             node = waiting.pop(0)
             if node in seen:
                 continue
-            if any(node is one for one in self._scaled):
-                return True
             seen.add(node)
-            waiting += [one for one, _ in node.next_functions if one is not None]
-        return None if waiting else False
+            if (by := next((one[1:] for one in self._scaled if one[0] is node), None)) is not None:
+                found[by] = None
+            else:
+                waiting += [one for one, _ in node.next_functions if one is not None]
+        if found:
+            return (True, *next(iter(found))) if len(found) == 1 else (None, "", None)
+        return (None if waiting else False), "", None
 
     @property
     def low(self) -> tuple[str, ...]:
