@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,6 +20,7 @@ from ampcheck.training.updates import UpdateWatch
 
 _ROWS = 40
 _LONGEST = 8192
+_MOST = 0.5
 _CHECK = "stagnation"
 
 
@@ -256,7 +257,8 @@ def _rates(loop: TrainingLoop) -> Mapping[str, tuple[str, float]]:
     found = {}
     for path, optimizer in loop.optimizers.items():
         for group in optimizer.param_groups:
-            rate = float(group.get("lr", 1.0))
+            given = group.get("lr")
+            rate = float(given) if isinstance(given, (int, float, torch.Tensor)) else 1.0
             for parameter in group["params"]:
                 if id(parameter) in names:
                     found[names[id(parameter)]] = (path, rate if 0.0 < rate < math.inf else 1.0)
@@ -321,14 +323,20 @@ def _with_cures(tensors: Sequence[TensorUpdates], accounts: Accounts) -> tuple[T
     worst: set[str] = set()
     for role in {one.role for one in tensors}:
         here = [one for one in tensors if one.role == role and not one.compensates]
-        for rank in (lambda one: one.share, lost_decay, lambda one: float(one.accumulation is not None)):
+        decays = {one.name: lost_decay(one) for one in here if one.share <= _MOST}
+        ranks: tuple[Callable[[TensorUpdates], float], ...] = (
+            lambda one: one.share,
+            lambda one, decays=decays: decays.get(one.name, 0.0),  # type: ignore[misc]
+            lambda one: float(one.accumulation is not None),
+        )
+        for rank in ranks:
             top = max(here, key=rank, default=None)
-            if top is not None and rank(top) > 0.5:
+            if top is not None and rank(top) > _MOST:
                 worst.add(f"{role} {top.name}")
     told = []
     for one, account in zip(tensors, accounts.tensors.values(), strict=True):
         if f"{one.role} {one.name}" in worst:
-            decaying = not one.share > 0.5 and lost_decay(one) > 0.0
+            decaying = one.share <= _MOST and lost_decay(one) > _MOST
             factor = bad_decay(one).factor if decaying else None
             length = min(_LONGEST, 2 * one.accumulation.steps) if one.accumulation else None
             cures = measure_cures(account.samples, account.resident.tensor.dtype, factor=factor, steps=length)

@@ -59,7 +59,7 @@ class Vanished:
 
 @dataclass(slots=True)
 class Written:
-    """What was seen of one tensor within a step."""
+    """What was seen of one tensor within a step: the last op that wrote to it, and where the first one did."""
 
     op: str = ""
     file: str = ""
@@ -275,9 +275,12 @@ class UpdateWatch(TorchDispatchMode):
 
     def _note(self, call: BoundCall, target: torch.Tensor) -> None:
         region = Shadows.region(target)
-        if region in self._roles and region not in self.written:
+        if region not in self._roles:
+            return
+        if region not in self.written:
             file, line = ("", None) if self._roles[region] is Role.PARAMETER else users_line(sys._getframe())
-            self.written[region] = Written(op_name(call.op), file, line)
+            self.written[region] = Written(file=file, line=line)
+        self.written[region].op = op_name(call.op)
 
     def _scaled(self, call: BoundCall, target: torch.Tensor, before: torch.Tensor, factor: float) -> None:
         region = Shadows.region(target)
