@@ -55,15 +55,15 @@ def amp_loop(
     return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": one, **more}
 
 
-def demo_loop(dtype: torch.dtype | None = torch.float16, *, scaled: bool = True, layers: int = 2) -> Subject:
-    """The demo's training step: AdamW, autocast to `dtype`, a scaler."""
+def demo_loop(dtype: torch.dtype | None = torch.float16, *, scaled: bool = True, layers: int = 2, size: int = 8) -> Subject:
+    """The demo's training step: AdamW, autocast to `dtype`, a scaler; size: of the batch."""
     torch.manual_seed(0)
     model = CharTransformer(layers=layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", enabled=scaled)
 
     def step(number: int) -> float:
-        characters, targets = batch(8, 64, seed=number)
+        characters, targets = batch(size, 64, seed=number)
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
             loss = model(characters, targets)[1]

@@ -1,0 +1,290 @@
+"""What depends on the loss scale and must not is found; what merely looks so is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from training_loops import amp_loop, mlp, state_of
+
+from ampcheck.record import Finding, Verdict
+from ampcheck.subject import Subject
+from ampcheck.training.invariance import InvarianceStats, check_invariance, measure_invariance
+from ampcheck.training.loop import TrainingLoop
+
+DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+
+def measured(shape: dict[str, Any]) -> InvarianceStats:
+    loop = TrainingLoop(Subject(shape, name="loop"))
+    before = state_of(shape)
+    with loop.preserved():
+        stats = measure_invariance(loop)
+    assert state_of(shape) == before
+    return stats
+
+
+def judged(shape: dict[str, Any]) -> list[Finding]:
+    return check_invariance(measured(shape))
+
+
+def failed(shape: dict[str, Any]) -> list[Finding]:
+    return [found for found in judged(shape) if found.verdict is Verdict.FAIL]
+
+
+def parts(model: nn.Module | None = None, **how: Any) -> tuple[nn.Module, Any, Any]:
+    model = model or mlp()
+    scaler = torch.amp.GradScaler("cpu", **{"init_scale": 1024.0, **how})
+    return model, torch.optim.SGD(model.parameters(), lr=0.01), scaler
+
+
+def loop_of(model: nn.Module, optimizer: Any, scaler: Any, step: Any, **more: Any) -> dict[str, Any]:
+    return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": step, **more}
+
+
+def clip(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_usual_step_does_not_depend_on_its_scale(dtype):
+    (found,) = judged(amp_loop(dtype=dtype))
+    assert found.verdict is Verdict.PASS
+
+
+def test_a_clip_before_unscale_depends_on_the_scale():
+    (found,) = failed(amp_loop(between=lambda scaler, optimizer, model: clip(model)))
+    assert "the optimizer sees" in found.message
+    assert "unscale" in found.hint
+
+
+def test_a_clip_after_unscale_does_not():
+    def between(scaler, optimizer, model):
+        scaler.unscale_(optimizer)
+        clip(model)
+
+    assert judged(amp_loop(between=between))[0].verdict is Verdict.PASS
+
+
+def test_a_clip_by_a_bound_that_knows_the_scale_does_not():
+    def between(scaler, optimizer, model):
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01 * scaler.get_scale(), error_if_nonfinite=False)
+
+    (found,) = judged(amp_loop(between=between))
+    assert found.verdict is Verdict.PASS, found.message
+
+
+def test_noise_added_to_scaled_gradients_depends_on_the_scale():
+    def between(scaler, optimizer, model):
+        for parameter in model.parameters():
+            parameter.grad.add_(1e-3)
+
+    assert failed(amp_loop(between=between))
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_penalty_on_scaled_gradients_is_found_at_its_line(good):
+    model, optimizer, scaler = parts()
+
+    def step(number):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(DATA).float().square().mean()
+        grads = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)
+        if good:
+            grads = [grad / scaler.get_scale() for grad in grads]
+        loss = loss + sum(grad.square().sum() for grad in grads).sqrt()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    found = failed(loop_of(model, optimizer, scaler, step))
+    assert bool(found) is not good
+    if found:
+        gradient = next(f for f in found if "optimizer sees" in f.message)
+        assert "torch.autograd.grad" in gradient.hint
+        assert "test_invariance.py" in gradient.hint
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_second_loss_that_is_not_scaled_is_found(good):
+    model, optimizer, scaler = parts()
+
+    def step(number):
+        optimizer.zero_grad()
+        first, second = model(DATA).square().mean(), model(DATA * 2).mean()
+        scaler.scale(first).backward()
+        (scaler.scale(second) if good else second).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return first.item()
+
+    assert bool(failed(loop_of(model, optimizer, scaler, step))) is not good
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_an_update_between_two_optimizers_is_found(good):
+    one, two = mlp(seed=1), mlp(seed=2)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, two))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(number):
+        first.zero_grad()
+        second.zero_grad()
+        loss = one(DATA).square().mean() + two(DATA).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(first)
+        if not good:
+            scaler.update()
+        scaler.step(second)
+        scaler.update()
+        return loss.item()
+
+    shape = {"models": [one, two], "optimizers": [first, second], "scaler": scaler, "step": step}
+    found = failed(shape)
+    assert bool(found) is not good
+    if found:
+        assert "doubles" in found[0].message
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_loss_that_is_divided_by_the_new_scale_is_found_as_a_value(good):
+    model, optimizer, scaler = parts(growth_interval=2)
+
+    def step(number):
+        optimizer.zero_grad()
+        loss = scaler.scale(model(DATA).square().mean())
+        loss.backward()
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item() / (before if good else scaler.get_scale())
+
+    found = failed(loop_of(model, optimizer, scaler, step))
+    assert bool(found) is not good
+    if found:
+        assert "what the step returns" in found[0].message
+        assert found[0].where.module == ""
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_accumulated_gradients_pass(every):
+    model, optimizer, scaler = parts()
+
+    def step(number):
+        with torch.autocast("cpu", torch.float16):
+            loss = model(DATA).float().square().mean() / every
+        scaler.scale(loss).backward()
+        if number % every == every - 1:
+            scaler.unscale_(optimizer)
+            clip(model)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return loss.item()
+
+    stats = measured(loop_of(model, optimizer, scaler, step))
+    assert stats.gradients
+    assert [f.verdict for f in check_invariance(stats)] == [Verdict.PASS]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_gradients_that_accumulate_across_an_update_are_found(every):
+    """One optimizer steps in every step, and the scale may change; the other gathers gradients over `every` steps."""
+    often, seldom = mlp(seed=1), mlp(seed=2)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (often, seldom))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(number):
+        loss = often(DATA).square().mean() + seldom(DATA).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(first)
+        first.zero_grad()
+        if number % every == every - 1:
+            scaler.step(second)
+            second.zero_grad()
+        scaler.update()
+        return loss.item()
+
+    shape = {"models": [often, seldom], "optimizers": [first, second], "scaler": scaler, "step": step}
+    assert bool(failed(shape)) is (every > 1)
+
+
+def test_dropout_a_scheduler_and_adam_pass():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5), nn.LayerNorm(32), nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = torch.amp.GradScaler("cpu")
+
+    def step(number):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(DATA + torch.randn(8, 16)).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        before = scaler.get_scale()
+        scaler.update()
+        if scaler.get_scale() >= before:
+            scheduler.step()
+        return loss.item()
+
+    (found,) = judged(loop_of(model, optimizer, scaler, step, scheduler=scheduler))
+    assert found.verdict is Verdict.PASS, found.message
+
+
+def test_a_gradient_that_is_zero_in_mathematics_passes():
+    class Keys(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            return (self.q(x) @ self.k(x).T).softmax(-1) @ x
+
+    torch.manual_seed(0)
+    model, optimizer, scaler = parts(Keys())
+
+    def step(number):
+        optimizer.zero_grad()
+        loss = model(DATA).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    (found,) = judged(loop_of(model, optimizer, scaler, step))
+    assert found.verdict is Verdict.PASS, found.message
+
+
+def test_without_a_scaler_nothing_is_judged():
+    assert [f.verdict for f in judged(amp_loop(scaled=False))] == [Verdict.SKIP]
+
+
+def test_a_loop_that_does_not_repeat_itself_is_not_judged():
+    model, optimizer, scaler = parts()
+    batches = iter(torch.randn(100, 8, 16))
+
+    def step(number):
+        optimizer.zero_grad()
+        loss = model(next(batches)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    (found,) = judged(loop_of(model, optimizer, scaler, step))
+    assert found.verdict is Verdict.SKIP
+    assert "step(i)" in found.message
+
+
+def test_a_step_that_raises_is_not_judged():
+    def between(scaler, optimizer, model):
+        raise ZeroDivisionError
+
+    (found,) = judged(amp_loop(between=between))
+    assert found.verdict is Verdict.SKIP
+    assert "test_invariance.py" in found.message
