@@ -165,6 +165,8 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
         text += f"; {anew} are written anew from elsewhere"
     if carried := sum(bool(one.carriers) for one in stats.tensors):
         text += f"; what {carried} of them lose is kept in another tensor"
+    if hidden:
+        text += f"; {hidden} changes came from ops that cannot be followed"
     worst = max((one.share for one in stats.tensors if not one.compensates), default=0.0)
     return Finding(CHECK, Verdict.PASS, stats.subject, text, Where(), worst, limits.stagnation, "share")
 
