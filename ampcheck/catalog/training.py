@@ -86,19 +86,23 @@ PAGES = (
     ),
     Explanation(
         "stagnation",
-        "Updates change what they are added to. Fails when more than `stagnation` of the updates of a tensor in 16 "
-        "bits are rounded away (parameters, optimizer state, copies such as an EMA, buffers), when a decay (weight "
-        "decay, beta2) can move nothing, when a counter or a sum will stop growing, and when Adam's eps is zero in "
-        "the format; warns from half of that.",
-        "Every op that writes to a tensor that lives across steps and is narrower than float32 runs again in float64 "
-        "on the same values, also through temporary tensors; an update counts as lost when float64 moves the element "
-        "and the step leaves it as it was. What another tensor carries on (float32 master weights, the compensation "
-        "of a Kahan sum) is not lost. A tensor that only adds to itself stops near 2^p steps, p being its "
-        "significant bits.",
-        "Weights in bfloat16 with a small learning rate, norm weights near 1, an EMA with a decay near 1, beta2 = "
-        "0.999 with bfloat16 state, model.bfloat16() over a float counter, a running loss in bfloat16.",
-        "Float32 master weights, stochastic rounding or Kahan summation, with the measured effect of each in the "
-        "hint; integer counters; a larger eps.",
+        "What a loop adds to a tensor arrives there. Fails where 90 % (the limit stagnation) of the updates of a "
+        "tensor narrower than float32 change nothing, where a decay (weight decay, beta2, an average) leaves the "
+        "values as they are, where a sum or counter will stop, and where an optimizer's eps is zero in the format; "
+        "warns where more than half of the updates are lost.",
+        "The steps run under a dispatch mode. Every op that writes to a tensor narrower than float32 that lives "
+        "across steps (parameters, optimizer state, copies, buffers, tensors of the step's own; of a DTensor the "
+        "local shard) runs a second time on float64 twins. An element whose update is not zero there, and which "
+        "holds the same value afterwards, has lost it. What another tensor holds instead (a float32 copy, a "
+        "compensation) is not lost; what is rounded at random or overwritten from elsewhere is no update. A decay is "
+        "judged by its own multiplication, so that it is found in the first steps. A sum that only grows is led on "
+        "to where its increment is half of the spacing. Compiled code is not seen, and said to be.",
+        "Weights in bfloat16 with a small learning rate: an element moves from about 1/256 of its value on. beta2 = "
+        "0.999 and averages of decay 0.999 in bfloat16. self.step += 1 in a buffer that model.bfloat16() casts: it "
+        "stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16.",
+        "The hint names cures with what they did when the observed updates were replayed: float32 master weights or "
+        "state, Kahan summation, stochastic rounding. Keep counters as integers, averages and sums in float32, and "
+        "use an eps that the format holds (1e-4 in float16).",
     ),
     Explanation(
         "master-weights",
