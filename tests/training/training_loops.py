@@ -55,7 +55,9 @@ def amp_loop(
     return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": one, **more}
 
 
-def demo_loop(dtype: torch.dtype | None = torch.float16, *, scaled: bool = True, layers: int = 2, size: int = 8) -> Subject:
+def demo_loop(
+    dtype: torch.dtype | None = torch.float16, *, scaled: bool = True, layers: int = 2, size: int = 8
+) -> Subject:
     """The demo's training step: AdamW, autocast to `dtype`, a scaler; size: of the batch."""
     torch.manual_seed(0)
     model = CharTransformer(layers=layers)
