@@ -21,6 +21,7 @@ from ampcheck.training.invariance import check_invariance, measure_invariance
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
 from ampcheck.training.loss_scale import check_loss_scale
 from ampcheck.training.loss_scale_views import loss_scale_chart, loss_scale_table, window_chart
+from ampcheck.training.losses import check_loss, measure_loss
 from ampcheck.training.protocol import ProtocolStats, check_protocol, check_scheduler_skip
 from ampcheck.training.recorder import Recorder
 from ampcheck.training.reductions import check_reductions, measure_reductions, reduction_table
@@ -305,7 +306,12 @@ class _Judge:
         if residency is None:
             return self._run([])
         losses = tuple(dict.fromkeys(e.dtype for e in self.observed.events if e.act is Act.BACKWARD and e.dtype))
-        return self._run(check_residency(residency, losses), tables=residency_tables(residency))
+        found = check_residency(residency, losses)
+        if "loss-dtype" in self.wanted and (
+            wrong := check_loss(measure_loss(self.loop, self.start, self.observed.losses))
+        ):
+            found = [*(one for one in found if one.check != "loss-dtype"), *wrong]
+        return self._run(found, tables=residency_tables(residency))
 
     def _confounders(self) -> Run:
         stats = measure_confounders(torch.device(self.device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from ampcheck.formats import format_of
 from ampcheck.record import Finding, Verdict, Where
@@ -131,10 +132,15 @@ def _collapsed(stats: LossScaleStats) -> list[Finding]:
     skipped = skipped_last(stats.trajectory, ceiling)
     first, last = stats.trajectory[0][1], stats.last_scale
     fallen = last is not None and last < 1 <= first
+    stands = False
     if skipped >= COLLAPSE:
         where = f" at scales up to {power(ceiling)}, where none should overflow" if ceiling else ""
         text = f"the last {skipped_last(stats.trajectory)} of {len(stats.trajectory)} steps were all skipped{where}"
         observed, limit, unit = float(skipped), float(COLLAPSE), "skipped steps in a row"
+    elif (stood := _skipped_at_one_scale(stats.trajectory)) >= COLLAPSE:
+        text = f"the last {stood} of {len(stats.trajectory)} steps were all skipped, and the scale never fell"
+        observed, limit, unit = float(stood), float(COLLAPSE), "skipped steps in a row"
+        stands = True
     elif fallen and last is not None:
         text = f"it fell below 1, from {power(first)} to {power(last)}"
         observed, limit, unit = last, 1.0, "scale, at least"
@@ -148,7 +154,9 @@ def _collapsed(stats: LossScaleStats) -> list[Finding]:
     if window and window.nonfinite:
         message += f"; {_nonfinite(window)}"
     hint = (
-        "its gradients are that large: average the loss instead of summing it"
+        "keep one GradScaler for the whole run and call scaler.update() in each step, with a backoff_factor below 1"
+        if stands
+        else "its gradients are that large: average the loss instead of summing it"
         if verdict is Verdict.WARN
         else "what is not finite at any scale comes from the forward pass or from one op of the backward pass, not "
         "from the scale: see overflow and nonfinite-gradient, and keep that op in float32"
@@ -156,6 +164,12 @@ def _collapsed(stats: LossScaleStats) -> list[Finding]:
     step = next((step for step, _, bad in stats.trajectory if bad), None)
     place = Where("backward", op=stats.first_op, step=step)
     return [Finding(CHECK, verdict, stats.subject, message, place, observed, limit, unit, hint)]
+
+
+def _skipped_at_one_scale(trajectory: Sequence[tuple[int, float, bool]]) -> int:
+    """How many steps at the end were skipped, at a scale that none of them made smaller."""
+    skipped = list(takewhile(lambda one: one[2], reversed(trajectory)))
+    return len(skipped) if skipped and skipped[0][1] >= skipped[-1][1] else 0
 
 
 def _window(stats: LossScaleStats, limits: Limits) -> list[Finding]:

@@ -22,6 +22,8 @@ _RAISED = {
     "unscale_() is being called after step()": "unscaled after the step",
     "step() has already been called since the last update()": "no update",
     "No inf checks were recorded": "nothing to update",
+    "_scale is None": "never scaled",
+    "Closure use is not currently supported": "closure",
     "Closure use is not currently supported if GradScaler is enabled": "closure",
 }
 """What GradScaler refuses, by the words of its errors."""

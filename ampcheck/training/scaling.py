@@ -14,7 +14,7 @@ from ampcheck.training.events import Act, Event
 from ampcheck.training.gradients import GradientLoss, GradientShadow, GradientStats, quiet
 from ampcheck.training.loop import Snapshot, TrainingLoop
 from ampcheck.training.loss_scale import LossScaleStats, loss_scale_stats
-from ampcheck.training.trajectory import measure_scalers
+from ampcheck.training.trajectory import in_succession, measure_scalers
 from ampcheck.training.window import FEW, ScaleWindow, scale_window
 
 MOVES = 8
@@ -35,7 +35,7 @@ def measure_loss_scale(
     The ends are verified: the step runs again at each, and one power of two beyond; where it loses more, or an op
     inside overflows, the end moves.
     """
-    scalers = tuple(one for one in measure_scalers(events).values() if one.enabled)
+    scalers = tuple(one for one in in_succession(measure_scalers(events)).values() if one.enabled)
     window: ScaleWindow | None = None
     verified: dict[float, tuple[float, bool, str]] = {}
     if gradients.histograms and gradients.format == "float16":

@@ -109,6 +109,21 @@ def measure_scalers(events: Iterable[Event]) -> dict[str, ScalerStats]:
     return {who: path.told() for who, path in paths.items()}
 
 
+def in_succession(scalers: Mapping[str, ScalerStats]) -> dict[str, ScalerStats]:
+    """Scalers at one place (`scaler`, `scaler#2`, ...) of which each begins after the one before has ended, as one."""
+    told: dict[str, ScalerStats] = {}
+    heads: dict[str, str] = {}
+    for who, one in scalers.items():
+        head = heads.setdefault(who.partition("#")[0], who)
+        before = told.get(head)
+        if before is None or not (before.steps and one.steps and before.steps[-1].step < one.steps[0].step):
+            told[who] = one
+            continue
+        blamed = dict(Counter(before.skipped_by) + Counter(one.skipped_by))
+        told[head] = ScalerStats(head, before.enabled or one.enabled, before.steps + one.steps, blamed)
+    return told
+
+
 class _Path:
     """The steps of one scaler as they become known."""
 
