@@ -56,13 +56,14 @@ def check_reductions(stats: ReductionStats, limits: Limits) -> list[Finding]:
     if found:
         return found
     low = [one for one in stats.sums if _judged(one)]
-    looked = f"{len(stats.sums)} running sums of {FEWEST} addends or more and {len(stats.norms)} total norms"
+    counts = {f"running sums of {FEWEST} addends or more": len(stats.sums), "total norms": len(stats.norms)}
+    looked = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
     if not stats.sums and not stats.norms:
         text = f"no running sum of {FEWEST} addends or more and no total norm was computed"
         return [Finding(SLUG, Verdict.SKIP, stats.subject, text)]
     worst = max((one.ratio for one in low), default=0.0)
     text = (
-        f"{looked} were followed, none of them loses digits in 16 bits"
+        f"{looked} were followed, none of them kept in 16 bits"
         if not low
         else f"{looked} were followed; the worst 16-bit sum has the error of {worst:.2g} roundings"
     )

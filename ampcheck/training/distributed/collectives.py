@@ -22,8 +22,8 @@ from ampcheck.training.shards import placements
 _SAMPLE = 256
 """Elements of a collective that are followed."""
 
-_KEPT = 24
-"""Calls of one collective at one line that are followed in full; the later ones are only counted."""
+_KEPT = 4096
+"""Calls of one collective at one line that are followed on all ranks together; the later ones are only counted."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class CollectiveWatch(TorchDispatchMode):
     DDP's reducer and its communication hooks, FSDP2, functional collectives and those inside DTensor's own ops are all
     seen. Of each call up to 256 elements are kept; the watch waits for its result, so that communication no longer
     overlaps with computation. Enter it outside of other dispatch modes of ampcheck. `others` counts collectives that
-    add nothing up.
+    add nothing up; `inside` is set by the caller: how many modules' forwards are running.
     """
 
     supports_higher_order_operators = True
@@ -72,7 +72,7 @@ class CollectiveWatch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.others: dict[str, int] = {}
-        self.unseen: dict[str, int] = {}
+        self.inside = 0
         self._numbers: dict[tuple[int, ...], int] = {}
         self._followed: dict[Any, int] = {}
         self._casts: dict[tuple[int, int, int], tuple[_Cast, StorageWeakRef]] = {}
@@ -114,15 +114,17 @@ class CollectiveWatch(TorchDispatchMode):
         return out
 
     def _begin(self, base: str, one: _Asked) -> Call | None:
+        first = one.parts[0]
+        if isinstance(values_of(first), Unmeasured) or not first.is_floating_point():
+            return None
         ranks = tuple(dist.get_process_group_ranks(one.group))
         number = self._numbers[ranks] = self._numbers.get(ranks, -1) + 1
-        first = one.parts[0]
-        if len(ranks) < 2 or isinstance(values_of(first), Unmeasured) or not first.is_floating_point():
+        if len(ranks) < 2:
             return None
         phase = "update"
         if torch._C._current_graph_task_id() != -1:  # private name of torch 2.4 to 2.13
             phase = "backward"
-        elif first.requires_grad:
+        elif first.requires_grad or self.inside:
             phase = "forward"
         elements = sum(part.numel() for part in one.parts)
         fmt = format_of(first.dtype).name
@@ -130,10 +132,10 @@ class CollectiveWatch(TorchDispatchMode):
         place = (ranks, base, phase, fmt, one.file, one.line)
         self._followed[place] = self._followed.get(place, 0) + 1
         self.calls.append(call)
-        if self._followed[place] > _KEPT:
+        if self._followed[place] > min(max(_KEPT // len(ranks), 16), 128):
             return None
         call.parts = [_sample(part, _each(len(one.parts))) for part in one.parts]
-        if held := self._casts.get(_key(first)):
+        if held := self._casts.pop(_key(first), None):  # what the collective writes there is no addend any more
             call.factor = held[0].factor
             if held[0].sample is not None and len(one.parts) == 1:
                 call.wide = held[0].sample.tolist()
@@ -142,9 +144,14 @@ class CollectiveWatch(TorchDispatchMode):
     def _follow_cast(self, name: str, args: Any, out: Any) -> None:
         """A communication hook casts, divides, and hands over: what it was given is what should have been added up."""
         base = name.removeprefix("aten::").partition(".")[0]
-        source = args[0] if args else None
-        if base == "_to_copy" and isinstance(out, torch.Tensor) and isinstance(source, torch.Tensor):
-            wide = source.is_floating_point() and out.is_floating_point() and out.numel() > 0
+        source: Any = args[0] if args else None
+        if base == "copy_":
+            self._casts.pop(_key(source), None)
+            source, out = args[1], args[0]
+        if base in ("_to_copy", "copy_") and isinstance(out, torch.Tensor) and isinstance(source, torch.Tensor):
+            wide = source.is_floating_point() and out.is_floating_point() and out.numel() == source.numel() > 0
+            if isinstance(values_of(source), Unmeasured):  # DTensor tries an op on fake tensors first
+                return
             if wide and out.element_size() <= 2 < source.element_size():
                 with _disable_current_modes(), torch.no_grad():
                     self._note(out, _Cast(torch.tensor(_sample(source, _SAMPLE), dtype=torch.float64), 1.0))

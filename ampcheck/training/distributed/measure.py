@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
@@ -22,7 +23,9 @@ from ampcheck.training.distributed.ranks import (
     MergedRecords,
     by_value,
     gather,
-    measure_across_ranks,
+    measure_here,
+    merge_across_ranks,
+    on_first,
     rank,
 )
 from ampcheck.training.distributed.ranks import world_size as how_many
@@ -61,7 +64,7 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
     sizes: Counter[tuple[str, str]] = Counter()
     collectives, watch = CollectiveWatch(), ReductionWatch()
     taken = 0
-    with loop.preserved(), _gradients(loop) as gradients, _autocast_states(loop, states):
+    with loop.preserved(), _gradients(loop) as gradients, _forwards(loop, states, collectives):
         for number in range(steps):
             with collectives, watch:
                 outcome = loop.take(number)
@@ -79,13 +82,12 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
             "states": {name: ", ".join(sorted(found)) for name, found in states.items()},
             "switches": {name: str(value) for name, value in environment("cpu").items() if name in _SWITCHES},
             "residency": [RankResidency(rank(), *place, n, sizes[place]) for place, n in residency.items()],
-            "calls": collectives.calls,
             "sums": watch.sums(),
             "norms": watch.norms(),
         }
         merged = gradients()
     ranks = gather(told)
-    found = put_together([one["calls"] for one in ranks], world_size)
+    found = on_first(collectives.calls, lambda calls: put_together(calls, world_size))
     modules = [name for name in states if all(name in one["states"] for one in ranks)]
     unseen = dict(Counter(merged.unmeasured.values()))
     seen = {
@@ -145,13 +147,16 @@ def _norms(ranks: list[list[NormStats]]) -> tuple[NormStats, ...]:
 
 @contextmanager
 def _gradients(loop: TrainingLoop) -> Iterator[Callable[[], MergedRecords[Any]]]:
-    """What an optimizer is given: kept when it steps, as a loop may drop its gradients right after."""
-    kept: dict[str, torch.Tensor] = {}
+    """What an optimizer is given: measured when it steps, as a loop may drop its gradients right after."""
+    found: dict[str, Any] = {}
+    unmeasured: dict[str, str] = {}
 
     def note(*_: Any) -> None:
-        for name, parameter in loop.parameters():
-            if parameter.grad is not None:
-                kept[name] = parameter.grad.detach().clone()
+        with _disable_current_modes():
+            given = {name: p.grad.detach() for name, p in loop.parameters() if p.grad is not None}
+            here, reasons = measure_here(given)
+        found.update(here)
+        unmeasured.update(reasons)
 
     with ExitStack() as hooks:
         for optimizer in loop.optimizers.values():
@@ -160,29 +165,35 @@ def _gradients(loop: TrainingLoop) -> Iterator[Callable[[], MergedRecords[Any]]]
         def merged() -> MergedRecords[Any]:
             if not loop.optimizers:
                 note()
-            return measure_across_ranks(kept)
+            merged = merge_across_ranks(found)
+            return MergedRecords(merged.records, merged.differing, unmeasured)
 
         yield merged
 
 
 @contextmanager
-def _autocast_states(loop: TrainingLoop, states: dict[str, set[str]]) -> Iterator[None]:
-    """Note the autocast state of each module at its forward."""
+def _forwards(loop: TrainingLoop, states: dict[str, set[str]], watch: CollectiveWatch) -> Iterator[None]:
+    """Note the autocast state of each module at its forward, and tell the watch that a forward runs."""
     device = loop.device_type
 
     def hook(name: str) -> Callable[..., None]:
         def note(*_: Any) -> None:
+            watch.inside += 1
             enabled = torch.is_autocast_enabled(device)
             dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
             states.setdefault(name, set()).add(f"on in {dtype}" if enabled else "off")
 
         return note
 
+    def leave(*_: Any) -> None:
+        watch.inside = max(watch.inside - 1, 0)
+
     with ExitStack() as hooks:
         for path, module in loop.reached.modules.items():
             for name, part in hookable(module):
                 full = f"{path}.{name}" if name else path
                 hooks.callback(part.register_forward_pre_hook(hook(full)).remove)
+                hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
         yield
 
 

@@ -34,6 +34,21 @@ def gather(value: Any) -> list[Any]:
     return found
 
 
+def on_first(value: Any, function: Callable[[list[Any]], Record]) -> Record:
+    """`function` of the values of all processes, computed on the first of them and handed to all.
+
+    For what is large before and small after. Every process must call it.
+    """
+    if world_size() == 1:
+        return function([value])
+    found: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    dist.gather_object(value, found)
+    made: list[Any] = [None if found is None else function(found)]
+    dist.broadcast_object_list(made)
+    result: Record = made[0]
+    return result
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRecord(Generic[Record]):
     """What one process measured of a tensor. copy: another process has the same elements, and counts them."""
@@ -87,6 +102,15 @@ def measure_across_ranks(
     the tensor as it is, a DTensor too. A DTensor that is still to be summed (`Partial`) cannot be measured, and is
     named in `unmeasured`. Every process must call it, each with the tensors that it has.
     """
+    found, unmeasured = measure_here(tensors, measure)
+    merged = merge_across_ranks(found)
+    return MergedRecords(merged.records, merged.differing, unmeasured)
+
+
+def measure_here(
+    tensors: Mapping[str, torch.Tensor], measure: Callable[[torch.Tensor], Any] | None = None
+) -> tuple[dict[str, LocalRecord[Any]], dict[str, str]]:
+    """The part of `measure_across_ranks` that needs no other process: records for `merge_across_ranks`, and reasons."""
     found: dict[str, LocalRecord[Any]] = {}
     unmeasured: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -98,8 +122,7 @@ def measure_across_ranks(
             unmeasured[name] = record.reason
         else:
             found[name] = local_record(tensor, record)
-    merged = merge_across_ranks(found)
-    return MergedRecords(merged.records, merged.differing, unmeasured)
+    return found, unmeasured
 
 
 def by_value(values: list[Any]) -> dict[Any, tuple[int, ...]]:

@@ -82,13 +82,15 @@ class _Compared:
 
     def __init__(self, addends: torch.Tensor, result: torch.Tensor, fmt: FloatFormat, cast: bool, divided: bool):
         self.addends, self.cast, self.divided = addends, cast, divided
-        exact = addends.sum(0) * _factor(addends, result)
+        factor = _factor(addends, result)
+        exact = addends.sum(0) * factor
         known = exact.isfinite()
         # An addend that is rounded, or too small for the format, is a part of what is lost; see `Call.wide`.
         bad = known & ~result.isfinite()
         good = known & ~bad
         size = float(exact[good].norm()) or 1.0
-        largest = torch.maximum(exact.abs(), addends.abs().amax(0) / len(addends))[good]
+        # A sum that nearly cancels is known no better than its addends, which were rounded before.
+        largest = torch.maximum(exact.abs(), addends.abs().amax(0) * factor)[good]
         self.followed, self.finite = int(known.sum()), bool(good.any())
         self.overflowed, self.nonzero = int(bad.sum()), int((exact[good] != 0).sum())
         self.vanished = int(((exact != 0) & (result == 0))[good].sum())

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from ampcheck.record import Coverage, Finding, Run, Table, Verdict, Where, finding_to_dict
@@ -105,6 +106,14 @@ def by_hand(model):
         dist.all_reduce(parameter.grad)
 
 
+def tensor_parallel():
+    """A 16-bit sum over ranks in a forward: those ranks hold parts of a layer, and do not grow with the data."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 5))
+    line = init_device_mesh("cpu", (dist.get_world_size(),))
+    return parallelize_module(model, line, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
 def raise_on_rank_1(model):
     if dist.get_rank() == 1:
         raise RuntimeError("rank 1 has had enough")
@@ -125,6 +134,7 @@ CASES = {
     "fsdp_float32_reduce": lambda: loop_of(shard(net(), MixedPrecisionPolicy(BF16, torch.float32)), mean=True),
     "fsdp_bf16_norm": lambda: loop_of(shard(net(BF16)), mean=True, clip=True, dtype=BF16),
     "by_hand_bf16": lambda: loop_of(net(BF16), mean=True, dtype=BF16, reduce=by_hand),
+    "tensor_parallel": lambda: loop_of(tensor_parallel(), autocast=True, clip=True, mean=True),
     "rank_autocast": lambda: loop_of(DistributedDataParallel(net()), autocast=dist.get_rank() == 1),
     "raises": lambda: loop_of(net(), reduce=raise_on_rank_1),
 }

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 LAUNCHES = {
     2: "ungrouped_runs,ddp,fsdp,ddp_bf16_hook@384,ddp_bf16_hook,ddp_fp16_hook_flushes,ddp_fp16_hook_overflows,"
-    "fsdp_bf16_reduce@384,fsdp_float32_reduce@384,fsdp_bf16_norm,by_hand_bf16@384,rank_autocast,raises,ddp_clips,"
+    "fsdp_bf16_reduce@384,fsdp_float32_reduce@384,fsdp_bf16_norm,by_hand_bf16@384,rank_autocast,tensor_parallel,raises,ddp_clips,"
     "fsdp_clips,mixed_placements,runs",
     4: "ddp,fsdp,hybrid,ddp_bf16_hook,fsdp_bf16_reduce@384,fsdp_bf16_norm,rank_autocast,mixed_placements,runs",
 }
@@ -174,6 +174,14 @@ def test_a_rank_with_another_autocast_state_is_found_and_named(launched):
     assert one.verdict is Verdict.FAIL
     assert "on in bfloat16 on rank 1" in one.message
     assert "off on rank" in one.message
+
+
+@on_two_ranks
+def test_a_16_bit_sum_in_a_forward_is_measured_and_not_predicted(launched):
+    found = case(launched, "tensor_parallel")
+    assert verdicts(found) == {Verdict.PASS}
+    assert ("forward", "bfloat16") in {(one["phase"], one["format"]) for one in found["collectives"]}
+    assert found["restored"]
 
 
 @on_two_ranks
