@@ -28,6 +28,8 @@ from ampcheck.training.window import GradientHistogram, histogram_of
 KEPT_BYTES = 4 << 30
 """How much of the shadow's gradients is kept; beyond it the rest is counted as unseen."""
 
+SHARDED = "FSDP keeps its buffers in the format of the step that runs, so that none can run in float64; judge one process"
+
 _LISTED = 5
 _ROWS = 40
 
@@ -222,6 +224,8 @@ def measure_gradients(
     def nothing(why: str) -> tuple[GradientStats, None]:
         return GradientStats(loop.name, step, skipped=why), None
 
+    if loop.sharded:
+        return nothing(SHARDED)
     for number in range(step):
         with quiet():
             before = loop.take(number)

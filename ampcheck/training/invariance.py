@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.training.capture import plain_values
 from ampcheck.training.events import Act, Event
-from ampcheck.training.gradients import quiet
+from ampcheck.training.gradients import SHARDED, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
 from ampcheck.training.recorder import Recorder
 from ampcheck.training.widen import shadowed
@@ -89,6 +89,8 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     scalers = [scaler for scaler in loop.reached.scalers.values() if scaler.is_enabled()]
     if not scalers:
         return InvarianceStats(loop.name, skipped="no GradScaler is in use")
+    if loop.sharded:
+        return InvarianceStats(loop.name, skipped=SHARDED)
     start = loop.snapshot()
     first = _arm(loop, start, "scale 1", steps, 1.0, _NEVER)
     if first.stopped is not None:

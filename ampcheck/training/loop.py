@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -93,6 +93,12 @@ class TrainingLoop:
     def empty(self) -> bool:
         """Whether there is no module, optimizer or tensor that the step could change."""
         return not (self.reached.modules or self.reached.optimizers or self.reached.tensors)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP2 holds a module: its buffers for gathered weights keep the format of the first step that ran."""
+        kinds = (kind.__name__ for _, module in self.modules() for kind in type(module).__mro__)
+        return "FSDPModule" in kinds
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -189,8 +195,9 @@ class TrainingLoop:
             file, line = users_place(error)
             memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
             return StepError(number, "memory" if memory else "raised", brief(error), file, line, error)
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = value.item()
+        if hasattr(value, "item") and hasattr(value, "shape") and math.prod(value.shape) == 1:
+            with suppress(RuntimeError, TypeError):  # one on meta has no value
+                value = value.item()
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             what = (
                 f"{type(value).__name__} of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"{value!r:.40}"
