@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,7 +170,10 @@ class _Judge:
         tell(f"{self.loop.name}: use of autocast", len(stages) + 1, len(stages) + 2)
         if not fatal and (checks is None or set(checks) - set(CHECKS)):
             with quiet():
-                runs.append(judge_use(self.loop.subject, checks))
+                use = judge_use(self.loop.subject, checks)
+            if self.observed.stopped is not None:  # it has been told, with its step and line
+                use = replace(use, findings=tuple(f for f in use.findings if f.check != "coverage"))
+            runs.append(use)
         tell(f"{self.loop.name}: done", len(stages) + 2, len(stages) + 2)
         return runs
 
@@ -180,7 +183,7 @@ class _Judge:
     def _observe(self) -> Run:
         """Run the steps as they are, and tell what did not go as a step must."""
         seen = self.observed
-        before = {id(parameter): name for name, parameter in self.loop.parameters()}
+        before = self._owned()
         lived = measure_residency(self.loop, after_step=False)
         recorder = Recorder(self.loop)
         with quiet(), recorder.listening():
@@ -193,11 +196,22 @@ class _Judge:
                 seen.steps += 1
                 seen.losses.append(taken)
         seen.events = recorder.events
-        after = {id(parameter) for _, parameter in self.loop.parameters()}
-        seen.replaced = tuple(name for number, name in before.items() if number not in after)
+        seen.replaced = self._replaced(before)
         seen.residency = measure_residency(self.loop, after_step=seen.steps > 0, before=lived)
         coverage = Coverage({"steps": seen.steps, "events": len(seen.events)})
         return self._run(self._told(), coverage)
+
+    def _replaced(self, before: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+        """What an optimizer still steps though no module holds it any more."""
+        held = {id(one) for module in self.loop.reached.modules.values() for one in module.parameters()}
+        groups = (group for optimizer in self.loop.optimizers.values() for group in optimizer.param_groups)
+        stepped = {id(one) for group in groups for one in group["params"]}
+        return tuple(name for name, one in before.items() if id(one) in stepped - held)
+
+    def _owned(self) -> dict[str, torch.Tensor]:
+        """The parameters of the modules."""
+        held = {id(one) for module in self.loop.reached.modules.values() for one in module.parameters()}
+        return {name: one for name, one in self.loop.parameters() if id(one) in held}
 
     def _told(self) -> list[Finding]:
         seen, name = self.observed, self.loop.name
