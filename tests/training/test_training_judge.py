@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training_loops import amp_loop, demo_loop, mlp, state_of
+from training_loops import amp_loop, mlp, state_of
 
 from ampcheck import audit
 from ampcheck.errors import UsageError
@@ -196,11 +196,3 @@ def test_a_loop_that_began_is_judged_from_where_it_is():
     before = state_of(shape)
     judge_training(Subject(shape), steps=3)
     assert state_of(shape) == before
-
-
-def test_the_demo_passes_every_check_of_training():
-    subject = demo_loop(layers=1, size=1)
-    before = state_of(subject.shape)
-    run = judge_training(subject, ["scaler-protocol", "scale-invariance", "master-weights"], steps=2)
-    assert not run.failed, str(run)
-    assert state_of(subject.shape) == before
