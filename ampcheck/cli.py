@@ -129,6 +129,13 @@ def _audit(options: argparse.Namespace) -> int:
             steps=options.steps,
             progress=progress,
         )
+    if "RANK" in os.environ:  # torchrun: the first process tells what all of them found, the others end in peace
+        from ampcheck.training.distributed.runs import gather_runs
+
+        whole = gather_runs(run)
+        if whole is None:
+            return 0
+        run = whole
     print_run(run, console, verbose=options.verbose)
     if options.html:
         write_html(run, options.html)

@@ -28,7 +28,7 @@ from ampcheck.training.window import GradientHistogram, histogram_of
 KEPT_BYTES = 4 << 30
 """How much of the shadow's gradients is kept; beyond it the rest is counted as unseen."""
 
-SHARDED = "FSDP keeps its buffers in the format of the step that runs, so that none can run in float64; judge one process"
+SHARDED = "FSDP keeps its buffers in the format of the first step, so that none can run in float64; judge one process"
 
 _LISTED = 5
 _ROWS = 40

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.training.capture import plain_values
+from ampcheck.training.distributed.ranks import agreed
 from ampcheck.training.events import Act, Event
 from ampcheck.training.gradients import SHARDED, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
@@ -96,18 +97,18 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     if first.stopped is not None:
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
         return InvarianceStats(loop.name, skipped=f"a step does not run in float64: {first.stopped.message}{where}")
-    if not first.gradients and steps < ACCUMULATED:  # gradients accumulate over more steps
+    if agreed(not first.gradients) and steps < ACCUMULATED:  # gradients accumulate over more steps
         start.restore()
         return measure_invariance(loop, ACCUMULATED)
     if not first.gradients:
         return InvarianceStats(loop.name, skipped=f"no optimizer stepped through the scaler in {steps} steps")
     again = _arm(loop, start, "scale 1 again", steps, 1.0, _NEVER)
-    if _differences(first, again):
+    if agreed(bool(_differences(first, again))):
         why = "two runs from the same state differ: what a step draws on moves on; let step(i) depend on i alone"
         return InvarianceStats(loop.name, skipped=why)
     scale = LARGE
     large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
-    while large.skipped and scale > 16:
+    while agreed(large.skipped) and scale > 16:
         scale /= 16
         large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
     growing = _arm(loop, start, "a scale that doubles in each step", steps, min(scale, 1024.0), 1)

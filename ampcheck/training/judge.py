@@ -15,6 +15,9 @@ from ampcheck.record import Coverage, Finding, Run, Verdict, Where, merge, verif
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.training.confounders import check_tf32, confounders_table, measure_confounders
+from ampcheck.training.distributed.checks import check_distributed, distributed_tables
+from ampcheck.training.distributed.measure import measure_distributed
+from ampcheck.training.distributed.ranks import agreed, world_size
 from ampcheck.training.events import Act, Event
 from ampcheck.training.gradients import check_gradients, gradient_table, measure_gradients, quiet
 from ampcheck.training.invariance import check_invariance, measure_invariance
@@ -155,7 +158,7 @@ class _Judge:
         stages = [stage for stage in stages if self.wanted & set(stage[1]) and not self.loop.empty]
         tell(f"{self.loop.name}: steps as they are", 0, len(stages) + 2)
         runs = [self._observe()]
-        fatal = self.observed.stopped is not None and self.observed.steps == 0
+        fatal = agreed(self.observed.stopped is not None and self.observed.steps == 0)
         for number, (name, slugs, stage) in enumerate(stages, 1):
             tell(f"{self.loop.name}: {name}", number, len(stages) + 2)
             self.start.restore()
@@ -262,11 +265,14 @@ class _Judge:
         stats, shadow = measure_gradients(self.loop, number, observed=before, outputs=outputs)
         self.lost = stats.lost
         place = str(first) if first else ""
+        if world_size() > 1:
+            shadow = None  # how often it runs depends on what this rank sees
         scales = measure_loss_scale(self.loop, stats, shadow, self.observed.events, self.limits, first_op=place)
-        found = [
-            *check_gradients(stats, self.limits),
-            *(f for one in scales for f in check_loss_scale(one, self.limits)),
-        ]
+        judged = [finding for one in scales for finding in check_loss_scale(one, self.limits)]
+        if stats.skipped:
+            why = f"not judged: {stats.skipped}"
+            judged = [replace(f, message=why) if f.verdict is Verdict.SKIP else f for f in judged]
+        found = [*check_gradients(stats, self.limits), *judged]
         tables = [gradient_table(stats), *map(loss_scale_table, scales)]
         charts = [*map(loss_scale_chart, scales), *map(window_chart, scales)]
         return self._run(
@@ -311,6 +317,11 @@ class _Judge:
         return self._run([*events, *check_resume(stats)], tables=resume_table(stats))
 
     def _reductions(self) -> Run:
+        """Sums and norms of this process, or of all ranks together."""
+        if world_size() > 1:
+            ranks = measure_distributed(self.loop, world_size=self.loop.shape.get("world_size"))
+            found = check_distributed(ranks, self.limits)
+            return self._run(found, ranks.coverage, tables=tuple(distributed_tables(ranks)))
         stats = measure_reductions(lambda: [self.loop.take(number) for number in range(2)], self.loop.name)
         table = reduction_table(stats)
         return self._run(check_reductions(stats, self.limits), tables=(table,) if table else ())

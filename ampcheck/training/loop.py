@@ -64,12 +64,12 @@ class TrainingLoop:
     `step`; anything else that lives across steps (`ema`, `scheduler`, `teacher`). What the step reaches besides (its
     closure, the objects of the user's classes) is found as well. Optional: `steps`, how many steps are observed;
     `save() -> checkpoint` and `load(checkpoint)`, by which the loop is interrupted and resumed; `policy`, see
-    `ampcheck.training.residency`.
+    `ResidencyPolicy`; `world_size`, how many processes it is meant for.
 
     Raises `UsageError` for another subject and for `steps` that are no number of steps.
     """
 
-    RESERVED = ("step", "steps", "save", "load", "policy", "run")
+    RESERVED = ("step", "steps", "save", "load", "policy", "run", "world_size")
 
     def __init__(self, subject: Subject) -> None:
         if subject.kind is not Kind.TRAINING:
