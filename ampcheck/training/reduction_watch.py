@@ -156,8 +156,15 @@ class ReductionWatch(TorchDispatchMode):
             for place, result in enumerate(given):
                 self._mark(result, [one[place] for one in lists] + [t for t in args if isinstance(t, torch.Tensor)])
             return
+        base = name.rpartition("::")[2].partition(".")[0]
+        if base.endswith("_like") or base.startswith("new_"):
+            return  # made after the shape of a tensor, not from its values
         inputs = [t for _, t in tensors((args, kwargs))]
         written = [t for _, t in tensors(out)]
+        if base in _OVERWRITES and (plain := _plain(args[0])) is not None and (key := self.key(plain)) is not None:
+            if plain.numel() * plain.element_size() == plain.untyped_storage().nbytes():
+                self._from[key[0]] = 0
+            inputs = inputs[1:]
         if not written and inputs:
             written = inputs[:1]
         for result in written:
@@ -269,6 +276,7 @@ class ReductionWatch(TorchDispatchMode):
             del self._held[number]
 
 
+_OVERWRITES = frozenset({"copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
 _COPIES = frozenset({"aten::_to_copy", "aten::clone", "aten::copy_"})
 
 

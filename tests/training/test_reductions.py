@@ -177,6 +177,32 @@ def test_a_moving_average_and_a_loop_that_integrates_are_no_reductions():
     assert verdicts(run) == {Verdict.SKIP}
 
 
+@pytest.mark.parametrize("like", [torch.randn_like, torch.ones_like])
+def test_an_addend_made_after_the_shape_of_the_sum_does_not_depend_on_it(like):
+    def run():
+        torch.manual_seed(0)
+        acc = torch.zeros(256, dtype=BF16)
+        for _ in range(400):
+            acc = acc + like(acc).abs()
+
+    assert verdicts(run) == {Verdict.FAIL}
+
+
+def test_a_buffer_that_is_written_anew_is_independent_of_what_it_held():
+    addends = gradients(384)
+
+    def run():
+        acc, buffer = torch.zeros(256, dtype=BF16), torch.zeros(256, dtype=BF16)
+        for g in addends:
+            buffer.copy_(acc)
+            buffer.copy_(g)
+            acc += buffer
+
+    found, stats = judged(run)
+    assert [f.verdict for f in found] == [Verdict.FAIL]
+    assert stats.sums[0].addends == 384
+
+
 def test_a_weight_that_its_own_gradients_change_is_no_reduction():
     torch.manual_seed(0)
     model = nn.Linear(16, 16).to(BF16)
