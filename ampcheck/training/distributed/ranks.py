@@ -49,6 +49,11 @@ def on_first(value: Any, function: Callable[[list[Any]], Record]) -> Record:
     return result
 
 
+def agreed(flag: bool) -> bool:
+    """Whether any process says so: what decides how often a step runs must be decided alike on all of them."""
+    return any(gather(flag))
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRecord(Generic[Record]):
     """What one process measured of a tensor. copy: another process has the same elements, and counts them."""
