@@ -1,0 +1,47 @@
+"""The second loss of a step goes backward unscaled, into gradients that are unscaled: it counts for nothing.
+
+Mechanism: penalty.backward() beside scaler.scale(loss).backward(); unscale_ divides both by the scale.
+Source: no single report; written from the mechanism.
+Expected: scaler-protocol.
+"""
+
+import torch
+from torch import nn
+
+ID = "penalty_left_unscaled"
+EXPECTED = {"check": "scaler-protocol"}
+
+
+def _make(scaled):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(i):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(torch.ones(8, 4)).float().square().mean()
+        penalty = 0.5 * sum(p.square().sum() for p in model.parameters())
+        scaler.scale(loss).backward()
+        (scaler.scale(penalty) if scaled else penalty).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}
+
+
+def buggy():
+    return _make(False)
+
+
+def fixed():
+    return _make(True)
+
+
+def manifests():
+    b, f = buggy(), fixed()
+    b["step"](0)
+    f["step"](0)
+    assert (b["model"].weight.grad - f["model"].weight.grad).norm() > 1e-2
