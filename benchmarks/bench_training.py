@@ -36,7 +36,7 @@ import ampcheck
 from ampcheck.demo import CharTransformer, batch
 
 BLOCK = 10
-FEWEST = 5
+FEWEST = 3
 ARMS = {"plain": 0, "plain again": 0, "every 10th": 10, "every": 1}
 DTYPES = ("bfloat16", "float16")
 

@@ -142,6 +142,7 @@ class GradientFold(_Rows):
         self._packed, self._notes = self._zeros(0, plan.width), self._zeros(0, _NOTES)
         self._exponents = torch.tensor(plan.exponents, dtype=torch.float64, device=device)
         self._stored: dict[tuple[int, ...], torch.Tensor] = {}
+        self._known: dict[float | None, torch.Tensor] = {}
 
     def add(self, keys: Sequence[int], pending: Sequence[PendingHealth], step: int, scale: Any = 1.0) -> None:
         """Gradients of one step. keys: whose they are; scale: the loss scale that was taken out of them, 1 without."""
@@ -173,18 +174,27 @@ class GradientFold(_Rows):
 
     def _mark(self, notes: torch.Tensor, counts: torch.Tensor, scale: Any) -> None:
         """Note in the last columns what float16 has left of gradients with these histograms."""
-        exponent: Any
-        if isinstance(scale, torch.Tensor):
-            exponent = scale.detach().to(self._device, torch.float64, non_blocking=True).log2()
-        else:
-            exponent = math.log2(scale)
-        held = (self._exponents + exponent).floor()
-        last = [held == _SMALLEST - shift for shift in range(_SHIFTED, -1, -1)]
-        below = counts @ torch.stack((held < _NORMAL, held < _SMALLEST - _SHIFTED, *last), 1).double()
+        below = counts @ self._masks(scale)
         least = below[:, 2:].gather(1, (below[:, 2:] > 0).int().argmax(1, keepdim=True)).squeeze(1)
         abrupt = (below[:, 1] == 0) & (least >= _FEW) & (least >= _ABRUPT * counts.sum(1))
         notes[:, 4] += below[:, 0]
         notes[:, 5] += abrupt
+
+    def _masks(self, scale: Any) -> torch.Tensor:
+        """Which bins count for which note, [bins, notes], at a loss scale; kept where the scale is known here."""
+        known = scale if isinstance(scale, float) else float(scale) if scale.device.type == "cpu" else None
+        if known in self._known:
+            return self._known[known]
+        if known is not None:
+            exponent = math.log2(known) if 0 < known < math.inf else math.inf
+        else:
+            exponent = scale.detach().to(self._device, torch.float64, non_blocking=True).log2()
+        held = (self._exponents + exponent).floor()
+        last = [held == _SMALLEST - shift for shift in range(_SHIFTED, -1, -1)]
+        masks = torch.stack((held < _NORMAL, held < _SMALLEST - _SHIFTED, *last), 1).double()
+        if known is not None:
+            self._known[known] = masks
+        return masks
 
     def read(self) -> dict[int, GradientSum]:
         """What was added up, by key. Waits for the device."""
