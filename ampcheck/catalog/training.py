@@ -139,16 +139,26 @@ PAGES = (
     ),
     Explanation(
         "reduce-precision",
-        "Sums and norms of gradients are as exact as one rounding of them, within a factor of `reduction`. Fails for "
-        "running sums and reductions across ranks that are less so, and for total norms that are put together from "
-        "norms of groups in 16 bits; warns for a total norm in 16 bits.",
-        "Running sums of 8 independent addends or more and norms of norms are followed in float64 while the code "
-        "runs; a residual stream, whose addends depend on the sum, is none. In several processes each collective is "
-        "seen with its dtype, and a sample of its addends is summed in float64; a ring of the size that you name is "
-        "emulated.",
-        "A policy with reduce_dtype=torch.bfloat16, bf16_compress_hook over many ranks, clip_grad_norm_ on bfloat16 "
-        "gradients, an all-reduce of 16-bit tensors.",
-        "Reduce in float32: MixedPrecisionPolicy(reduce_dtype=torch.float32), gradients and norms in float32.",
+        "A sum of many gradients, over micro-batches or over ranks, is as exact as one rounding of the exact sum "
+        "within a factor (4 by default), and keeps its range; a total gradient norm is computed in float32. Fails "
+        "when a 16-bit running sum or reduction is further off, flushes more than a tenth of its nonzero elements to "
+        "zero, or overflows though the exact sum does not (a warning where a GradScaler backs off), and when total "
+        "norms that were rounded to 16 bits are put together again; warns for a single 16-bit total norm, for long "
+        "16-bit sums inside a graph, and for a reduction over ranks that would fail at up to 1024 processes.",
+        "Ops are watched below autograd. A running sum is a chain of additions, casts between them included, whose "
+        "addends were not computed from the partial sum; up to 256 of its elements are followed in float64 and "
+        "float32, from 8 addends on. Norms are followed from the tensors through stack, powers and sums, and over "
+        "shards. Under DDP and FSDP2 every all_reduce, reduce_scatter and reduce that adds up is seen, those of "
+        "DDP's reducer and of communication hooks too: a sample of each rank's addends (as they were before a hook "
+        "cast them) is added in float64 and compared with the result. For more processes a ring is emulated with "
+        "addends like those measured; name yours as world_size.",
+        "A policy with reduce_dtype=torch.bfloat16, a compressing communication hook, 16-bit parameters whose "
+        "gradients are reduced or accumulated as they are, clip_grad_norm_ on 16-bit gradients, norms of pipeline or "
+        "expert groups combined in bfloat16. Beyond some hundred addends each is below half a unit in the last place "
+        "of the partial sum.",
+        "Reduce and accumulate in float32: MixedPrecisionPolicy(reduce_dtype=torch.float32), no compressing hook, "
+        "float32 gradients; round once at the end. Cast gradients or their norms to float32 before they are put "
+        "together.",
     ),
     Explanation(
         "tf32",
