@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from ampcheck.autocast.judge import judge_use
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
-from ampcheck.record import Coverage, Finding, Run, Verdict, Where, merge, verify
+from ampcheck.record import Chart, Coverage, Finding, Run, Series, Verdict, Where, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.training.confounders import check_tf32, confounders_table, measure_confounders
@@ -202,7 +203,12 @@ class _Judge:
         seen.replaced = self._replaced(before)
         seen.residency = measure_residency(self.loop, after_step=seen.steps > 0, before=lived)
         coverage = Coverage({"steps": seen.steps, "events": len(seen.events)})
-        return self._run(self._told(), coverage)
+        finite = [(float(number), loss) for number, loss in enumerate(seen.losses) if math.isfinite(loss)]
+        x, y = tuple(number for number, _ in finite), tuple(loss for _, loss in finite)
+        chart = Chart(
+            "line", "what the steps returned", "step", "loss", (Series(self.loop.name, x, y),), check="coverage"
+        )
+        return self._run(self._told(), coverage, charts=(chart,) if len(finite) > 1 else ())
 
     def _replaced(self, before: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
         """What an optimizer still steps though no module holds it any more."""
