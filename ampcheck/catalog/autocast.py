@@ -48,8 +48,8 @@ PAGES = (
     ),
     Explanation(
         "autocast-state",
-        "A block leaves autocast and the precision switches as it found them, and in a training loop over several ranks "
-        "each module runs under the same autocast on all of them. Fails with each switch, and each module, that differs.",
+        "A block leaves autocast and the precision switches as it found them; in a training loop over several ranks "
+        "each module runs under the same autocast on all. Fails with each switch and each module that differs.",
         "Autocast on or off, its dtype, cache and nesting depth for every device, float32 matmul precision, TF32, "
         "reduced-precision reductions, fp32_precision, default dtype and determinism are read before and after. What "
         "differs is put back. Nothing else is tapped: it costs a fraction of a millisecond.",
