@@ -12,10 +12,12 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from ampcheck import held
 from ampcheck.compiler import is_compiled, uncompiled
+from ampcheck.errors import UsageError
 from ampcheck.training.undo import (
     Globals,
     attributes,
@@ -162,7 +164,8 @@ class Snapshot:
 
     Identity is kept: parameters, state tensors and containers are the same objects afterwards. Random generators
     (PyTorch's, numpy's, Python's, and those that the step reaches) are put back as well, and so are arrays of numpy's
-    up to 64 MiB. What cannot be copied (an iterator, a file) goes on as it is.
+    up to 64 MiB. What cannot be copied (an iterator, a file) goes on as it is. Raises `UsageError` for parameters of
+    lazy modules that have no shape yet.
     """
 
     def __init__(self, reached: Reached) -> None:
@@ -185,6 +188,8 @@ class Snapshot:
         for thing in owners:
             for tensor in tensors_in(vars(thing)):
                 tensors[id(tensor)] = tensor
+        if any(is_lazy(tensor) for tensor in tensors.values()):
+            raise UsageError("a lazy module has parameters without a shape yet: run the model once, then hand it over")
         self._undo += [tensor_back(tensor) for tensor in tensors.values()]
 
     def restore(self) -> None:

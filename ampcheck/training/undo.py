@@ -79,11 +79,23 @@ def _value_back(tensor: torch.Tensor) -> Undo:
     def back() -> None:
         if tensor.dtype != data.dtype or tensor.shape != value.shape or not _is_set_to(tensor, data):
             tensor.data = data
-        plain = tensor.data if tensor.is_inference() or tensor.requires_grad else tensor
-        if not plain.is_meta and not same_bits(plain, value):
-            plain.copy_(value)
+        if tensor.is_meta or same_bits(tensor, value):
+            return
+        with torch.inference_mode(tensor.is_inference()):
+            plain = tensor.data if tensor.requires_grad else tensor
+            _once(plain).copy_(_once(value, plain.stride()) if plain.layout is torch.strided else value)
 
     return back
+
+
+def _once(tensor: torch.Tensor, strides: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Each element of an expanded tensor once: what shows several times cannot be written to."""
+    if tensor.layout is not torch.strided:
+        return tensor
+    for dim, stride in enumerate(tensor.stride() if strides is None else strides):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _is_set_to(tensor: torch.Tensor, data: torch.Tensor) -> bool:
