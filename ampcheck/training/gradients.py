@@ -23,7 +23,7 @@ from ampcheck.training.events import Act, Event
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop, same_loss
 from ampcheck.training.recorder import Recorder
 from ampcheck.training.widen import shadowed
-from ampcheck.training.window import GradientHistogram, histogram_of
+from ampcheck.training.window import FEW, GradientHistogram, histogram_of
 
 KEPT_BYTES = 4 << 30
 """How much of the shadow's gradients is kept; beyond it the rest is counted as unseen."""
@@ -63,6 +63,14 @@ class GradientLoss:
         return max(0, self.zero - self.reverse) / self.known if self.known else 0.0
 
     @property
+    def share(self) -> float:
+        """The share that is judged: of the elements, and of the norm where it is less and there are few elements.
+
+        Of few, one that is nearly zero may become zero by cancellation alone.
+        """
+        return self.lost if self.known >= FEW else min(self.lost, self.norm)
+
+    @property
     def faint(self) -> float:
         """The share of the known elements that became zero or subnormal."""
         return min(1.0, max(0, self.zero + self.subnormal - self.reverse) / self.known) if self.known else 0.0
@@ -92,7 +100,7 @@ class GradientStats:
     @property
     def lost(self) -> float | None:
         """The largest share that a parameter lost; None where nothing was measured."""
-        return max((one.lost for one in self.gradients if one.kind == "parameter"), default=None)
+        return max((one.share for one in self.gradients if one.kind == "parameter"), default=None)
 
 
 class GradientShadow:
@@ -293,7 +301,7 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     at = f"at loss scale {stats.scale:g}"
     hint = _hint(stats)
     found: list[Finding] = []
-    weights = [one for one in known if one.kind == "parameter" and one.lost > limits.underflow]
+    weights = [one for one in known if one.kind == "parameter" and one.share > limits.underflow]
     outputs = [one for one in known if one.kind == "output" and one.lost > limits.underflow]
     if weights:
         worst = max(weights, key=lambda one: one.lost)
@@ -318,11 +326,11 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
         found.append(_finding(slug, verdict, stats, worst, message, worst.lost, limits, hint))
     if found:
         return found
-    worst = max(known, key=lambda one: one.lost)
-    text = f"of {len(known)} gradients none lost more than {worst.lost:.2%} of its elements {at} in step {stats.step}"
+    worst = max(known, key=lambda one: one.share)
+    text = f"of {len(known)} gradients none lost more than {worst.share:.2%} of its elements {at} in step {stats.step}"
     where = Where("backward", worst.module, step=stats.step)
     return [
-        Finding(slug, Verdict.PASS, stats.subject, text, where, worst.lost, limits.underflow, "share of the elements")
+        Finding(slug, Verdict.PASS, stats.subject, text, where, worst.share, limits.underflow, "share of the elements")
     ]
 
 

@@ -141,11 +141,13 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
     def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
         calls[0] += 1
         with torch.no_grad(), _disable_current_modes():
+            factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
+            inside = 1.0 if factor is None else float(factor)
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         key = (recorder.step, calls[0], names.get(id(parameter), "?"))
-                        arm.gradients[key] = _values(parameter.grad)
+                        arm.gradients[key] = _values(parameter.grad) / inside
 
     with quiet(), shadowed(loop, torch.float64) as mode, recorder.listening():
         handle = register_optimizer_step_pre_hook(keep)
