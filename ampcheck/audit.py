@@ -80,8 +80,6 @@ def audit(
     Raises `UsageError` for a subject that cannot be judged, an unknown check, and a device or dtype that is not there.
     """
     made = as_subject(subject)
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise UsageError(f"steps must be a whole number, 1 or more; found {steps!r}")
     if steps is not None and made.kind is not Kind.TRAINING:
         raise UsageError(f"steps are those of a training loop; {made.name} is of kind '{made.kind.value}'")
     checks = (checks,) if isinstance(checks, str) else checks
@@ -143,6 +141,8 @@ def _use(
         return training.judge_training(made, checks, limits, steps=steps, device=device, progress=tell)
     own = (*call_checks.CHECKS, "cache-artifacts", "coverage")
     guards = None if checks is None else [slug for slug in checks if slug not in own]
+    if guards and not set(guards) & set(judge.GUARD_CHECKS):
+        judge.judge_use(made, guards)  # raises, and names what can be judged
     runs: list[Run] = []
 
     def call() -> None:

@@ -192,16 +192,18 @@ class _Sum:
         if half and grad.dtype is torch.float32 and bool(((grad.half() == grad) | ~grad.isfinite()).all()):
             made_in = "float16"
         self.made_in = made_in if self.made_in in ("", made_in) else self.dtype
-        zero = (grad == 0) & known
-        smallest = format_of(made_in).smallest_normal
-        faint = (grad != 0) & (grad.abs().double() < smallest) & known
-        parts = (known, zero, (exact == 0) & (grad != 0), faint, ~grad.isfinite())
+        zero = grad == 0
+        gone = zero & known
+        faint = (grad.abs() < format_of(made_in).smallest_normal) & known
+        lost = int(gone.count_nonzero())
         self.counts[0] += grad.numel()
-        for place, part in enumerate(parts, 1):
-            self.counts[place] += int(part.sum())
-        wide = exact.double()
-        self.squares[0] += float((wide[known] ** 2).sum())
-        self.squares[1] += float((wide[zero] ** 2).sum())
+        self.counts[1] += int(known.count_nonzero())
+        self.counts[2] += lost
+        self.counts[3] += int(((exact == 0) & ~zero).count_nonzero())
+        self.counts[4] += int(faint.count_nonzero()) - lost
+        self.counts[5] += grad.numel() - int(grad.isfinite().count_nonzero())
+        self.squares[0] += float((exact * known).double().square().sum())
+        self.squares[1] += float(exact[gone].double().square().sum()) if lost else 0.0
 
     def loss(self) -> GradientLoss:
         norm = (self.squares[1] / self.squares[0]) ** 0.5 if self.squares[0] > 0 else 0.0

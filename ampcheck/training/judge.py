@@ -100,6 +100,8 @@ def judge_training(
     checks: of `CHECKS` and those of the guards, all by default. steps: how many are observed as they are, by default
     the subject's `steps` or 24. Every run begins from the state that the loop was handed over in.
     """
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise UsageError(f"steps must be a whole number, 1 or more; found {steps!r}")
     loop = TrainingLoop(subject)
     bounds = (limits or load_settings().limits).with_(subject.limits, f"the subject {subject.name}")
     wanted = set(CHECKS if checks is None else [slug for slug in CHECKS if slug in checks])
