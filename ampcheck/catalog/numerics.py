@@ -18,15 +18,16 @@ PAGES = (
     ),
     Explanation(
         "overflow",
-        "An op with finite inputs gives finite outputs. Fails when an infinity or NaN that low precision made reaches "
-        "a module's output, an output or a gradient; warns when it was absorbed before.",
+        "An op with finite inputs gives finite outputs. Fails when an infinity or NaN that low precision made "
+        "reaches a module's output, an output or a gradient; warns when it was absorbed before.",
         "Every op of forward and backward is watched below autocast. Where non-finite values appear, the op is run "
         "again on the same inputs in float64, which tells the format's limit from arithmetic that has no result. The "
         "op where they appear is the producer; ops that carry them on are only counted. A -inf that the model writes "
-        "on purpose (a mask) has a non-finite constant or input and is no finding. Inside a compiled graph, each cast "
-        "to 16 bits and each product tells what it lost.",
-        "Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), finfo.min "
-        "added to a negative score, a divisor whose eps is zero in the format.",
+        "on purpose (a mask) has a non-finite constant or input and is no finding. Inside a compiled graph, each "
+        "cast to 16 bits and each product tells what it lost. ampcheck.watch fails when the last loss that it was "
+        "told (`seen.step(loss)`) is not finite.",
+        "Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), "
+        "finfo.min added to a negative score, a divisor whose eps is zero in the format.",
         "Keep the op in float32, scale its inputs, use bfloat16, write masks with where or masked_fill instead of "
         "adding.",
     ),
@@ -34,16 +35,17 @@ PAGES = (
         "nonfinite-gradient",
         "Every gradient that is finite in float64 is finite in low precision.",
         "float16 is run at the loss scales at which torch.amp.GradScaler starts and to which it backs off, until no "
-        "gradient is infinite; bfloat16 at scale 1.",
+        "gradient is infinite; bfloat16 at scale 1. ampcheck.watch fails when weights became infinite or NaN, and "
+        "warns when a step was made with such a gradient; a step that a GradScaler leaves out is its ordinary work.",
         "A forward overflow; a division or square root at zero whose derivative overflows.",
         "Mend the overflow first. Clamp before sqrt, log and division; see overflow for the op.",
     ),
     Explanation(
         "precision-loss",
-        "Outputs and gradients lie within what rounding explains of the same model in float64. Fails beyond that, and "
-        "where an output is 25 % off, whatever explains it; warns where a module alone is beyond its limit, where a "
-        "CPU kernel sums in 16 bits, and where a decision (topk, comparison) fell otherwise near a tie and float64 "
-        "could not follow it.",
+        "Outputs and gradients lie within what rounding explains of the same model in float64. Fails beyond that, "
+        "and where an output is 25 % off, whatever explains it; warns where a module alone is beyond its limit, "
+        "where a CPU kernel sums in 16 bits, and where a decision (topk, comparison) fell otherwise near a tie and "
+        "float64 could not follow it.",
         "The relative error in the Euclidean norm, per output, module output and gradient. The limit is precision * "
         "(sqrt(chain) * (u + s) + f) + sqrt(n) * u32: u is the unit roundoff of the format, chain the longest series "
         "of roundings between two weights, s how far the float64 model moves when its weights and rounded inputs are "
@@ -58,8 +60,8 @@ PAGES = (
     ),
     Explanation(
         "silent-zero",
-        "No tensor becomes zero as a whole, and no constant vanishes where it guards. Fails when outputs or gradients "
-        "suffer; warns otherwise.",
+        "No tensor becomes zero as a whole, and no constant vanishes where it guards. Fails when outputs or "
+        "gradients suffer; warns otherwise.",
         "The op is run again on the same inputs in float64. A constant vanishes when it is a nonzero Python number "
         "below half of the format's smallest subnormal and results that needed it are exactly zero.",
         "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",

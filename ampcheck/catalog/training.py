@@ -12,7 +12,10 @@ PAGES = (
         "elements but little of its norm warns, as the tiny gradients of a softmax over many classes do.",
         "The step runs again in float64 and in float32, op by op below autocast, from the same state and at the same "
         "loss scale, and each gradient is compared element by element. An element counts when float32 knows it too; "
-        "what is zero in float64 and not here measures the noise, and is taken off.",
+        "what is zero in float64 and not here measures the noise, and is taken off. ampcheck.watch has no reference: "
+        "it warns where a gradient has many zeros and the rest ends abruptly at the smallest number of float16 at "
+        "the loss scale in use (also after clipping down to an eighth), and where a gradient is zero in every "
+        "measured step.",
         "float16 autocast without a GradScaler, a scale that is too small, a loss that is divided by much or has a "
         "small weight, one part of the model with much smaller gradients than the rest.",
         "Scale the loss (torch.amp.GradScaler), keep the part in float32 or bfloat16; see loss-scale for the scales "
@@ -30,7 +33,10 @@ PAGES = (
         "of the smallest subnormal) and what overflows (from 65520 on). The window is the interval of scales that do "
         "neither; real backward passes at its ends confirm or move them. Every call of scaler.step and scaler.update "
         "is followed: scale, growth, back-off, skipped steps, the parameters that were not finite and the op where "
-        "it began.",
+        "it began. ampcheck.watch follows the scale and the skipped steps of every step: it fails when the scale "
+        "falls below 1 or when the last ten steps or more were all skipped after one that was made, and warns when "
+        "more are skipped than growth explains. The window it prints is that of the parameters' gradients that were "
+        "left.",
         "float16 without a scaler; a loss divided by much, or one small part of it beside a large one; a scale that "
         "is fixed or starts low; a NaN or an overflow in the forward pass, which no scale mends and which makes the "
         "scaler back off for ever; a summed loss.",
@@ -96,7 +102,10 @@ PAGES = (
         "holds the same value afterwards, has lost it. What another tensor holds instead (a float32 copy, a "
         "compensation) is not lost; what is rounded at random or overwritten from elsewhere is no update. A decay is "
         "judged by its own multiplication, so that it is found in the first steps. A sum that only grows is led on "
-        "to where its increment is half of the spacing. Compiled code is not seen, and said to be.",
+        "to where its increment is half of the spacing. Compiled code is not seen, and said to be. ampcheck.watch "
+        "compares 16-bit weights before and after each measured step, where the gradient is nonzero and the learning "
+        "rate is not, and with their values at the first of them, so that Kahan summation and stochastic rounding "
+        "count as movement; a float32 copy in the optimizer's state is no stagnation.",
         "Weights in bfloat16 with a small learning rate: an element moves from about 1/256 of its value on. beta2 = "
         "0.999 and averages of decay 0.999 in bfloat16. self.step += 1 in a buffer that model.bfloat16() casts: it "
         "stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16.",
