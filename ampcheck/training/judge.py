@@ -15,7 +15,12 @@ from ampcheck.errors import UsageError
 from ampcheck.record import Chart, Coverage, Finding, Run, Series, Verdict, Where, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
-from ampcheck.training.confounders import check_tf32, confounders_table, measure_confounders
+from ampcheck.training.confounders import (
+    check_tf32,
+    confounders_table,
+    measure_confounders,
+    measure_nondeterminism,
+)
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, world_size
@@ -348,4 +353,6 @@ class _Judge:
 
     def _confounders(self) -> Run:
         stats = measure_confounders(torch.device(self.device))
+        if self.observed.steps and not self.loop.reached.compiled:  # a compiled step would be compiled once more
+            stats = replace(stats, nondeterministic=measure_nondeterminism(lambda: self.loop.take(0)))
         return self._run(check_tf32(stats, self.limits), tables=(confounders_table(stats),))
