@@ -36,6 +36,7 @@ from ampcheck.training.recorder import Recorder
 from ampcheck.training.reductions import check_reductions, measure_reductions, reduction_table
 from ampcheck.training.residency import ResidencyStats, measure_residency, residency_tables
 from ampcheck.training.residency_checks import check_residency
+from ampcheck.training.restarts import Restarts
 from ampcheck.training.resume import check_checkpoint_events, check_resume, measure_resume, resume_table
 from ampcheck.training.scaling import first_nonfinite, measure_loss_scale
 from ampcheck.training.stagnation import measure_stagnation, stagnation_tables
@@ -73,7 +74,7 @@ Progress = Callable[[str, int, int], None]
 @dataclass(slots=True)
 class Observed:
     """What a loop did when it ran as it is. losses: what its steps returned. replaced: parameters that the optimizer
-    steps and that are no longer those of the model.
+    steps and that are no longer those of the model. restarted: 16-bit tensors that became smaller now and then.
     """
 
     steps: int = 0
@@ -82,6 +83,7 @@ class Observed:
     stopped: StepError | None = None
     residency: ResidencyStats | None = None
     replaced: tuple[str, ...] = ()
+    restarted: frozenset[str] = frozenset()
 
     @property
     def settled(self) -> int:
@@ -196,7 +198,7 @@ class _Judge:
         seen = self.observed
         before = self._owned()
         lived = measure_residency(self.loop, after_step=False)
-        recorder = Recorder(self.loop)
+        recorder, restarts = Recorder(self.loop), Restarts()
         with quiet(), recorder.listening():
             for recorder.step in range(self.steps):
                 taken = self.loop.take(recorder.step)
@@ -206,7 +208,10 @@ class _Judge:
                     break
                 seen.steps += 1
                 seen.losses.append(taken)
+                if "stagnation" in self.wanted:
+                    restarts.look(self.loop)
         seen.events = recorder.events
+        seen.restarted = frozenset(restarts.names)
         seen.replaced = self._replaced(before)
         seen.residency = measure_residency(self.loop, after_step=seen.steps > 0, before=lived)
         coverage = Coverage({"steps": seen.steps, "events": len(seen.events)})
@@ -297,6 +302,9 @@ class _Judge:
 
     def _updates(self) -> Run:
         stats = measure_stagnation(self.loop, UPDATES)
+        anew = self.observed.restarted
+        told = (replace(one, accumulation=None) if one.name in anew else one for one in stats.tensors)
+        stats = replace(stats, tensors=tuple(told))
         found = check_stagnation(stats, self.limits)
         return self._run(found, stats.coverage, tables=stagnation_tables(stats))
 

@@ -315,3 +315,71 @@ def accumulation_left_over_at_the_end() -> Loop:
         return loss.item()
 
     return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}
+
+
+@healthy
+def meter_in_bfloat16_that_is_cleared_in_time() -> Loop:
+    model, x = nn.Linear(8, 4).bfloat16(), torch.randn(32, 8).bfloat16()
+    optimizer, total = torch.optim.SGD(model.parameters(), lr=0.3), torch.zeros((), dtype=torch.bfloat16)
+
+    def step(i):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x).float(), torch.arange(32) % 4)
+        loss.backward()
+        optimizer.step()
+        total.add_(loss.detach())
+        mean = total.item() / (i % 8 + 1)
+        if i % 8 == 7:
+            total.zero_()
+        return mean
+
+    return {"model": model, "optimizer": optimizer, "scaler": None, "step": step, "total": total}
+
+
+@healthy
+def scaler_replaced_with_its_state() -> Loop:
+    model, x = nn.Linear(8, 4), torch.randn(16, 8)
+    optimizer, held = torch.optim.SGD(model.parameters(), lr=0.1), {"scaler": torch.amp.GradScaler("cpu")}
+
+    def step(i):
+        if i == 6:
+            kept = held["scaler"].state_dict()
+            held["scaler"] = torch.amp.GradScaler("cpu")
+            held["scaler"].load_state_dict(kept)
+        scaler = held["scaler"]
+        optimizer.zero_grad()
+        with half():
+            loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    return {"model": model, "optimizer": optimizer, "scaler": held["scaler"], "state": held, "step": step}
+
+
+@healthy
+def heads_in_turn() -> Loop:
+    body, heads, x = nn.Linear(8, 8), nn.ModuleList([nn.Linear(8, 4), nn.Linear(8, 4)]), torch.randn(16, 8)
+    model = nn.ModuleList([body, heads])
+    return scaled(
+        model, lambda i: F.cross_entropy(heads[i % 2](body(x).relu()).float(), torch.arange(16) % 4), clip=1.0
+    )
+
+
+@healthy
+def constant_scale_by_hand() -> Loop:
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(16, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(i):
+        optimizer.zero_grad()
+        with half():
+            loss = F.cross_entropy(model(x).float(), torch.arange(16) % 4)
+        (loss * 1024).backward()
+        for p in model.parameters():
+            p.grad /= 1024
+        optimizer.step()
+        return loss.item()
+
+    return {"model": model, "optimizer": optimizer, "scaler": None, "step": step}
