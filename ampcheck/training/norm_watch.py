@@ -41,6 +41,11 @@ class NormStats:
         return format_of(self.format).bits <= 16
 
     @property
+    def overflowed(self) -> bool:
+        """Whether it is infinite or NaN where the exact norm is finite."""
+        return self.low and not math.isfinite(self.value) and self.exact is not None and math.isfinite(self.exact)
+
+    @property
     def error(self) -> float | None:
         """Relative to the exact norm; None where that is not known or not finite."""
         if not self.exact or not math.isfinite(self.exact):
@@ -138,6 +143,8 @@ class NormWatch:
             order == 2 and not power and (base == "square" or (base == "mul" and other is first))
         ):
             made = tuple(replace(one, power=True) for one in norms)
+            if len(made) == 1 and result.numel() == 1 and _is_low(result) and not bool(result.isfinite()):
+                self._total(made[0], result, place, made[0].terms)
         elif base in ("sum", "add") and power and result.numel() == 1:
             made = (_together(norms, result),)
         elif power and ((base == "sqrt" and order == 2) or (base == "pow" and other == 1 / order)):

@@ -16,10 +16,14 @@ from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
 from ampcheck.nest import tensors
 from ampcheck.places import op_name, users_line
+from ampcheck.training.lost_addends import VanishedWatch
 from ampcheck.training.norm_watch import NormStats, NormWatch
 
 FEWEST = 8
 """A running sum of fewer addends is not judged: it loses little more than one rounding."""
+
+_OVERFLOWING = 3
+"""A sum of so many addends is one that may overflow; two are an addition like any other."""
 
 _SAMPLE = 256
 """Elements of a sum that are followed in float64."""
@@ -39,6 +43,7 @@ class SumStats:
     rounded to. addends: how many; roundings: how often a partial sum was rounded to at most 16 bits. elements: of one
     addend. error: Euclidean distance from the exact sum, relative to it; once: the same of the exact sum rounded once;
     wide: of the same sum in float32. overflowed: elements that are infinite or NaN where the exact sum is finite.
+    vanished: the share of the addends' nonzero values that had become zero, in float16, before they were added.
     """
 
     kind: str
@@ -52,6 +57,7 @@ class SumStats:
     overflowed: int = 0
     file: str = ""
     line: int | None = None
+    vanished: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -75,6 +81,12 @@ class _Sum:
     elements: int
     file: str = ""
     line: int | None = None
+    gone: int = 0
+    given: int = 0
+
+    @property
+    def overflows(self) -> bool:
+        return self.addends >= _OVERFLOWING and bool((self.exact.isfinite() & ~self.actual.isfinite()).any())
 
 
 class ReductionWatch(TorchDispatchMode):
@@ -97,10 +109,12 @@ class ReductionWatch(TorchDispatchMode):
         self._held: dict[int, StorageWeakRef] = {}  # while it is held no other storage gets the same number
         self._bits = 0
         self._norms = NormWatch()
+        self._vanished = VanishedWatch()
+        self._single: list[SumStats] = []
 
     def sums(self) -> list[SumStats]:
-        """Every running sum of `FEWEST` addends or more."""
-        return [_stats(one) for one in self._longest.values()]
+        """Every running sum of `FEWEST` addends or more, and shorter ones that overflow."""
+        return [*(_stats(one) for one in self._longest.values()), *self._single]
 
     def norms(self) -> list[NormStats]:
         """Every norm that was computed from norms."""
@@ -116,6 +130,8 @@ class ReductionWatch(TorchDispatchMode):
         name = op_name(func)
         with torch.no_grad():
             pending = [self._before(*one) for one in _additions(name, args, kwargs)]
+            shrinks = self._vanished.before(name, args, _sample)
+            key_before = self.key(args[0]) if shrinks is not None else None
         out = func(*args, **kwargs)
         with torch.no_grad():
             place = users_line(sys._getframe())
@@ -129,9 +145,26 @@ class ReductionWatch(TorchDispatchMode):
                     self._after(one, result, place)
             if name in _COPIES:
                 self._copied(name, args, out)
+            if shrinks is not None:
+                self._vanished.after(shrinks, self.key(out), key_before, _sample(out))
+            if name.partition(".")[0] == "aten::sum":
+                self._summed(args[0], out, place)
         if self.ops % _PURGE == 0:
             self._purge()
         return out
+
+    def _summed(self, values: torch.Tensor, out: Any, place: tuple[str, int | None]) -> None:
+        """One op that adds up: inside it adds in float32, but its result may not fit into 16 bits."""
+        total, addends = _plain(out), _plain(values)
+        if total is None or addends is None or not total.is_floating_point() or total.dtype.itemsize > 2:
+            return
+        if _kind(values) != "sum":  # what overflows under a loss scale is the scaler's to see
+            return
+        bad = int((~total.isfinite()).sum())
+        if bad and addends.numel() > total.numel() and bool(addends.isfinite().all()):
+            many = addends.numel() // max(total.numel(), 1)
+            name = format_of(total.dtype).name
+            self._single.append(SumStats("sum", name, many, 1, total.numel(), 0.0, 0.0, 0.0, bad, *place))
 
     def key(self, tensor: Any) -> Key | None:
         """What names a tensor's values: the same for every view of the same elements in the same order."""
@@ -216,6 +249,8 @@ class ReductionWatch(TorchDispatchMode):
                 held.format,
                 "",
                 held.elements,
+                gone=held.gone + self._vanished.of(self.key(addend))[0],
+                given=held.given + int((other != 0).sum()) + self._vanished.of(self.key(addend))[0],
             ), acc
         self._bits += 1
         addends = max(int(one.any()) + int(other.any()), 1)  # a sum often starts at zero
@@ -241,7 +276,7 @@ class ReductionWatch(TorchDispatchMode):
             made.format = fmt.name
         self._sums[key] = made
         self._from[key[0]] = self._from.get(key[0], 0) | made.bit
-        if made.addends >= FEWEST:
+        if made.addends >= FEWEST or made.overflows:
             self._longest[made.bit] = made
 
     def _copied(self, name: str, args: Any, out: Any) -> None:
@@ -271,6 +306,7 @@ class ReductionWatch(TorchDispatchMode):
         gone = {number for number, storage in self._held.items() if storage.expired()}  # type: ignore[no-untyped-call]
         self._sums = {key: one for key, one in self._sums.items() if key[0] not in gone}
         self._norms.forget(gone)
+        self._vanished.forget(gone)
         for number in gone:
             self._from.pop(number, None)
             del self._held[number]
@@ -354,4 +390,5 @@ def _stats(one: _Sum) -> SumStats:
         overflowed=int(bad.sum()),
         file=one.file,
         line=one.line,
+        vanished=one.gone / one.given if one.given else 0.0,
     )

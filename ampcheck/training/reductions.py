@@ -71,21 +71,23 @@ def check_reductions(stats: ReductionStats, limits: Limits) -> list[Finding]:
 
 
 def _judged(one: SumStats) -> bool:
-    return format_of(one.format).bits <= 16 and one.roundings >= FEWEST - 1
+    return format_of(one.format).bits <= 16 and (one.roundings >= FEWEST - 1 or bool(one.overflowed))
 
 
 def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
     places: dict[tuple[str, str, str, int | None], list[SumStats]] = defaultdict(list)
     for one in stats.sums:
-        if _judged(one) and (one.overflowed or one.ratio > limits.reduction):
+        if _judged(one) and (one.overflowed or one.ratio > limits.reduction or one.vanished > limits.underflow):
             places[one.kind, one.format, one.file, one.line].append(one)
     for (kind, fmt, file, line), group in places.items():
-        worst = max(group, key=lambda one: (one.overflowed, one.ratio))
+        worst = max(group, key=lambda one: (one.overflowed, one.vanished > limits.underflow, one.ratio))
         what = {"gradient": "gradients are accumulated", "graph": "values of the graph are added up"}.get(kind, "")
         others = f" ({len(group)} sums)" if len(group) > 1 else ""
         observed = (
             f"{worst.overflowed} followed elements overflow where the exact sum does not"
             if worst.overflowed
+            else f"{worst.vanished:.0%} of the addends' nonzero values had become zero before they were added"
+            if worst.vanished > limits.underflow
             else f"its relative error is {worst.error:.2g}, that of {worst.ratio:.2g} roundings of the exact sum "
             f"(float32: {worst.wide:.2g})"
         )
@@ -101,11 +103,17 @@ def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
             stats.subject,
             message,
             Where(phase=phase, op="aten::add", file=file, line=line),
-            float(worst.overflowed or worst.ratio),
-            0.0 if worst.overflowed else limits.reduction,
-            "elements" if worst.overflowed else "roundings",
+            *_measure(worst, limits),
             _sum_hint(kind),
         )
+
+
+def _measure(one: SumStats, limits: Limits) -> tuple[float, float, str]:
+    if one.overflowed:
+        return float(one.overflowed), 0.0, "elements"
+    if one.vanished > limits.underflow:
+        return one.vanished, limits.underflow, "share of the addends"
+    return one.ratio, limits.reduction, "roundings"
 
 
 def _sum_hint(kind: str) -> str:
@@ -120,13 +128,15 @@ def check_norms(subject: str, norms: Sequence[NormStats]) -> Iterator[Finding]:
     """The findings about total norms alone, one for each line of code."""
     places: dict[tuple[bool, str, str, int | None], list[NormStats]] = defaultdict(list)
     for one in norms:
-        if one.grouped or (one.low and one.terms > 1):
+        if one.grouped or (one.low and one.terms > 1) or one.overflowed:
             places[one.grouped, one.format, one.file, one.line].append(one)
     for (grouped, fmt, file, line), group in places.items():
-        worst = max(group, key=lambda one: one.error or 0.0)
+        worst = max(group, key=lambda one: (one.overflowed, one.error or 0.0))
         measured = "" if worst.error is None else f", {worst.value:.6g} where float64 gives {worst.exact:.6g}"
         how = (
-            "totals rounded to 16 bits are put together again, so that it depends on how the tensors were grouped"
+            "it is not finite though every tensor is; norms or their powers are"
+            if worst.overflowed
+            else "totals rounded to 16 bits are put together again, so that it depends on how the tensors were grouped"
             if grouped
             else f"{worst.terms} norms are put together"
         )
@@ -138,7 +148,7 @@ def check_norms(subject: str, norms: Sequence[NormStats]) -> Iterator[Finding]:
         )
         yield Finding(
             SLUG,
-            Verdict.FAIL if grouped else Verdict.WARN,
+            Verdict.FAIL if grouped or worst.overflowed else Verdict.WARN,
             subject,
             message,
             Where(phase="update", op="aten::linalg_vector_norm", file=file, line=line),
