@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.settings import Limits as Limits
     from ampcheck.subject import Subject as Subject
     from ampcheck.training.judge import assert_training as assert_training
-    from ampcheck.training.policies import ResidencyPolicy as ResidencyPolicy
+    from ampcheck.training.residency.policies import ResidencyPolicy as ResidencyPolicy
     from ampcheck.watch import watch as watch
 
     __version__: str
@@ -54,7 +54,7 @@ _HOME = {
     "Finding": "ampcheck.record",
     "FloatFormat": "ampcheck.formats",
     "Limits": "ampcheck.settings",
-    "ResidencyPolicy": "ampcheck.training.policies",
+    "ResidencyPolicy": "ampcheck.training.residency.policies",
     "Run": "ampcheck.record",
     "Subject": "ampcheck.subject",
     "Table": "ampcheck.record",

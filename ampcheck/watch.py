@@ -19,11 +19,11 @@ from ampcheck.telemetry.checks import check_telemetry, tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.training.unwrapped import plain_optimizer
-from ampcheck.training.watched import WatchStats
-from ampcheck.training.watching import TrainingWatch
-from ampcheck.training.watching_checks import check_watched
-from ampcheck.training.watching_report import watched_charts, watched_tables
+from ampcheck.training.watching.checks import check_watched
+from ampcheck.training.watching.report import watched_charts, watched_tables
+from ampcheck.training.watching.stats import WatchStats
+from ampcheck.training.watching.unwrapped import plain_optimizer
+from ampcheck.training.watching.watch import TrainingWatch
 
 
 class _Asked:

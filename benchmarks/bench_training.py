@@ -114,7 +114,7 @@ def resident(key: str) -> int:
 def shadowed(training: Training) -> int:
     """Run the step's gradient shadow; the bytes that it says it kept."""
     from ampcheck.subject import Subject
-    from ampcheck.training.gradients import measure_gradients
+    from ampcheck.training.gradients.underflow import measure_gradients
     from ampcheck.training.loop import TrainingLoop
 
     shape = {"model": training.model, "optimizer": training.optimizer, "scaler": training.scaler, "step": training.step}

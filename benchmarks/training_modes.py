@@ -2,8 +2,8 @@
 
     python benchmarks/training_modes.py [--steps N] [--only MODE ...] [--json PATH]
 
-The model has nanoGPT's size for a CPU (4 layers, 4 heads, width 128, 64 characters, batches of 12) and learns the demo's
-corpus with AdamW. After N steps (200) the loop is audited where it stands. Rows that the file holds already are kept.
+The model has nanoGPT's size for a CPU (4 layers, 4 heads, width 128, 64 characters, batches of 12) and learns the
+demo's corpus with AdamW. After N steps (200) the loop is audited where it stands. Rows that the file holds are kept.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any
 
 from ampcheck.record import Run, Verdict
 from ampcheck.settings import Limits
-from ampcheck.training.operands import OperandStats, check_operands, measure_operands
-from ampcheck.training.reductions import check_reductions, measure_reductions, reduction_table
+from ampcheck.training.confounders.operands import OperandStats, check_operands, measure_operands
+from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
 
 CHECKS = ("reduce-precision", "tf32")
 

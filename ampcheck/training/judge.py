@@ -15,7 +15,7 @@ from ampcheck.errors import UsageError
 from ampcheck.record import Chart, Coverage, Finding, Run, Series, Verdict, Where, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
-from ampcheck.training.confounders import (
+from ampcheck.training.confounders.settings import (
     check_tf32,
     confounders_table,
     measure_confounders,
@@ -24,23 +24,23 @@ from ampcheck.training.confounders import (
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, world_size
-from ampcheck.training.events import Act, Event
-from ampcheck.training.gradients import check_gradients, gradient_table, measure_gradients, quiet
-from ampcheck.training.invariance import check_invariance, measure_invariance
+from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
+from ampcheck.training.gradients.losses import check_loss, measure_loss
+from ampcheck.training.gradients.underflow import check_gradients, gradient_table, measure_gradients, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
-from ampcheck.training.loss_scale import check_loss_scale
-from ampcheck.training.loss_scale_views import loss_scale_chart, loss_scale_table, window_chart
-from ampcheck.training.losses import check_loss, measure_loss
-from ampcheck.training.protocol import ProtocolStats, check_protocol, check_scheduler_skip
-from ampcheck.training.recorder import Recorder
-from ampcheck.training.reductions import check_reductions, measure_reductions, reduction_table
-from ampcheck.training.residency import ResidencyStats, measure_residency, residency_tables
-from ampcheck.training.residency_checks import check_residency
-from ampcheck.training.restarts import Restarts
-from ampcheck.training.resume import check_checkpoint_events, check_resume, measure_resume, resume_table
-from ampcheck.training.scaling import first_nonfinite, measure_loss_scale
-from ampcheck.training.stagnation import measure_stagnation, stagnation_tables
-from ampcheck.training.stagnation_checks import check_stagnation
+from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.order import ProtocolStats, check_protocol, check_scheduler_skip
+from ampcheck.training.protocol.recorder import Recorder
+from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
+from ampcheck.training.residency.checks import check_residency
+from ampcheck.training.residency.measure import ResidencyStats, measure_residency, residency_tables
+from ampcheck.training.resume.checks import check_checkpoint_events, check_resume, measure_resume, resume_table
+from ampcheck.training.scale.checks import check_loss_scale
+from ampcheck.training.scale.verify import first_nonfinite, measure_loss_scale
+from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
+from ampcheck.training.stagnation.checks import check_stagnation
+from ampcheck.training.stagnation.measure import measure_stagnation, stagnation_tables
+from ampcheck.training.stagnation.restarts import Restarts
 
 CHECKS = (
     "gradient-underflow",

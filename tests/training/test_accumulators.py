@@ -9,8 +9,8 @@ from ampcheck.record import Verdict
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.stagnation import measure_stagnation
-from ampcheck.training.stagnation_checks import check_stagnation
+from ampcheck.training.stagnation.checks import check_stagnation
+from ampcheck.training.stagnation.measure import measure_stagnation
 
 
 def judged(parts, steps=4):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ampcheck.record import Verdict
 from ampcheck.settings import Limits
-from ampcheck.training.confounders import (
+from ampcheck.training.confounders.operands import check_operands, measure_operands
+from ampcheck.training.confounders.settings import (
     ConfounderStats,
     ProductError,
     allowed_error,
@@ -21,7 +22,6 @@ from ampcheck.training.confounders import (
     measure_confounders,
     measure_nondeterminism,
 )
-from ampcheck.training.operands import check_operands, measure_operands
 
 LIMITS = Limits()
 
@@ -112,7 +112,7 @@ def pytester_free_python() -> Callable[[str], str]:
     def run(statement: str) -> str:
         code = (
             f"import torch; {statement}\n"
-            "from ampcheck.training.confounders import measure_confounders\nprint(measure_confounders().flags)"
+            "from ampcheck.training.confounders.settings import measure_confounders\nprint(measure_confounders().flags)"
         )
         done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
         return done.stdout

@@ -11,7 +11,7 @@ from training_loops import amp_loop, mlp, state_of
 
 from ampcheck.record import Finding, Verdict
 from ampcheck.subject import Subject
-from ampcheck.training.invariance import InvarianceStats, check_invariance, measure_invariance
+from ampcheck.training.gradients.invariance import InvarianceStats, check_invariance, measure_invariance
 from ampcheck.training.loop import TrainingLoop
 
 DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))

@@ -12,10 +12,10 @@ from training_loops import amp_loop, mlp
 from ampcheck.record import Finding, Verdict
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
-from ampcheck.training.events import Act, Event
 from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.protocol import ProtocolStats, check_protocol, check_scheduler_skip
-from ampcheck.training.recorder import Recorder
+from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.order import ProtocolStats, check_protocol, check_scheduler_skip
+from ampcheck.training.protocol.recorder import Recorder
 
 
 def observed(shape: dict[str, Any], steps: int = 4, **how: Any) -> tuple[list[Event], StepError | None]:

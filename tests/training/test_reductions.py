@@ -9,7 +9,7 @@ from torch import nn
 from ampcheck.formats import format_of
 from ampcheck.record import Verdict
 from ampcheck.settings import Limits
-from ampcheck.training.reductions import check_reductions, measure_reductions, reduction_table
+from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
 
 LIMITS = Limits()
 BF16 = torch.bfloat16

@@ -13,9 +13,9 @@ from ampcheck.errors import UsageError
 from ampcheck.record import Finding, Verdict
 from ampcheck.subject import Subject
 from ampcheck.training.loop import Role, TrainingLoop
-from ampcheck.training.policies import PRESETS, ResidencyPolicy, policy_of
-from ampcheck.training.residency import ResidencyStats, measure_residency, residency_tables
-from ampcheck.training.residency_checks import CHECKS, check_residency
+from ampcheck.training.residency.checks import CHECKS, check_residency
+from ampcheck.training.residency.measure import ResidencyStats, measure_residency, residency_tables
+from ampcheck.training.residency.policies import PRESETS, ResidencyPolicy, policy_of
 
 LOW = [torch.bfloat16, torch.float16]
 

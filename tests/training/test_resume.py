@@ -11,9 +11,9 @@ from torch import nn
 
 from ampcheck.record import Finding, Verdict
 from ampcheck.subject import Subject
-from ampcheck.training.events import Act, Event
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.resume import (
+from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.resume.checks import (
     ResumeStats,
     check_checkpoint_events,
     check_resume,

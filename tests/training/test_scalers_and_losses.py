@@ -12,12 +12,12 @@ from ampcheck.audit import audit
 from ampcheck.record import Verdict
 from ampcheck.settings import Limits
 from ampcheck.subject import as_subject
-from ampcheck.training.gradients import GradientLoss, GradientStats, check_gradients
-from ampcheck.training.invariance import check_invariance, measure_invariance
+from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
+from ampcheck.training.gradients.losses import LossStats, check_loss, measure_loss
+from ampcheck.training.gradients.underflow import GradientLoss, GradientStats, check_gradients
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.loss_scale import LossScaleStats, check_loss_scale
-from ampcheck.training.losses import LossStats, check_loss, measure_loss
-from ampcheck.training.trajectory import ScalerStats, ScalerStep, in_succession
+from ampcheck.training.scale.checks import LossScaleStats, check_loss_scale
+from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep, in_succession
 
 
 def scaler_stats(who, *steps):

@@ -17,12 +17,12 @@ from ampcheck.demo import CharTransformer, batch
 from ampcheck.record import Verdict
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
-from ampcheck.training.gradients import measure_gradients
+from ampcheck.training.gradients.underflow import measure_gradients
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.loss_scale import check_loss_scale
-from ampcheck.training.recorder import Recorder
-from ampcheck.training.scaling import measure_loss_scale
+from ampcheck.training.protocol.recorder import Recorder
+from ampcheck.training.scale.checks import check_loss_scale
+from ampcheck.training.scale.verify import measure_loss_scale
 from ampcheck.training.window import FEW, ScaleWindow
 
 LIMITS = Limits()

@@ -14,10 +14,15 @@ from torch import nn
 from ampcheck.record import Verdict
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
-from ampcheck.training.accounts import Decay
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.stagnation import StagnationStats, TensorUpdates, measure_stagnation, stagnation_tables
-from ampcheck.training.stagnation_checks import check_stagnation
+from ampcheck.training.stagnation.accounts import Decay
+from ampcheck.training.stagnation.checks import check_stagnation
+from ampcheck.training.stagnation.measure import (
+    StagnationStats,
+    TensorUpdates,
+    measure_stagnation,
+    stagnation_tables,
+)
 
 
 def measured(parts, steps=4):

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.training.events import Act, Event
-from ampcheck.training.trajectory import COLLAPSE, ScalerStats, ScalerStep, measure_scalers, skipped_last
+from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.scale.trajectory import COLLAPSE, ScalerStats, ScalerStep, measure_scalers, skipped_last
 
 
 def _drive(bad: list[bool], *, init: float = 65536.0, interval: int = 3, enabled: bool = True) -> list[Event]:

@@ -7,12 +7,12 @@ from narrow_loops import B16, F16, F32, kahan, loop, net, sgd, with_optimizer
 from torch import nn
 
 from ampcheck.subject import Subject
-from ampcheck.training.accounts import Accounts
-from ampcheck.training.forms import Form, added, itself, mixed, scaled
 from ampcheck.training.loop import Resident, Role, TrainingLoop
-from ampcheck.training.shadows import Shadows
-from ampcheck.training.stagnation import measure_stagnation
-from ampcheck.training.updates import UpdateWatch
+from ampcheck.training.stagnation.accounts import Accounts
+from ampcheck.training.stagnation.forms import Form, added, itself, mixed, scaled
+from ampcheck.training.stagnation.measure import measure_stagnation
+from ampcheck.training.stagnation.shadows import Shadows
+from ampcheck.training.stagnation.updates import UpdateWatch
 
 
 def watched(tensor, change, role=Role.PARAMETER, steps=1):

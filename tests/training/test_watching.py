@@ -20,10 +20,10 @@ import ampcheck
 from ampcheck.errors import UsageError
 from ampcheck.record import Finding, Run, Verdict
 from ampcheck.settings import Limits
-from ampcheck.training.folded import Trace
-from ampcheck.training.watched import WatchedOptimizer, WatchedScaler, WatchStats
-from ampcheck.training.watching_checks import check_watched
-from ampcheck.training.watching_report import watched_charts, window_of
+from ampcheck.training.watching.checks import check_watched
+from ampcheck.training.watching.folded import Trace
+from ampcheck.training.watching.report import watched_charts, window_of
+from ampcheck.training.watching.stats import WatchedOptimizer, WatchedScaler, WatchStats
 
 FLOAT16_STEP = 2.0**-24
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from training_loops import mlp, state_of
 
 from ampcheck.subject import Subject
-from ampcheck.training.capture import captured
+from ampcheck.training.gradients.capture import captured
 from ampcheck.training.loop import StepError, TrainingLoop
 from ampcheck.training.widen import shadowed
 

@@ -9,7 +9,7 @@ from ampcheck.record import Finding, Scalar, Table, Verdict, Where
 from ampcheck.settings import Limits
 from ampcheck.training.distributed.ranks import name_ranks
 from ampcheck.training.distributed.stats import CollectiveStats, DistributedStats, Prediction
-from ampcheck.training.reductions import ReductionStats, check_reductions
+from ampcheck.training.reductions.checks import ReductionStats, check_reductions
 
 SLUG = "reduce-precision"
 STATE = "autocast-state"

@@ -32,8 +32,8 @@ from ampcheck.training.distributed.ranks import world_size as how_many
 from ampcheck.training.distributed.stats import DistributedStats, RankResidency
 from ampcheck.training.distributed.sums import put_together
 from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.norm_watch import NormStats
-from ampcheck.training.reduction_watch import ReductionWatch
+from ampcheck.training.reductions.norms import NormStats
+from ampcheck.training.reductions.sums import ReductionWatch
 
 _SWITCHES = (
     "float32 matmul precision",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ampcheck.health import TensorHealth
 from ampcheck.record import Coverage
-from ampcheck.training.norm_watch import NormStats
-from ampcheck.training.reduction_watch import SumStats
+from ampcheck.training.reductions.norms import NormStats
+from ampcheck.training.reductions.sums import SumStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from ampcheck.formats import FloatFormat, format_of
 from ampcheck.training.distributed.collectives import Call
 from ampcheck.training.distributed.stats import CollectiveStats, Prediction
-from ampcheck.training.reduction_watch import one_rounding
+from ampcheck.training.reductions.sums import one_rounding
 
 _EMULATED = 2048
 """Elements with which sums over more processes are emulated."""

@@ -1,0 +1,1 @@
+"""What makes float32 something else."""

@@ -1,0 +1,1 @@
+"""The gradients of a step beside float64, and beside other loss scales."""

@@ -1,0 +1,239 @@
+"""Does the update depend on the loss scale? It must not: the scale is divided out before anything looks at gradients.
+
+The same steps run at scale 1, at a large scale, and with a scale that grows in every step, in float64, where no scale
+overflows and a power of two is exact. So gradients, and what the step returns, must be equal to the last digits;
+whatever differs (clipping before unscale_, a penalty on scaled gradients, a loss divided by a scale of another time)
+differs in training too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ampcheck.record import Finding, Verdict, Where
+from ampcheck.training.distributed.ranks import agreed
+from ampcheck.training.gradients.capture import plain_values
+from ampcheck.training.gradients.underflow import SHARDED, quiet
+from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
+from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.recorder import Recorder
+from ampcheck.training.widen import shadowed
+
+LARGE = 65536.0
+"""The scale at which torch.amp.GradScaler starts."""
+
+STEPS = 3
+"""Of each arm: a scale that changes after the first step shows in the second, and in what the first returns."""
+
+ACCUMULATED = 16
+"""How many steps are tried where none of the first steps an optimizer."""
+
+_NEVER = 2**31 - 1
+_EQUAL = 1e-4
+"""Relative, in the Euclidean norm. Gradients are kept in float32 and summed in float64: what differs by chance is 1e-7;
+what a wrong scale does is a factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What depends on the scale. what: `gradient` or `value`; name: the parameter's; step: the first in which it shows.
+
+    arms: the two that differ. ratio: the norm (the value) in the second over that in the first; error: of their
+    difference, relative to the first.
+    """
+
+    what: str
+    name: str
+    step: int
+    arms: tuple[str, str]
+    ratio: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class InvarianceStats:
+    """The same steps at several scales. gradients: how many were compared, over all steps. differences: the worst of
+    each kind. penalties: `torch.autograd.grad` on a scaled loss with a graph of its own. skipped: why there is nothing.
+    """
+
+    subject: str
+    arms: tuple[str, ...] = ()
+    gradients: int = 0
+    values: int = 0
+    differences: tuple[Difference, ...] = ()
+    penalties: tuple[Event, ...] = ()
+    skipped: str = ""
+
+
+@dataclass(slots=True)
+class _Arm:
+    name: str
+    gradients: dict[tuple[int, int, str], torch.Tensor]
+    values: list[float]
+    events: list[Event]
+    stopped: StepError | None
+    skipped: bool
+    drew: bool
+
+
+def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStats:
+    """Run the first steps of a loop at scale 1, at 65536 (or the largest power of 16 below it that no step skips), and
+    with a scale that doubles after every step. Use it inside `loop.preserved()`.
+    """
+    scalers = [scaler for scaler in loop.reached.scalers.values() if scaler.is_enabled()]
+    if not scalers:
+        return InvarianceStats(loop.name, skipped="no GradScaler is in use")
+    if loop.sharded:
+        return InvarianceStats(loop.name, skipped=SHARDED)
+    start = loop.snapshot()
+    first = _arm(loop, start, "scale 1", steps, 1.0, _NEVER)
+    if first.stopped is not None:
+        where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
+        return InvarianceStats(loop.name, skipped=f"a step does not run in float64: {first.stopped.message}{where}")
+    if agreed(not first.gradients) and steps < ACCUMULATED:  # gradients accumulate over more steps
+        start.restore()
+        return measure_invariance(loop, ACCUMULATED)
+    if not first.gradients:
+        return InvarianceStats(loop.name, skipped=f"no optimizer stepped through the scaler in {steps} steps")
+    again = _arm(loop, start, "scale 1 again", steps, 1.0, _NEVER)
+    if agreed(bool(_differences(first, again))):
+        why = "two runs from the same state differ: what a step draws on moves on; let step(i) depend on i alone"
+        return InvarianceStats(loop.name, skipped=why)
+    scale = LARGE
+    large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
+    while agreed(large.skipped) and scale > 16:
+        scale /= 16
+        large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
+    growing = _arm(loop, start, "a scale that doubles in each step", steps, min(scale, 1024.0), 1)
+    found = [d for other in (large, growing) if not other.skipped for d in _differences(first, other)]
+    worst: dict[str, Difference] = {}
+    for one in sorted(found, key=lambda d: -d.error):
+        worst.setdefault(one.what, one)
+    penalties = [e for e in large.events if e.act is Act.GRAD and e.scaled and e.create_graph]
+    return InvarianceStats(
+        loop.name,
+        (first.name, large.name, growing.name),
+        len(first.gradients),
+        len(first.values),
+        tuple(worst.values()),
+        tuple(penalties),
+    )
+
+
+def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: float, interval: int) -> _Arm:
+    start.restore()
+    for scaler in loop.reached.scalers.values():
+        if scaler.is_enabled():
+            wanted = {"scale": scale, "growth_interval": interval, "growth_factor": 2.0, "_growth_tracker": 0}
+            scaler.load_state_dict({**scaler.state_dict(), **wanted})
+    recorder = Recorder(loop)
+    arm = _Arm(name, {}, [], recorder.events, None, False, False)
+    names = {id(parameter): path for path, parameter in loop.parameters()}
+    calls = [0]
+
+    def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
+        calls[0] += 1
+        with torch.no_grad(), _disable_current_modes():
+            factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
+            inside = 1.0 if factor is None else float(factor)
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        key = (recorder.step, calls[0], names.get(id(parameter), "?"))
+                        arm.gradients[key] = _values(parameter.grad) / inside
+
+    with quiet(), shadowed(loop, torch.float64) as mode, recorder.listening():
+        handle = register_optimizer_step_pre_hook(keep)
+        try:
+            for recorder.step in range(steps):
+                calls[0] = 0
+                taken = loop.take(recorder.step)
+                recorder.forget_graphs()
+                if isinstance(taken, StepError):
+                    if taken.kind != "value":
+                        arm.stopped = taken
+                        break
+                else:
+                    arm.values.append(taken)
+        finally:
+            handle.remove()
+    arm.skipped = any(e.act is Act.SCALER_STEP and e.skipped for e in recorder.events)
+    arm.drew = mode.drew
+    return arm
+
+
+def _values(grad: torch.Tensor) -> torch.Tensor:
+    return plain_values(grad).double().clone()
+
+
+def _differences(one: _Arm, other: _Arm) -> list[Difference]:
+    arms = (one.name, other.name)
+    found: list[Difference] = []
+    whole: Mapping[int, float] = _norms(one)
+    for (step, call, name), value in one.gradients.items():
+        twin = other.gradients.get((step, call, name))
+        if twin is None or twin.shape != value.shape:
+            found.append(Difference("gradient", name, step, arms, math.nan, math.inf))
+            continue
+        norm = float(value.norm())
+        error = float((twin - value).norm())
+        # A gradient that is nothing but rounding differs by chance: it is held against the whole gradient of the step.
+        if error > _EQUAL * norm and error > 1e-6 * whole[step]:
+            ratio = float(twin.norm()) / norm if norm else math.inf
+            found.append(Difference("gradient", name, step, arms, ratio, error / norm if norm else math.inf))
+    for step, (here, there) in enumerate(zip(one.values, other.values, strict=False)):
+        if abs(there - here) > _EQUAL * abs(here) and math.isfinite(here):
+            ratio = there / here if here else math.inf
+            error = abs(there - here) / abs(here) if here else math.inf
+            found.append(Difference("value", "", step, arms, ratio, error))
+    earliest = min((d.step for d in found), default=0)
+    return [d for d in found if d.step == earliest]  # later ones follow from it
+
+
+def _norms(arm: _Arm) -> dict[int, float]:
+    squares: dict[int, float] = {}
+    for (step, _, _), value in arm.gradients.items():
+        squares[step] = squares.get(step, 0.0) + float(value.square().sum())
+    return {step: math.sqrt(total) for step, total in squares.items()}
+
+
+def check_invariance(stats: InvarianceStats) -> list[Finding]:
+    """`scale-invariance`: gradients that the optimizer sees, and what the step returns, do not depend on the scale."""
+    slug = "scale-invariance"
+    if stats.skipped:
+        return [Finding(slug, Verdict.SKIP, stats.subject, f"not judged: {stats.skipped}")]
+    found: list[Finding] = []
+    for one in stats.differences:
+        first, second = one.arms
+        if one.what == "gradient":
+            what = f"the gradient of {one.name} that the optimizer sees"
+            hint = (
+                "unscale (scaler.unscale_) before gradients are clipped or looked at; scale every loss of the step; "
+                "call update once, after all optimizers"
+            )
+            if stats.penalties:
+                place = stats.penalties[0]
+                hint = (
+                    f"unscale what torch.autograd.grad gives of a scaled loss ({place.file}:{place.line}) before a "
+                    "penalty is made of it: grad / scaler.get_scale(); and scale the sum of loss and penalty"
+                )
+        else:
+            what = "what the step returns"
+            hint = "return the loss before it is scaled, or keep scaler.get_scale() from before scaler.update()"
+        message = (
+            f"the same steps must give the same at every loss scale; {what} is {one.ratio:.4g} times as large with "
+            f"{second} as with {first} (in float64, step {one.step})"
+        )
+        where = Where("update", one.name.rpartition(".")[0], step=one.step)
+        found.append(Finding(slug, Verdict.FAIL, stats.subject, message, where, one.error, _EQUAL, "relative", hint))
+    if found:
+        return found
+    text = f"{stats.gradients} gradients and {stats.values} values are equal with {', with '.join(stats.arms)}"
+    return [Finding(slug, Verdict.PASS, stats.subject, text)]

@@ -1,0 +1,1 @@
+"""Sums and norms of gradients in 16 bits."""

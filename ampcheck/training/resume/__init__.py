@@ -1,0 +1,1 @@
+"""Does an interrupted run go on as if it had not been?"""

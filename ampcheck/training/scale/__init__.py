@@ -1,0 +1,1 @@
+"""Which loss scales serve, and where the scaler is."""

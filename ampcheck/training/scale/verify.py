@@ -1,0 +1,109 @@
+"""The loss-scale window of a loop: predicted from the gradients of one step in float64, verified by real runs of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ampcheck.numerics.ops import OpWatch
+from ampcheck.record import Where
+from ampcheck.settings import Limits
+from ampcheck.trace import Trace
+from ampcheck.training.gradients.underflow import GradientLoss, GradientShadow, GradientStats, quiet
+from ampcheck.training.loop import Snapshot, TrainingLoop
+from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.scale.checks import LossScaleStats, loss_scale_stats
+from ampcheck.training.scale.trajectory import in_succession, measure_scalers
+from ampcheck.training.window import FEW, ScaleWindow, scale_window
+
+MOVES = 8
+"""How many powers of two an end of the window is moved, where a real run says something else than the histograms."""
+
+
+def measure_loss_scale(
+    loop: TrainingLoop,
+    gradients: GradientStats,
+    shadow: GradientShadow | None,
+    events: Sequence[Event],
+    limits: Limits,
+    *,
+    first_op: str = "",
+) -> list[LossScaleStats]:
+    """The window of the step that `gradients` tells of, at `limits.underflow`, and the path of each scaler.
+
+    The ends are verified: the step runs again at each, and one power of two beyond; where it loses more, or an op
+    inside overflows, the end moves.
+    """
+    scalers = tuple(one for one in in_succession(measure_scalers(events)).values() if one.enabled)
+    window: ScaleWindow | None = None
+    verified: dict[float, tuple[float, bool, str]] = {}
+    if gradients.histograms and gradients.format == "float16":
+        weights = [name for name in gradients.histograms if name not in gradients.outputs]
+        window = scale_window(gradients.histograms, share=limits.underflow, dtype="float16", binding=weights)
+        if shadow is not None and window.nonzero:
+            window = _verified(window, shadow, gradients.scale, verified)
+    told = [(scale, lost, over) for scale, (lost, over, _) in verified.items()]
+    return [
+        loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=told)
+        for scaler in (scalers or (None,))
+    ]
+
+
+def _verified(
+    window: ScaleWindow, shadow: GradientShadow, scale: float, verified: dict[float, tuple[float, bool, str]]
+) -> ScaleWindow:
+    def run(exponent: int) -> tuple[float, bool, str]:
+        at = math.ldexp(1.0, exponent)
+        if at not in verified:
+            verified[at] = _told(shadow.beside(at / scale)[0])
+        return verified[at]
+
+    needed, allowed = window.needed, window.allowed
+    if window.empty:
+        run(needed)
+        run(allowed)
+        return window
+    last = needed + MOVES
+    while run(needed)[0] > window.share and needed < min(last, allowed):
+        needed += 1
+    last = needed - MOVES
+    while needed > last and run(needed - 1)[0] <= window.share:
+        needed -= 1
+    by = window.allowed_by
+    last = allowed - MOVES
+    while allowed > max(last, needed - 1) and run(allowed)[1]:
+        by, allowed = run(allowed)[2], allowed - 1
+    last = allowed + MOVES
+    while needed <= allowed < last and not run(allowed + 1)[1]:
+        allowed += 1
+    return replace(window, needed=needed, allowed=allowed, allowed_by=by)
+
+
+def _told(losses: dict[tuple[str, str], GradientLoss]) -> tuple[float, bool, str]:
+    """The worst share that a parameter lost, whether anything overflowed, and what."""
+    weights = [one for one in losses.values() if one.kind == "parameter" and one.known]
+    known = sum(one.known for one in weights)
+    pooled = sum(max(0, one.zero - one.reverse) for one in weights) / known if known else 0.0
+    worst = max([pooled, *(one.lost for one in weights if one.known >= FEW)])
+    over = [one.name for one in losses.values() if one.nonfinite]
+    return worst, bool(over), over[0] if over else ""
+
+
+def first_nonfinite(loop: TrainingLoop, start: Snapshot, events: Sequence[Event]) -> Where | None:
+    """The op in which a value first became infinite or NaN in the first step that a scaler skipped; None without one.
+
+    The loop runs again up to that step, from `start`. Use it inside `loop.preserved()`.
+    """
+    skipped = next((event.step for event in events if event.act is Act.SCALER_STEP and event.skipped), None)
+    if skipped is None:
+        return None
+    start.restore()
+    watch = OpWatch(shadow=False)
+    root = next(iter(loop.reached.modules.values()), None)
+    with quiet():
+        for number in range(skipped):
+            loop.take(number)
+        with Trace(root, observers=(watch,)):
+            loop.take(skipped)
+    return next((fact.where for fact in watch.facts() if fact.produced), None)

@@ -1,0 +1,1 @@
+"""Do updates change what they are added to?"""

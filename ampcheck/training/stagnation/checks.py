@@ -1,0 +1,231 @@
+"""What the updates of a loop conclude. Pure: no PyTorch runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from ampcheck.formats import format_of
+from ampcheck.record import Finding, Verdict, Where
+from ampcheck.settings import Limits
+from ampcheck.training.stagnation.cures import AS_IS, WIDE, Cure
+from ampcheck.training.stagnation.measure import (
+    StagnationStats,
+    TensorUpdates,
+    VanishedConstant,
+    bad_decay,
+    lost_decay,
+)
+
+CHECK = "stagnation"
+
+_WARNED_FROM = 0.5
+_LEAST = 2
+_FOLLOWS = 0.1
+"""A decaying average that stays within this part of its size from what it follows is one."""
+
+_LISTED = 3
+_PLURAL: Mapping[str, str] = MappingProxyType(
+    {
+        "parameter": "parameters",
+        "optimizer state": "optimizer state",
+        "buffer": "buffers",
+        "copy": "copies",
+        "other": "tensors of the step",
+        "scaler": "state of the scaler",
+    }
+)
+
+
+def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
+    """`stagnation`: what the loop adds to its tensors arrives there.
+
+    Fails, per role, for tensors that lose the share `limits.stagnation` of their updates or of a decay, for those that
+    add up increments and will stop, and for constants (an eps) that are zero in their format; warns where more than
+    half of the updates are lost.
+    """
+    if not stats.steps:
+        why = f": {stats.error}" if stats.error else ""
+        return [Finding(CHECK, Verdict.SKIP, stats.subject, f"nothing was looked at: no step came to its end{why}")]
+    found: list[Finding] = []
+    for role in dict.fromkeys(one.role for one in stats.tensors):
+        found += _of_role(stats, [one for one in stats.tensors if one.role == role and not one.compensates], limits)
+    found += [_vanished(stats, one) for one in stats.vanished]
+    return found or [_passed(stats, limits)]
+
+
+def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Iterable[Finding]:
+    stopping = [one for one in tensors if one.accumulation is not None]
+    rest = [one for one in tensors if one.accumulation is None]
+    judged = [one for one in rest if one.lag > _FOLLOWS and one.steps > one.set_anew]
+    failed = [
+        one
+        for one in judged
+        if one.share >= limits.stagnation and one.moved >= _LEAST and not _is_rounding(one, tensors)
+    ]
+    stuck = [one for one in rest if one not in failed and lost_decay(one) >= limits.stagnation]
+    if failed:
+        yield _lost(stats, failed, Verdict.FAIL, limits)
+    if stuck:
+        yield _decay(stats, stuck, limits)
+    if stopping:
+        yield _stops(stats, stopping)
+    known = (*failed, *stuck)
+    warned = [one for one in judged if one not in known and one.share > _WARNED_FROM]
+    if warned:
+        yield _lost(stats, warned, Verdict.WARN, limits)
+
+
+def _is_rounding(one: TensorUpdates, tensors: list[TensorUpdates]) -> bool:
+    """Whether the gradient of a parameter is no larger than what rounding makes of the largest ones.
+
+    That of a bias before a BatchNorm is zero, and only rounding is left of it. An optimizer that normalises gives all
+    parameters updates of one size, and this is never true.
+    """
+    largest = max(other.pace for other in tensors if other.optimizer == one.optimizer)
+    return one.role == "parameter" and one.pace < 2.0 * format_of(one.dtype).unit_roundoff * largest
+
+
+def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict, limits: Limits) -> Finding:
+    ranked = _ranked(tensors, lambda one: one.share)
+    worst = ranked[0]
+    limit = limits.stagnation if verdict is Verdict.FAIL else _WARNED_FROM
+    message = (
+        f"updates must change what they are added to, but of the updates of {_names(ranked)} in {worst.dtype} "
+        f"{_percent(worst.share)} changed nothing in {_steps(stats)} (limit {_percent(limit)}): they are below half of "
+        f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
+        f"moves from about {format_of(worst.dtype).unit_roundoff:.2g} of its value on"
+    )
+    return _finding(stats, verdict, message, worst, worst.share, limit, _cured(worst))
+
+
+def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Finding:
+    ranked = _ranked(tensors, lost_decay)
+    worst = ranked[0]
+    decay = bad_decay(worst)
+    what = "weight decay" if worst.role == "parameter" else "decay"
+    message = (
+        f"a decay must make values smaller, but {what} of {_names(ranked)} by {decay.factor:.6g} leaves "
+        f"{_percent(lost_decay(worst))} of the nonzero elements as they are: in {worst.dtype} a change of "
+        f"{1.0 - decay.factor:.2g} is below half of the spacing"
+    )
+    if worst.role != "parameter":
+        message += ", so the values grow and never shrink"
+    return _finding(
+        stats, Verdict.FAIL, message, worst, lost_decay(worst), limits.stagnation, _cured(worst), op=decay.op
+    )
+
+
+def _stops(stats: StagnationStats, tensors: list[TensorUpdates]) -> Finding:
+    ranked = sorted(tensors, key=lambda one: one.accumulation.steps if one.accumulation else 0)
+    worst = ranked[0]
+    total = worst.accumulation
+    assert total is not None
+    exact = format_of(worst.dtype).largest_exact_integer
+    message = (
+        f"a sum must go on growing, but {_names(ranked)} adds up about {total.increment:.3g} a step in {worst.dtype}, "
+        f"which holds whole numbers up to {exact} only: it stops at about {total.stops_at:.4g}, "
+        f"{'now' if not total.steps else f'after about {total.steps} more steps'}, unless it starts anew before"
+    )
+    integral = total.increment == round(total.increment)
+    hint = "keep it in an integer or float32 tensor (an integer buffer is not cast by .bfloat16() or .half())"
+    if not integral:
+        hint = "keep it in float32"
+    cures = _told(worst.cures, worst)
+    return _finding(stats, Verdict.FAIL, message, worst, float(total.steps), None, hint + cures, unit="steps")
+
+
+def _vanished(stats: StagnationStats, one: VanishedConstant) -> Finding:
+    name = f"{one.option} of the optimizer" if one.option else "a constant"
+    of = ", ".join(one.of[:_LISTED]) or "a tensor of the loop"
+    others = f" and {len(one.of) - _LISTED} more" if len(one.of) > _LISTED else ""
+    message = (
+        f"a constant that guards must not vanish, but {name}, {one.constant:.3g}, is zero in {one.dtype}, in which "
+        f"it is added to what {of}{others} gives; {one.zeros} of the results were exactly zero"
+    )
+    hint = (
+        f"use {one.option or 'a constant'} of at least {one.smallest:.2g}, the smallest value that {one.dtype} holds "
+        "(1e-4 keeps its digits), or keep the state in float32 or bfloat16"
+    )
+    where = Where("update", op=one.op, file=one.file, line=one.line)
+    limit = format_of(one.dtype).flushes_at
+    return Finding(CHECK, Verdict.FAIL, stats.subject, message, where, abs(one.constant), limit, "", hint)
+
+
+def _passed(stats: StagnationStats, limits: Limits) -> Finding:
+    if not stats.narrow:
+        text = f"none of the {stats.looked} tensors that live across steps is narrower than float32 ({_steps(stats)})"
+        return Finding(CHECK, Verdict.PASS, stats.subject, text)
+    moved, lost = sum(one.moved for one in stats.tensors), sum(one.lost for one in stats.tensors)
+    hidden = sum(stats.coverage.unseen.values())
+    anew = sum(one.set_anew > 0 for one in stats.tensors)
+    if not moved and hidden:
+        text = "the updates of narrow tensors ran where ops are not seen (compiled code, bits, collectives)"
+        return Finding(CHECK, Verdict.SKIP, stats.subject, f"nothing was looked at: {text}")
+    text = f"{stats.narrow} of {stats.looked} tensors that live across steps are narrower than float32"
+    if moved:
+        text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {_steps(stats)}"
+    else:
+        text += f"; none of them was updated in {_steps(stats)}"
+    if anew:
+        text += f"; {anew} are written anew from elsewhere"
+    if carried := sum(bool(one.carriers) for one in stats.tensors):
+        text += f"; what {carried} of them lose is kept in another tensor"
+    if hidden:
+        text += f"; {hidden} changes came from ops that cannot be followed"
+    worst = max((one.share for one in stats.tensors if not one.compensates), default=0.0)
+    return Finding(CHECK, Verdict.PASS, stats.subject, text, Where(), worst, limits.stagnation, "share")
+
+
+def _cured(one: TensorUpdates) -> str:
+    wide = "float32 master weights" if one.role == "parameter" else "float32 for this tensor"
+    return f"keep it exact: {wide}, Kahan summation or stochastic rounding" if not one.cures else _told(one.cures, one)
+
+
+def _told(cures: tuple[Cure, ...], one: TensorUpdates) -> str:
+    if not cures:
+        return ""
+    steps = cures[0].steps
+    plain = next(cure for cure in cures if cure.name == AS_IS)
+    best = sorted((cure for cure in cures if cure.name != AS_IS), key=lambda cure: cure.error)
+    wide = "float32 master weights" if one.role == "parameter" else "float32 for this tensor"
+    told = ", ".join(str(cure).replace(WIDE, wide, 1) if cure.name == WIDE else str(cure) for cure in best)
+    lead = "; replayed" if one.accumulation is not None else "replayed"
+    return (
+        f"{lead} for {steps} steps, as it is {100 * plain.arrives:.0f} % of the change of {one.name} arrives; with "
+        f"{told}"
+    )
+
+
+def _ranked(tensors: list[TensorUpdates], key: Callable[[TensorUpdates], float]) -> list[TensorUpdates]:
+    return sorted(tensors, key=lambda one: (-key(one), not one.cures, -one.elements))
+
+
+def _names(ranked: list[TensorUpdates]) -> str:
+    others = f" (and {len(ranked) - _LISTED} more)" if len(ranked) > _LISTED else ""
+    kind = _PLURAL.get(ranked[0].role, ranked[0].role)
+    return f"{kind} {', '.join(one.name for one in ranked[:_LISTED])}{others}"
+
+
+def _finding(
+    stats: StagnationStats,
+    verdict: Verdict,
+    message: str,
+    worst: TensorUpdates,
+    observed: float,
+    limit: float | None,
+    hint: str,
+    *,
+    op: str = "",
+    unit: str = "share",
+) -> Finding:
+    where = Where("update", worst.module, op or worst.op, worst.file, worst.line)
+    return Finding(CHECK, verdict, stats.subject, message, where, observed, limit, unit, hint)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _steps(stats: StagnationStats) -> str:
+    return "one step" if stats.steps == 1 else f"{stats.steps} steps"

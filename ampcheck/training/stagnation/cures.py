@@ -1,0 +1,154 @@
+"""What a cure would do to updates that get lost, measured by replaying them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from ampcheck.formats import FloatFormat, format_of
+from ampcheck.training.stagnation.shadows import spacing
+
+AS_IS = "as it is"
+WIDE = "float32"
+KAHAN = "Kahan summation"
+STOCHASTIC = "stochastic rounding"
+
+_LONGEST = 512
+_SPACINGS = 4.0
+_REPLICATES = 4
+
+_Change: TypeAlias = "Callable[[int, torch.Tensor], torch.Tensor]"
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """What became of the same updates under one way to add them.
+
+    arrives: the part of the true displacement that arrives, its projection on it (1.0 is all; of stochastic rounding
+    the mean of 4 runs). error: the Euclidean norm of what is off, relative to the true displacement. steps: how many
+    were replayed.
+    """
+
+    name: str
+    arrives: float
+    error: float
+    steps: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({100 * self.arrives:.0f} %{' on average' if self.name == STOCHASTIC else ''})"
+
+
+def measure_cures(
+    samples: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    dtype: torch.dtype,
+    *,
+    factor: float | None = None,
+    steps: int | None = None,
+) -> tuple[Cure, ...]:
+    """Replay updates in the format `dtype` as it is, with float32, with Kahan summation and with stochastic rounding.
+
+    samples: for each observed step the old values and the true updates, float64 [elements]. The updates are repeated,
+    in order, until the typical element should have moved by four spacings of its format, 512 steps at most. factor:
+    replay a multiplication by it instead, for as many steps as it takes to halve a value, 512 at most. steps: how
+    many, where that is known.
+
+    Returns nothing where there is nothing to replay.
+    """
+    if not samples:
+        return ()
+    start = samples[0 if factor is None else -1][0].cpu().double()
+    updates = [update.cpu().double() for _, update in samples]
+    keep = torch.isfinite(start)
+    for update in updates:
+        keep &= torch.isfinite(update)
+    start, updates = start[keep], [update[keep] for update in updates]
+    form = format_of(dtype)
+    if factor is not None:
+        steps = steps or max(1, min(_LONGEST, math.ceil(math.log(0.5) / math.log(factor))))
+    else:
+        steps = steps or _length(start, updates, form)
+    change = _repeat(updates) if factor is None else _decay(factor)
+    true = start.clone()
+    for step in range(steps):
+        true = true + change(step, true)
+    true = true - start
+    if not float(true.norm()) > 0.0:
+        return ()
+    ways = ((AS_IS, _as_is), (WIDE, _wide), (KAHAN, _kahan), (STOCHASTIC, _stochastic))
+    return tuple(_judged(name, way(start, change, steps, form, dtype), true, steps) for name, way in ways)
+
+
+def round_stochastically(values: torch.Tensor, form: FloatFormat, generator: torch.Generator) -> torch.Tensor:
+    """Round float64 `values` to one of the two neighbours in a format, the nearer the likelier, right on average."""
+    step = spacing(values, form)
+    chance = torch.rand(values.shape, generator=generator, dtype=torch.float64)
+    return (torch.floor(values / step + chance) * step).clamp(-form.max, form.max)
+
+
+def _repeat(updates: Sequence[torch.Tensor]) -> _Change:
+    return lambda step, values: updates[step % len(updates)]
+
+
+def _decay(factor: float) -> _Change:
+    return lambda step, values: (factor - 1.0) * values
+
+
+def _length(start: torch.Tensor, updates: Sequence[torch.Tensor], form: FloatFormat) -> int:
+    total = torch.stack(list(updates)).sum(0).abs()
+    moved = total > 0
+    if not moved.any():
+        return len(updates)
+    rounds = float((_SPACINGS * spacing(start[moved], form) / total[moved]).median())
+    return max(len(updates), min(_LONGEST, math.ceil(min(rounds, _LONGEST)) * len(updates)))
+
+
+def _as_is(
+    start: torch.Tensor, change: _Change, steps: int, form: FloatFormat, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    values = start
+    for step in range(steps):
+        values = (values + change(step, values)).to(dtype).double()
+    return [values - start]
+
+
+def _wide(
+    start: torch.Tensor, change: _Change, steps: int, form: FloatFormat, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    values = start
+    for step in range(steps):
+        values = (values + change(step, values)).float().double()
+    return [values - start]
+
+
+def _kahan(
+    start: torch.Tensor, change: _Change, steps: int, form: FloatFormat, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """The compensation is kept in the same narrow format (Zamirai et al., arXiv:2010.06192, algorithm 3)."""
+    values, missing = start, torch.zeros_like(start)
+    for step in range(steps):
+        wanted = (change(step, values + missing) + missing).to(dtype).double()
+        reached = (values + wanted).to(dtype).double()
+        missing = (wanted - (reached - values)).to(dtype).double()
+        values = reached
+    return [values - start]
+
+
+def _stochastic(
+    start: torch.Tensor, change: _Change, steps: int, form: FloatFormat, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    values = start.expand(_REPLICATES, -1)
+    for step in range(steps):
+        values = round_stochastically(values + change(step, values), form, generator)
+    return list(values - start)
+
+
+def _judged(name: str, moved: list[torch.Tensor], true: torch.Tensor, steps: int) -> Cure:
+    size = float(true.square().sum())
+    arrives = sum(float((one * true).sum()) for one in moved) / len(moved) / size
+    error = sum(float((one - true).norm()) for one in moved) / len(moved) / math.sqrt(size)
+    return Cure(name, arrives, error, steps)

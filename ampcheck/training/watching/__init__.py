@@ -1,0 +1,1 @@
+"""The eyes of `ampcheck.watch` on a user's own loop."""
