@@ -113,6 +113,7 @@ def judge_training(
     bounds = (limits or load_settings().limits).with_(subject.limits, f"the subject {subject.name}")
     wanted = set(CHECKS if checks is None else [slug for slug in CHECKS if slug in checks])
     with loop.preserved() as start:
+        device = device if torch.device(device).type != "cpu" else loop.device_type
         judge = _Judge(loop, start, bounds, wanted, steps or loop.shape.get("steps") or STEPS, device)
         runs = judge.runs(checks, progress or (lambda stage, done, total: None))
     kept = [replace(run, findings=tuple(f for f in run.findings if _kept(f, checks))) for run in runs]
@@ -152,13 +153,14 @@ class _Judge:
         self.device = device
         self.observed = Observed()
         self.lost: float | None = None
+        self.invariant: bool | None = None
 
     def runs(self, checks: Collection[str] | None, tell: Progress) -> list[Run]:
         """Every stage that something was asked of."""
         stages: list[tuple[str, tuple[str, ...], Callable[[], Run]]] = [
             ("gradients", ("gradient-underflow", "loss-scale", "scaler-protocol"), self._gradients),
             ("updates", ("stagnation",), self._updates),
-            ("loss scales", ("scale-invariance",), self._scales),
+            ("loss scales", ("scale-invariance", "scaler-protocol"), self._scales),
             ("a skipped step", ("scaler-protocol", "scheduler-skip"), self._protocol),
             ("resuming", ("resume",), self._resuming),
             ("reductions", ("reduce-precision",), self._reductions),
@@ -309,12 +311,14 @@ class _Judge:
         return self._run(found, stats.coverage, tables=stagnation_tables(stats))
 
     def _scales(self) -> Run:
-        return self._run(check_invariance(measure_invariance(self.loop)))
+        stats = measure_invariance(self.loop)
+        self.invariant = stats.invariant
+        return self._run(check_invariance(stats))
 
     def _protocol(self) -> Run:
         """The order of calls, as observed; and what a skipped step does, which is made if none came by itself."""
         seen = self.observed
-        stats = ProtocolStats(self.loop.name, tuple(seen.events), seen.steps, self.lost, seen.stopped)
+        stats = ProtocolStats(self.loop.name, tuple(seen.events), seen.steps, self.lost, seen.stopped, self.invariant)
         found = check_protocol(stats, self.limits)
         if "scheduler-skip" not in self.wanted:
             return self._run(found)

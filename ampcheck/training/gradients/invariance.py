@@ -59,8 +59,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class InvarianceStats:
-    """The same steps at several scales. gradients: how many were compared, over all steps. differences: the worst of
-    each kind. penalties: `torch.autograd.grad` on a scaled loss with a graph of its own. skipped: why there is nothing.
+    """The same steps at several scales.
+
+    arms: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values: how many
+    were, over all steps. differences: the worst of each kind. penalties: `torch.autograd.grad` on a scaled loss with a
+    graph of its own. skipped: why there is nothing.
     """
 
     subject: str
@@ -71,16 +74,32 @@ class InvarianceStats:
     penalties: tuple[Event, ...] = ()
     skipped: str = ""
 
+    @property
+    def invariant(self) -> bool | None:
+        """Whether gradients were equal at every scale; None where that was not seen."""
+        if self.skipped or not self.gradients:
+            return None
+        return not any(one.what == "gradient" for one in self.differences)
+
 
 @dataclass(slots=True)
 class _Arm:
     name: str
     gradients: dict[tuple[int, int, str], torch.Tensor]
-    values: list[float]
+    values: dict[int, float]
     events: list[Event]
-    stopped: StepError | None
-    skipped: bool
-    drew: bool
+    stopped: StepError | None = None
+
+    @property
+    def end(self) -> int:
+        """The first step that a scaler skipped: from there on arms are no longer in the same state."""
+        skipped = [event.step for event in self.events if event.act is Act.SCALER_STEP and event.skipped]
+        return min(skipped, default=_NEVER)
+
+    def until(self, end: int) -> _Arm:
+        """What it gave before a step."""
+        kept = {key: value for key, value in self.gradients.items() if key[0] < end}
+        return _Arm(self.name, kept, {step: v for step, v in self.values.items() if step < end}, self.events)
 
 
 def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStats:
@@ -108,20 +127,26 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
         return InvarianceStats(loop.name, skipped=why)
     scale = LARGE
     large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
-    while agreed(large.skipped) and scale > 16:
+    while agreed(large.end < first.end) and scale > 16:
         scale /= 16
         large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
     growing = _arm(loop, start, "a scale that doubles in each step", steps, min(scale, 1024.0), 1)
-    found = [d for other in (large, growing) if not other.skipped for d in _differences(first, other)]
+    compared = [(other, min(first.end, other.end)) for other in (large, growing)]
+    compared = [(other, end) for other, end in compared if any(key[0] < end for key in first.gradients)]
+    if not compared:
+        why = "the first step with gradients was skipped at every scale: they are not finite in float64 either"
+        return InvarianceStats(loop.name, skipped=why)
+    found = [d for other, end in compared for d in _differences(first.until(end), other.until(end))]
+    last = max(end for _, end in compared)
     worst: dict[str, Difference] = {}
     for one in sorted(found, key=lambda d: -d.error):
         worst.setdefault(one.what, one)
     penalties = [e for e in large.events if e.act is Act.GRAD and e.scaled and e.create_graph]
     return InvarianceStats(
         loop.name,
-        (first.name, large.name, growing.name),
-        len(first.gradients),
-        len(first.values),
+        (first.name, *(other.name for other, _ in compared)),
+        len(first.until(last).gradients),
+        len(first.until(last).values),
         tuple(worst.values()),
         tuple(penalties),
     )
@@ -134,7 +159,7 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
             wanted = {"scale": scale, "growth_interval": interval, "growth_factor": 2.0, "_growth_tracker": 0}
             scaler.load_state_dict({**scaler.state_dict(), **wanted})
     recorder = Recorder(loop)
-    arm = _Arm(name, {}, [], recorder.events, None, False, False)
+    arm = _Arm(name, {}, {}, recorder.events)
     names = {id(parameter): path for path, parameter in loop.parameters()}
     calls = [0]
 
@@ -149,7 +174,7 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
                         key = (recorder.step, calls[0], names.get(id(parameter), "?"))
                         arm.gradients[key] = _values(parameter.grad) / inside
 
-    with quiet(), shadowed(loop, torch.float64) as mode, recorder.listening():
+    with quiet(), shadowed(loop, torch.float64), recorder.listening():
         handle = register_optimizer_step_pre_hook(keep)
         try:
             for recorder.step in range(steps):
@@ -161,11 +186,9 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
                         arm.stopped = taken
                         break
                 else:
-                    arm.values.append(taken)
+                    arm.values[recorder.step] = taken
         finally:
             handle.remove()
-    arm.skipped = any(e.act is Act.SCALER_STEP and e.skipped for e in recorder.events)
-    arm.drew = mode.drew
     return arm
 
 
@@ -188,7 +211,8 @@ def _differences(one: _Arm, other: _Arm) -> list[Difference]:
         if error > _EQUAL * norm and error > 1e-6 * whole[step]:
             ratio = float(twin.norm()) / norm if norm else math.inf
             found.append(Difference("gradient", name, step, arms, ratio, error / norm if norm else math.inf))
-    for step, (here, there) in enumerate(zip(one.values, other.values, strict=False)):
+    for step, here in one.values.items():
+        there = other.values.get(step, here)
         if abs(there - here) > _EQUAL * abs(here) and math.isfinite(here):
             ratio = there / here if here else math.inf
             error = abs(there - here) / abs(here) if here else math.inf

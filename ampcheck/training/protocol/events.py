@@ -35,8 +35,8 @@ class Event:
     step: the number of the loop's step. who: path of the scaler, optimizer or scheduler; of SAVE and LOAD whose state,
     of BACKWARD and GRAD the scaler that scaled the loss. scale: the loss scale in use, of BACKWARD and GRAD the one of
     that loss, of UPDATE the one before it; new_scale: of UPDATE the one after it.
-    scaled: of BACKWARD and GRAD, whether the loss came through `scaler.scale`; None where that cannot be told.
-    dtype: of the loss. enabled: of a scaler.
+    scaled: of BACKWARD and GRAD, whether the loss came through `scaler.scale`; None where that cannot be told, as of
+    gradients that the step hands on itself. dtype: of the loss, where there is one. enabled: of a scaler.
     optimizers: whose gradients a BACKWARD added to or a CLIP clipped; of SCHEDULER_STEP the one it belongs to.
     cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began.
     through_scaler: of OPTIMIZER_STEP, whether `scaler.step` called it.

@@ -16,6 +16,9 @@ from ampcheck.training.loop import StepError
 from ampcheck.training.protocol.events import Act, Event
 
 _LISTED = 5
+_SCALED_BY_HAND = ("clip", "unscaled loss")
+"""Rules that a step keeps in its own way, if gradients come out equal at every scale: a bound times the scale, a loss
+multiplied by `get_scale()`, a gradient that is handed on."""
 _RAISED = {
     "Attempting to unscale FP16 gradients": "half",
     "unscale_() has already been called": "unscaled twice",
@@ -34,7 +37,8 @@ class ProtocolStats:
     """What a loop did in the steps that were observed.
 
     lost: the largest share of a tensor's nonzero gradient that became zero, None where it was not measured.
-    stopped: the step that did not come to its end.
+    stopped: the step that did not come to its end. invariant: whether gradients were equal at every loss scale, None
+    where that was not judged: what was clipped or added unscaled does no harm then.
     """
 
     subject: str
@@ -42,12 +46,15 @@ class ProtocolStats:
     steps: int
     lost: float | None = None
     stopped: StepError | None = None
+    invariant: bool | None = None
 
 
 def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     """`scaler-protocol`: the calls come in the order that gradients of a known scale need."""
     slug = "scaler-protocol"
     breaches = [*_Gradients(stats.events).breaches(), *_from_error(stats)]
+    if stats.invariant:
+        breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]
     found = [_finding(slug, stats, breach) for breach in _worst(breaches)]
     scalers = {e.who for e in stats.events if e.act in (Act.SCALE, Act.SCALER_STEP, Act.UPDATE) and e.enabled}
     if (half := _without_scaler(stats, limits)) is not None:
@@ -272,7 +279,7 @@ class _Gradients:
             return
         if held.scales and not held.stepped:
             state = (
-                "unscaled, but not looked at for infinities"
+                "unscaled, but that the scaler did not look at for infinities"
                 if held.unscaled
                 else f"{held.scales[-1]:g} times too large"
             )
@@ -280,7 +287,8 @@ class _Gradients:
                 f"an optimizer whose loss was scaled must step through the scaler; {event.who}.step() was called "
                 f"directly, on gradients that are {state}"
             )
-            yield _Breach("direct step", message, event, "call scaler.step(optimizer) instead of optimizer.step()")
+            rule = "guarded step" if held.unscaled else "direct step"
+            yield _Breach(rule, message, event, "call scaler.step(optimizer) instead of optimizer.step()")
         held.stepped = True
 
 
@@ -322,6 +330,8 @@ def _without_scaler(stats: ProtocolStats, limits: Limits) -> Finding | None:
     passes = [e for e in stats.events if e.act is Act.BACKWARD and "float16" in e.low]
     if not passes or any(e.enabled and e.act is Act.SCALE for e in stats.events):
         return None
+    if stats.lost == 0.0:
+        return None
     lost = stats.lost is not None and stats.lost > limits.underflow
     told = "" if stats.lost is None else f": up to {stats.lost:.1%} of a tensor's gradient became zero"
     message = f"float16 autocast needs a GradScaler; {len(passes)} backward passes ran on unscaled losses{told}"
@@ -331,7 +341,9 @@ def _without_scaler(stats: ProtocolStats, limits: Limits) -> Finding | None:
 
 
 def _finding(slug: str, stats: ProtocolStats, breach: _Breach) -> Finding:
-    return Finding(slug, Verdict.FAIL, stats.subject, breach.message, _where(breach.event), hint=breach.hint)
+    # The step may look for infinities itself, which no event tells.
+    verdict = Verdict.WARN if breach.rule == "guarded step" and stats.invariant else Verdict.FAIL
+    return Finding(slug, verdict, stats.subject, breach.message, _where(breach.event), hint=breach.hint)
 
 
 def _where(event: Event) -> Where:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.nest import tensors
@@ -180,6 +180,7 @@ class Recorder:
             nested = frame.f_code.co_name in ("_initial_step", "__init__", "step") and not is_users(
                 frame.f_code.co_filename
             )
+            nested = nested or isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric, not the steps
             if not nested and (optimizer := getattr(scheduler, "optimizer", None)) is not None:
                 name = self._name(optimizer, "optimizer")
                 who = self._name(scheduler, "scheduler")
@@ -193,11 +194,12 @@ class Recorder:
             if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
                 return original(roots, *args, **kwargs)
             scaled, who, scale = self._came_scaled([t for _, t in tensors(roots)])
+            handed = bool(args) and _is_handed(args[0])
             facts: dict[str, Any] = {
-                "scaled": scaled,
+                "scaled": None if handed and not scaled else scaled,
                 "who": who,
                 "scale": scale,
-                "dtype": next((_short(t.dtype) for _, t in tensors(roots)), ""),
+                "dtype": "" if handed else next((_short(t.dtype) for _, t in tensors(roots)), ""),
                 "create_graph": len(args) > 2 and args[2] is True,
             }
             if not kwargs.get("accumulate_grad", False):
@@ -244,7 +246,8 @@ class Recorder:
     def _enters(self, original: Any) -> Any:
         def __enter__(region: Any) -> Any:  # noqa: N807
             dtype = getattr(region, "fast_dtype", None)
-            if getattr(region, "_enabled", False) and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
+            on = getattr(region, "_enabled", False) and torch.is_grad_enabled()  # an evaluation has no gradients
+            if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
                 self._low[_short(dtype)] = None
             return original(region)
 
@@ -317,6 +320,12 @@ def _is_clear(optimizer: Any) -> bool:
             if bool(values.any()):
                 return False
     return True
+
+
+def _is_handed(grads: Any) -> bool:
+    """Whether backward starts from gradients that the step made itself, not from the 1 of a loss."""
+    given = [grad for _, grad in tensors(grads)]
+    return any(grad.numel() != 1 or float(grad) != 1.0 for grad in given)
 
 
 def _found_inf(scaler: Any, optimizer: Any) -> bool | None:
