@@ -23,7 +23,9 @@ from ampcheck.training.confounders.settings import (
 )
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.measure import measure_distributed
-from ampcheck.training.distributed.ranks import agreed, world_size
+from ampcheck.training.distributed.ranks import agreed, gather, world_size
+from ampcheck.training.distributed.together import ending_alike, settled
+from ampcheck.training.gradients.finite import check_finite, measure_finite, nonfinite_parameters
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
 from ampcheck.training.gradients.losses import check_loss, measure_loss
 from ampcheck.training.gradients.underflow import check_gradients, gradient_table, measure_gradients, quiet
@@ -43,6 +45,8 @@ from ampcheck.training.stagnation.measure import measure_stagnation, stagnation_
 from ampcheck.training.stagnation.restarts import Restarts
 
 CHECKS = (
+    "overflow",
+    "nonfinite-gradient",
     "gradient-underflow",
     "loss-scale",
     "scaler-protocol",
@@ -110,12 +114,15 @@ def judge_training(
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise UsageError(f"steps must be a whole number, 1 or more; found {steps!r}")
     loop = TrainingLoop(subject)
+    loop.settled = settled
     bounds = (limits or load_settings().limits).with_(subject.limits, f"the subject {subject.name}")
     wanted = set(CHECKS if checks is None else [slug for slug in CHECKS if slug in checks])
     with loop.preserved() as start:
         device = device if torch.device(device).type != "cpu" else loop.device_type
         judge = _Judge(loop, start, bounds, wanted, steps or loop.shape.get("steps") or STEPS, device)
-        runs = judge.runs(checks, progress or (lambda stage, done, total: None))
+        runs: list[Run] = []
+        with ending_alike(runs, loop.name, wanted):
+            judge.add_to(runs, checks, progress or (lambda stage, done, total: None))
     kept = [replace(run, findings=tuple(f for f in run.findings if _kept(f, checks))) for run in runs]
     return replace(merge(kept), environment=environment(device), title=f"audit of {loop.name}")
 
@@ -155,8 +162,8 @@ class _Judge:
         self.lost: float | None = None
         self.invariant: bool | None = None
 
-    def runs(self, checks: Collection[str] | None, tell: Progress) -> list[Run]:
-        """Every stage that something was asked of."""
+    def add_to(self, runs: list[Run], checks: Collection[str] | None, tell: Progress) -> None:
+        """Add the run of every stage that something was asked of."""
         stages: list[tuple[str, tuple[str, ...], Callable[[], Run]]] = [
             ("gradients", ("gradient-underflow", "loss-scale", "scaler-protocol"), self._gradients),
             ("updates", ("stagnation",), self._updates),
@@ -169,7 +176,7 @@ class _Judge:
         ]
         stages = [stage for stage in stages if self.wanted & set(stage[1]) and not self.loop.empty]
         tell(f"{self.loop.name}: steps as they are", 0, len(stages) + 2)
-        runs = [self._observe()]
+        runs.append(self._observe())
         fatal = agreed(self.observed.stopped is not None and self.observed.steps == 0)
         for number, (name, slugs, stage) in enumerate(stages, 1):
             tell(f"{self.loop.name}: {name}", number, len(stages) + 2)
@@ -190,7 +197,6 @@ class _Judge:
                 use = replace(use, findings=tuple(f for f in use.findings if f.check != "coverage"))
             runs.append(use)
         tell(f"{self.loop.name}: done", len(stages) + 2, len(stages) + 2)
-        return runs
 
     def _run(self, findings: Sequence[Finding], coverage: Coverage | None = None, **evidence: Any) -> Run:
         return Run(findings=tuple(findings), coverage=coverage or Coverage(), **evidence)
@@ -199,6 +205,7 @@ class _Judge:
         """Run the steps as they are, and tell what did not go as a step must."""
         seen = self.observed
         before = self._owned()
+        unwell = nonfinite_parameters(self.loop)
         lived = measure_residency(self.loop, after_step=False)
         recorder, restarts = Recorder(self.loop), Restarts()
         with quiet(), recorder.listening():
@@ -222,7 +229,9 @@ class _Judge:
         chart = Chart(
             "line", "what the steps returned", "step", "loss", (Series(self.loop.name, x, y),), check="coverage"
         )
-        return self._run(self._told(), coverage, charts=(chart,) if len(finite) > 1 else ())
+        finite_stats = measure_finite(self.loop, seen.losses, unwell)
+        told = [*self._told(), *(f for f in check_finite(finite_stats) if f.check in self.wanted)]
+        return self._run(told, coverage, charts=(chart,) if len(finite) > 1 else ())
 
     def _replaced(self, before: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
         """What an optimizer still steps though no module holds it any more."""
@@ -277,7 +286,7 @@ class _Judge:
 
     def _gradients(self) -> Run:
         """Gradients beside float64, and the loss scales that serve."""
-        number = self.observed.settled
+        number = max(gather(self.observed.settled))  # all ranks run the same step
         before = self.observed.losses[number] if number < len(self.observed.losses) else None
         outputs = not self.loop.reached.compiled
         first = first_nonfinite(self.loop, self.start, self.observed.events) if "loss-scale" in self.wanted else None
@@ -324,14 +333,14 @@ class _Judge:
             return self._run(found)
         scheduled = any(event.act is Act.SCHEDULER_STEP for event in seen.events)
         skipped = any(event.act is Act.SCALER_STEP and event.skipped for event in seen.events)
-        if scheduled and not skipped and any(e.act is Act.SCALER_STEP and e.enabled for e in seen.events):
+        if agreed(scheduled and not skipped and any(e.act is Act.SCALER_STEP and e.enabled for e in seen.events)):
             recorder = Recorder(self.loop, overflow_from=1)
             with recorder.listening():
                 for recorder.step in range(seen.steps):
                     taken = self.loop.take(recorder.step)
                     recorder.forget_graphs()
                     over = recorder.overflowed
-                    if isinstance(taken, StepError) or (over is not None and recorder.step > over):
+                    if isinstance(taken, StepError) or agreed(over is not None and recorder.step > over):
                         break
             stats = replace(stats, events=tuple(recorder.events))
         return self._run([*found, *check_scheduler_skip(stats)])

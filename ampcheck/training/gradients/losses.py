@@ -11,6 +11,7 @@ import torch
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.trace import Trace
+from ampcheck.training.distributed.ranks import gather
 from ampcheck.training.gradients.underflow import quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
 from ampcheck.training.widen import shadowed
@@ -40,7 +41,8 @@ def measure_loss(loop: TrainingLoop, start: Snapshot, losses: Sequence[float]) -
     losses: what the steps returned, from 0 on. start: the state before step 0. Use it inside `loop.preserved()`. A step
     that returns a finite loss when it is run again (it draws on an iterator) is not judged.
     """
-    step = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    here = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    step = min((one for one in gather(here) if one is not None), default=None)  # all ranks take the same steps
     if step is None:
         return LossStats(loop.name, steps=len(losses))
     start.restore()
@@ -54,6 +56,8 @@ def measure_loss(loop: TrainingLoop, start: Snapshot, losses: Sequence[float]) -
         before.restore()
         with shadowed(loop, torch.float64):
             exact = loop.take(step)
+    if step != here:  # it is the loss of another rank
+        return LossStats(loop.name, steps=len(losses))
     repeats = not isinstance(again, StepError) and not math.isfinite(again)
     return LossStats(
         loop.name,
