@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ampcheck import held
 from ampcheck.compiler import is_compiled, uncompiled
 from ampcheck.errors import UsageError
+from ampcheck.training.hooks import module_hooks_back, tensor_hooks_back
 from ampcheck.training.undo import (
     Globals,
     attributes,
@@ -173,7 +174,7 @@ class Snapshot:
         tensors: dict[int, torch.Tensor] = {id(t): t for t in reached.tensors.values()}
         for module in reached.modules.values():
             for part in module.modules():
-                self._undo.append(module_back(part))
+                self._undo += [module_back(part), module_hooks_back(part)]
                 for tensor in (*part._parameters.values(), *part._buffers.values(), *tensors_in(attributes(part))):
                     if tensor is not None:
                         tensors[id(tensor)] = tensor
@@ -190,7 +191,8 @@ class Snapshot:
                 tensors[id(tensor)] = tensor
         if any(is_lazy(tensor) for tensor in tensors.values()):
             raise UsageError("a lazy module has parameters without a shape yet: run the model once, then hand it over")
-        self._undo += [tensor_back(tensor) for tensor in tensors.values()]
+        for tensor in tensors.values():
+            self._undo += [tensor_hooks_back(tensor), tensor_back(tensor)]
 
     def restore(self) -> None:
         """Put everything back. What fails does not keep the rest from being put back; an error is raised in the end."""

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ampcheck.training.hooks import DISTRIBUTED
+
 CONTAINERS = (dict, list, set, deque)
 """What holds values that a step may replace, subclasses among them."""
 
@@ -21,7 +23,6 @@ _LARGE = 1 << 26
 """Bytes. A larger numpy array is data, and would be copied for nothing."""
 
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
-_DISTRIBUTED = ("torch.distributed.", "torch.nn.parallel.")
 
 Undo = Callable[[], None]
 
@@ -125,7 +126,7 @@ def module_back(module: torch.nn.Module) -> Undo:
     own = (module._parameters, module._buffers, module._modules)
     tables = [_shallow_back(table) for table in own]
     training = module.training
-    mine = f"{type(module).__module__}.".startswith(_DISTRIBUTED)
+    mine = f"{type(module).__module__}.".startswith(DISTRIBUTED)
     then = {} if mine else attributes(module)
     seen: set[int] = set()
     inner = [container_back(one, seen) for one in then.values() if isinstance(one, CONTAINERS) and id(one) not in seen]
