@@ -53,8 +53,8 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
         hint = (
             "start from finite weights: nothing can be learned from these"
             if stats.before
-            else "a gradient was infinite or NaN, or the update divided by zero (an eps below the format): step through "
-            "a GradScaler, keep weights and optimizer state in float32; see stagnation and overflow"
+            else "a gradient was infinite or NaN, or the update divided by zero (an eps below the format): step "
+            "through a GradScaler, keep weights and optimizer state in float32; see stagnation and overflow"
         )
         where = Where("update", names[0].rpartition(".")[0])
         slug = "nonfinite-gradient"
