@@ -25,7 +25,8 @@ PAGES = (
         "op where they appear is the producer; ops that carry them on are only counted. A -inf that the model writes "
         "on purpose (a mask) has a non-finite constant or input and is no finding. Inside a compiled graph, each "
         "cast to 16 bits and each product tells what it lost. ampcheck.watch fails when the last loss that it was "
-        "told (`seen.step(loss)`) is not finite.",
+        "told (`seen.step(loss)`) is not finite. In a training loop the losses of the observed steps are looked at: "
+        "three at the end that are not finite fail.",
         "Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), "
         "finfo.min added to a negative score, a divisor whose eps is zero in the format.",
         "Keep the op in float32, scale its inputs, use bfloat16, write masks with where or masked_fill instead of "
@@ -36,7 +37,8 @@ PAGES = (
         "Every gradient that is finite in float64 is finite in low precision.",
         "float16 is run at the loss scales at which torch.amp.GradScaler starts and to which it backs off, until no "
         "gradient is infinite; bfloat16 at scale 1. ampcheck.watch fails when weights became infinite or NaN, and "
-        "warns when a step was made with such a gradient; a step that a GradScaler leaves out is its ordinary work.",
+        "warns when a step was made with such a gradient; a step that a GradScaler leaves out is its ordinary work. "
+        "In a training loop the weights after the observed steps must be finite.",
         "A forward overflow; a division or square root at zero whose derivative overflows.",
         "Mend the overflow first. Clamp before sqrt, log and division; see overflow for the op.",
     ),
@@ -98,7 +100,8 @@ PAGES = (
         "A loss is float32. 16 bits are a warning, and a failure where a declared policy of the training loop asks "
         "for float32.",
         "The dtype of the loss, when the subject declares one or its output is 0-d; in a training loop the dtype of "
-        "each tensor on which backward was called.",
+        "each tensor on which backward was called. A loss that is infinite or NaN here and finite in float64 fails "
+        "in a training loop.",
         "A loss computed from 16-bit outputs outside autocast, or under an autocast policy without a rule for it; a "
         "mean or sum over many elements in 16 bits.",
         "Compute the loss in float32: output.float() before it, or the loss function under autocast.",
