@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.errors import UsageError
 from ampcheck.record import Finding, Verdict
@@ -200,6 +201,35 @@ def test_16_bit_weights_without_masters_fail_their_policy() -> None:
 def test_half_weights_with_masters_and_a_scaler_do_not_fail() -> None:
     stats = measured(with_masters(torch.float16, scaler=torch.amp.GradScaler("cpu")))
     assert Verdict.FAIL not in verdicts(check_residency(stats)).values()
+
+
+class Work(TorchDispatchMode):
+    """Counts the elements that ops compute."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view:
+            self.elements += result.numel()
+        return result
+
+
+def test_the_search_for_masters_among_equal_layers_grows_with_the_model_not_with_its_square() -> None:
+    def cost(layers: int) -> int:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(layers))).bfloat16()
+        full = [(p.detach().float() * (1 + 2.0**-10)).requires_grad_() for p in model.parameters()]
+        optimizer = torch.optim.SGD(full[::-1], lr=0.1)
+        loop = TrainingLoop(Subject({"model": model, "optimizer": optimizer, "step": lambda _: 0.0}))
+        with Work() as work:
+            stats = measure_residency(loop, after_step=False)
+        named = [one.master for one in stats.residents if one.low]
+        assert len(set(named)) == layers
+        assert all(named)
+        return work.elements
+
+    assert cost(24) < 6 * cost(6)
 
 
 def with_copy(dtype: torch.dtype, follows: bool, through_data: bool = False) -> dict[str, Any]:

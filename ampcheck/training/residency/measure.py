@@ -17,6 +17,9 @@ from ampcheck.training.residency.policies import ResidencyPolicy, policy_of
 
 _ROWS = 40
 _CPU = torch.device("cpu")
+_SAMPLE = 256
+
+_Place = tuple[tuple[int, ...], torch.device]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,30 +151,46 @@ def _masters(residents: list[Resident]) -> dict[int, str]:
     Stochastic rounding takes the farther neighbour now and then, so a weight may be a whole unit away.
     """
     low = [one for one in residents if one.role in (Role.PARAMETER, Role.COPY) and _is_low(one.tensor.dtype)]
-    full: dict[tuple[int, ...], list[Resident]] = defaultdict(list)
+    wanted = {_place(_local(one.tensor)) for one in low}
+    full: dict[_Place, list[tuple[str, torch.Tensor]]] = defaultdict(list)
     for one in residents:
         if one.role in (Role.PARAMETER, Role.STATE) and one.tensor.dtype in (torch.float32, torch.float64):
-            full[tuple(_local(one.tensor).shape)].append(one)
+            local = _local(one.tensor)
+            if local.layout is torch.strided and _place(local) in wanted:
+                full[_place(local)].append((one.name, local))
+    samples = {place: torch.stack([_sample(local) for _, local in held]) for place, held in full.items()}
     found: dict[int, str] = {}
     for weight in low:
         local = _local(weight.tensor)
-        for candidate in full[tuple(local.shape)]:
-            if _rounds_to(_local(candidate.tensor), local):
-                found[id(weight.tensor)] = candidate.name
+        if local.layout is not torch.strided or _place(local) not in full:
+            continue
+        # In a model of equal layers each weight meets the tensors of all of them: few survive a look at a few elements.
+        likely = _rounds(samples[_place(local)], _sample(local), local.dtype).all(1).nonzero().flatten().tolist()
+        for name, candidate in (full[_place(local)][number] for number in likely):
+            if bool(_rounds(candidate.double(), local.double(), local.dtype).all()):
+                found[id(weight.tensor)] = name
                 break
     return found
+
+
+def _place(local: torch.Tensor) -> _Place:
+    return tuple(local.shape), local.device
+
+
+def _sample(local: torch.Tensor) -> torch.Tensor:
+    """About `_SAMPLE` elements in float64, the same ones of all tensors of a shape; an odd stride meets all columns."""
+    flat = local.reshape(-1)
+    return flat[:: flat.numel() // _SAMPLE | 1].double()
 
 
 def _is_low(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype not in (torch.float32, torch.float64)
 
 
-def _rounds_to(full: torch.Tensor, low: torch.Tensor) -> bool:
-    if full.layout is not torch.strided or low.layout is not torch.strided or full.device != low.device:
-        return False
-    form = format_of(low.dtype)
-    room = full.double().abs() * (2 * form.unit_roundoff) + form.smallest_subnormal
-    return bool(((low.double() - full.double()).abs() <= room).all())
+def _rounds(full: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Where numbers round to those of a dtype; both in float64."""
+    form = format_of(dtype)
+    return (low - full).abs() <= full.abs() * (2 * form.unit_roundoff) + form.smallest_subnormal
 
 
 def residency_tables(stats: ResidencyStats) -> tuple[Table, ...]:
