@@ -16,6 +16,9 @@ from ampcheck.places import users_place
 from ampcheck.subject import Kind, Subject
 from ampcheck.training.state import Reached, Snapshot, preserved, reach
 
+_OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+"""PyTorch before 2.5 knows the one of CUDA alone."""
+
 
 class Role(str, Enum):
     """What a tensor that lives across steps is for."""
@@ -47,14 +50,16 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class StepError:
-    """A step that did not come to its end. `kind`: `raised`, `memory` (out of memory) or `value` (no float)."""
+    """A step that did not come to its end. `kind`: `raised`, `memory` (out of memory) or `value` (no float).
+
+    The exception itself is not kept: its traceback holds every local of the step, tensors and graphs among them.
+    """
 
     step: int
     kind: str
     message: str
     file: str = ""
     line: int | None = None
-    exception: BaseException | None = None
 
 
 class TrainingLoop:
@@ -193,8 +198,8 @@ class TrainingLoop:
             value = self.step(number)
         except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
             file, line = users_place(error)
-            memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-            return StepError(number, "memory" if memory else "raised", brief(error), file, line, error)
+            memory = isinstance(error, (MemoryError, _OUT_OF_MEMORY)) or "can't allocate memory" in str(error)
+            return StepError(number, "memory" if memory else "raised", brief(error), file, line)
         if hasattr(value, "item") and hasattr(value, "shape") and math.prod(value.shape) == 1:
             with suppress(RuntimeError, TypeError):  # one on meta has no value
                 value = value.item()

@@ -36,10 +36,10 @@ class Globals:
 
 
 def is_source(value: Any) -> bool:
-    """Whether a value is a generator of random numbers, of PyTorch, Python or numpy."""
+    """Whether a value is a generator of random numbers, of PyTorch, Python or numpy, whose state can be read."""
     numpy = sys.modules.get("numpy")
     others = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
-    return isinstance(value, (torch.Generator, random.Random, *others))
+    return isinstance(value, (torch.Generator, random.Random, *others)) and not isinstance(value, random.SystemRandom)
 
 
 def is_array(value: Any) -> bool:

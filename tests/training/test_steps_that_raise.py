@@ -1,0 +1,66 @@
+"""A step that raises is told and let go: nothing of it is kept alive, and no PyTorch is too old to say `memory`."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+import weakref
+
+import pytest
+import torch
+from training_loops import mlp
+
+import ampcheck.training.loop
+from ampcheck.subject import as_subject
+from ampcheck.training.loop import StepError, TrainingLoop
+from ampcheck.training.state import preserved, reach
+
+
+class Big:
+    """Stands for what a step holds in its locals."""
+
+
+def test_a_step_that_raises_keeps_nothing_of_it_alive():
+    alive = []
+
+    def step(number):
+        big = Big()
+        alive.append(weakref.ref(big))
+        try:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        except RuntimeError as error:
+            raise ValueError("while handling it") from error
+
+    taken = TrainingLoop(as_subject({"model": mlp(), "step": step})).take(0)
+    assert isinstance(taken, StepError)
+    assert taken.line is not None
+    assert alive[0]() is None
+
+
+def test_running_out_of_memory_is_told_by_a_pytorch_without_the_newer_name(monkeypatch):
+    monkeypatch.delattr(torch, "OutOfMemoryError", raising=False)
+    file = ampcheck.training.loop.__file__
+    spec = importlib.util.spec_from_file_location("loop_of_an_older_pytorch", file)
+    older = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, older)
+    spec.loader.exec_module(older)
+
+    def step(number):
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    taken = older.TrainingLoop(as_subject({"model": mlp(), "step": step})).take(0)
+    assert taken.kind == "memory"
+
+
+@pytest.mark.parametrize("where", ["closure", "handed over"])
+def test_a_generator_without_a_state_is_left_alone(where):
+    system = random.SystemRandom()
+
+    def step(number):
+        return system.random()
+
+    given = {"random": system} if where == "handed over" else {"step": step}
+    with preserved(reach({"model": mlp(), **given})) as snapshot:
+        step(0)
+        snapshot.restore()
