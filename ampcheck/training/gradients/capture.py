@@ -51,32 +51,53 @@ def captured(loop: TrainingLoop, seen: Seen, *, outputs: bool) -> Iterator[None]
     with ExitStack() as stack:
         for name, parameter in loop.parameters():
             if parameter.requires_grad and parameter.is_leaf:
-                handle: Any = parameter.register_hook(_noting(note, "parameter", name))  # type: ignore[no-untyped-call]
+                handle: Any = parameter.register_hook(_OfGradient(note, "parameter", name))  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
         if outputs:
             for path, root in loop.reached.modules.items():
                 for inner, module in hookable(root):
-                    hook = _forward_hook(note, loop.path(path, inner))
+                    hook = _OfOutput(note, loop.path(path, inner))
                     stack.callback(module.register_forward_hook(hook).remove)
         yield
 
 
-def _noting(note: Callable[[str, str, torch.Tensor], None], kind: str, name: str) -> Callable[[torch.Tensor], None]:
-    def hook(grad: torch.Tensor) -> None:
-        note(kind, name, grad)
-
-    return hook
+Note = Callable[[str, str, torch.Tensor], None]
 
 
-def _forward_hook(note: Callable[[str, str, torch.Tensor], None], module: str) -> Any:
-    def hook(_: torch.nn.Module, args: Any, output: Any) -> None:
+class _Hook:
+    """A hook that a step may pickle or copy along with the module that it hangs on: what comes of it does nothing."""
+
+    __torch_unserializable__ = True  # else PyTorch warns of hooks on tensors that are saved
+
+    def __init__(self, note: Note, *about: str) -> None:
+        self._note, self._about = note, about
+
+    def __reduce__(self) -> tuple[type[_Silent], tuple[()]]:
+        return _Silent, ()
+
+
+class _Silent:
+    """What hangs on a copy of a module that was made while its gradients were captured."""
+
+    def __call__(self, *args: Any) -> None:
+        """Nothing is heard of a copy."""
+
+
+class _OfGradient(_Hook):
+    def __call__(self, grad: torch.Tensor) -> None:
+        kind, name = self._about
+        self._note(kind, name, grad)
+
+
+class _OfOutput(_Hook):
+    def __call__(self, _: torch.nn.Module, args: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
             return
+        (module,) = self._about
         for path, tensor in tensors(output):
             if tensor.requires_grad and tensor.grad_fn is not None and tensor.is_floating_point():
-                tensor.register_hook(_noting(note, "output", f"{module}[{path}]" if path else module))
-
-    return hook
+                name = f"{module}[{path}]" if path else module
+                tensor.register_hook(_OfGradient(self._note, "output", name))
 
 
 def plain_values(grad: torch.Tensor) -> torch.Tensor:

@@ -190,28 +190,28 @@ class Recorder:
         return step
 
     def _backward(self, original: Any) -> Any:
-        def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
-                return original(roots, *args, **kwargs)
-            scaled, who, scale = self._came_scaled([t for _, t in tensors(roots)])
+                return original(t_outputs, *args, **kwargs)
+            scaled, who, scale = self._came_scaled([t for _, t in tensors(t_outputs)])
             handed = bool(args) and _is_handed(args[0])
             facts: dict[str, Any] = {
                 "scaled": None if handed and not scaled else scaled,
                 "who": who,
                 "scale": scale,
-                "dtype": "" if handed else next((_short(t.dtype) for _, t in tensors(roots)), ""),
+                "dtype": "" if handed else next((_short(t.dtype) for _, t in tensors(t_outputs)), ""),
                 "create_graph": len(args) > 2 and args[2] is True,
             }
             if not kwargs.get("accumulate_grad", False):
-                result = original(roots, *args, **kwargs)
-                self._add(Act.GRAD, roots, **facts)
+                result = original(t_outputs, *args, **kwargs)
+                self._add(Act.GRAD, t_outputs, **facts)
                 return result
             before = {name: self._gradients(optimizer) for name, optimizer in self._optimizers.items()}
             cleared = tuple(name for name, optimizer in self._optimizers.items() if _is_clear(optimizer))
-            result = original(roots, *args, **kwargs)
+            result = original(t_outputs, *args, **kwargs)
             touched = tuple(name for name, o in self._optimizers.items() if self._gradients(o) != before[name])
             low, self._low = self.low, {}
-            self._add(Act.BACKWARD, roots, optimizers=touched, cleared=cleared, low=low, **facts)
+            self._add(Act.BACKWARD, t_outputs, optimizers=touched, cleared=cleared, low=low, **facts)
             return result
 
         return run
@@ -264,10 +264,10 @@ class Recorder:
         return clip
 
     def _saves(self, original: Any) -> Any:
-        def save(content: Any, *args: Any, **kwargs: Any) -> Any:
-            if keys := tuple(_states_in(content)):
-                self._add(Act.CHECKPOINT, content, keys=keys)
-            return original(content, *args, **kwargs)
+        def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            if keys := tuple(_states_in(obj)):
+                self._add(Act.CHECKPOINT, obj, keys=keys)
+            return original(obj, *args, **kwargs)
 
         return save
 
