@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -53,6 +53,7 @@ class StepError:
     """A step that did not come to its end. `kind`: `raised`, `memory` (out of memory) or `value` (no float).
 
     The exception itself is not kept: its traceback holds every local of the step, tensors and graphs among them.
+    rank: of another process, in which it was so; None where it was in this one.
     """
 
     step: int
@@ -60,6 +61,7 @@ class StepError:
     message: str
     file: str = ""
     line: int | None = None
+    rank: int | None = None
 
 
 class TrainingLoop:
@@ -86,6 +88,8 @@ class TrainingLoop:
         self.name = subject.name
         self.shape = shape
         self.step = shape["step"]
+        self.settled: Callable[[float | StepError], float | StepError] = lambda taken: taken
+        """Through which the result of each step goes: ranks that step together agree in it on errors."""
         self.save, self.load = shape.get("save"), shape.get("load")
         roots = {str(key): value for key, value in shape.items() if key not in self.RESERVED}
         self._roots: dict[str, Any] = {**roots, "step": self.step, "save": self.save, "load": self.load}
@@ -194,6 +198,9 @@ class TrainingLoop:
 
     def take(self, number: int) -> float | StepError:
         """Run one step. What it raises is evidence, not ours to raise: it comes back as a `StepError`."""
+        return self.settled(self._take(number))
+
+    def _take(self, number: int) -> float | StepError:
         try:
             value = self.step(number)
         except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run

@@ -69,7 +69,7 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
             with collectives, watch:
                 outcome = loop.take(number)
             taken += 1
-            if isinstance(outcome, StepError):
+            if isinstance(outcome, StepError) and outcome.rank in (None, rank()):
                 errors.append(outcome)
             if any(gather(bool(errors))):  # who has raised takes part in no further collective of the loop
                 break

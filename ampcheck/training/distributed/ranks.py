@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.health import Unmeasured, health_of
 from ampcheck.training.shards import holds_first_copy, is_pending, placements
 
 Record = TypeVar("Record")
+
+PATIENCE = timedelta(minutes=30)
+"""How much longer than a collective of the loop the ranks wait for each other's word: for what they compute alone."""
+
+_SIDE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def world_size() -> int:
@@ -25,13 +35,50 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
+def side_group() -> Any:
+    """A gloo group of our own, of all ranks; None, the group of the loop, where there can be none.
+
+    A collective that fails closes its group, and one that a rank still waits in would take our message for its own. So
+    what ranks tell each other does not go through the loop's group. The first call on each rank makes it.
+    """
+    whole = dist.group.WORLD
+    if (
+        whole is None
+        or not dist.is_gloo_available()
+        or not {"gloo", "nccl"} & set(re.findall(r"\w+", dist.get_backend()))
+    ):
+        return None
+    if whole not in _SIDE:
+        _SIDE[whole] = dist.new_group(backend="gloo", timeout=_timeout(whole) + PATIENCE)
+    return _SIDE[whole]
+
+
+def _timeout(group: Any) -> timedelta:
+    """How long a collective of a group may take."""
+    longest = timedelta()
+    for kind in ("cpu", "cuda"):
+        with suppress(RuntimeError, AttributeError):  # no backend for this kind of device, or another torch
+            longest = max(longest, group._get_backend(torch.device(kind)).options._timeout)  # no public name
+    return longest or timedelta(minutes=30)
+
+
 def gather(value: Any) -> list[Any]:
     """The values of all processes, in order of rank. Every process must call it; the values must be picklable."""
     if world_size() == 1:
         return [value]
     found: list[Any] = [None] * world_size()
-    dist.all_gather_object(found, value)
+    with _disable_current_modes():  # a step may be watched while ranks agree on it
+        dist.all_gather_object(found, value, group=side_group())
     return found
+
+
+def handed_by(source: int, value: Any) -> Any:
+    """The value of one process, on all of them. Every process must call it."""
+    made = [value if rank() == source else None]
+    if world_size() > 1:
+        with _disable_current_modes():
+            dist.broadcast_object_list(made, src=source, group=side_group())
+    return made[0]
 
 
 def on_first(value: Any, function: Callable[[list[Any]], Record]) -> Record:
@@ -42,10 +89,8 @@ def on_first(value: Any, function: Callable[[list[Any]], Record]) -> Record:
     if world_size() == 1:
         return function([value])
     found: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(value, found)
-    made: list[Any] = [None if found is None else function(found)]
-    dist.broadcast_object_list(made)
-    result: Record = made[0]
+    dist.gather_object(value, found, group=side_group())
+    result: Record = handed_by(0, None if found is None else function(found))
     return result
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Table
-from ampcheck.training.distributed.ranks import name_ranks, world_size
+from ampcheck.training.distributed.ranks import name_ranks, side_group, world_size
 
 _GROUPS = itertools.count()
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?")
@@ -33,7 +33,7 @@ def gather_runs(run: Run) -> Run | None:
         if ranks == 1:
             return run
         found: list[Any] | None = [None] * ranks if dist.get_rank() == 0 else None
-        dist.gather_object(run.to_json(), found)
+        dist.gather_object(run.to_json(), found, group=side_group())
         return merge_ranks([Run.from_json(one) for one in found]) if found is not None else None
 
 

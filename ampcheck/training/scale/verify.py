@@ -10,6 +10,7 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.record import Where
 from ampcheck.settings import Limits
 from ampcheck.trace import Trace
+from ampcheck.training.distributed.ranks import gather
 from ampcheck.training.gradients.underflow import GradientLoss, GradientShadow, GradientStats, quiet
 from ampcheck.training.loop import Snapshot, TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
@@ -95,7 +96,8 @@ def first_nonfinite(loop: TrainingLoop, start: Snapshot, events: Sequence[Event]
 
     The loop runs again up to that step, from `start`. Use it inside `loop.preserved()`.
     """
-    skipped = next((event.step for event in events if event.act is Act.SCALER_STEP and event.skipped), None)
+    here = next((event.step for event in events if event.act is Act.SCALER_STEP and event.skipped), None)
+    skipped = min((step for step in gather(here) if step is not None), default=None)  # all ranks take the same steps
     if skipped is None:
         return None
     start.restore()
