@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ampcheck.errors import brief
+from ampcheck.places import users_place
+from ampcheck.training.distributed.ranks import agreed, gather, handed_by
+from ampcheck.training.distributed.together import settled
 from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
 from ampcheck.training.state import Snapshot, only_sources
 from ampcheck.training.undo import is_source, state_of_source
@@ -89,6 +91,9 @@ def measure_resume(loop: TrainingLoop, steps: int = 3) -> ResumeStats:
 
     The checkpoint goes through `torch.save` and `torch.load` in memory. In both runs the scalers start from a scale and
     a growth count that a new scaler does not have, so that a forgotten one shows. The loop is afterwards as it was.
+
+    Of several processes each must call it. One whose `save` gives None loads what the first of the others gave, as all
+    read the file that one of them wrote.
     """
     if loop.save is None or loop.load is None:
         return ResumeStats(loop.name, steps, skipped=HOW)
@@ -110,32 +115,24 @@ def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
     kept, chance, gradients = _state(loop), Snapshot(only_sources(loop.reached)), _gradients(loop)
     stats = replace(stats, accumulating=bool(gradients))
     try:
-        checkpoint = _written(loop)
+        checkpoint, own = _written(loop)
         after = _loaded(loop, start, checkpoint)
-        stats = replace(stats, forgotten=_compare(kept, after))
+        # What is another process's may differ in what the next step makes equal: DDP broadcasts buffers.
+        stats = replace(stats, forgotten=_compare(kept, after) if own else ())
         chance.restore()
         _put_gradients(loop, gradients)
         differences = _compare(whole, _resumed(loop, first, steps))
         unaided: tuple[Difference, ...] = ()
-        differ = _anywhere(bool(differences))
-        if not differ and _anywhere(stats.drew or bool(gradients)):
+        differ = agreed(bool(differences))
+        if not differ and agreed(stats.drew or bool(gradients)):
             _loaded(loop, start, checkpoint)
             unaided = _compare(whole, _resumed(loop, first, steps))
     except _StoppedError as error:
         return replace(stats, raised=str(error))
-    if differ and _anywhere(bool(_compare(whole, _uninterrupted(loop, start, steps)))):
+    if differ and agreed(bool(_compare(whole, _uninterrupted(loop, start, steps)))):
         why = "two uninterrupted runs from the same state differ: what the step reads cannot be put back, or is random"
         return replace(stats, skipped=why, forgotten=())
     return replace(stats, differences=differences, unaided=unaided)
-
-
-def _anywhere(here: bool) -> bool:
-    """Whether it is so in any process: all must run the same steps, or those that wait for others never end."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return here
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, here)
-    return any(found)
 
 
 def _uninterrupted(loop: TrainingLoop, start: Snapshot, steps: int) -> _State:
@@ -179,29 +176,44 @@ def _disturb_scalers(loop: TrainingLoop) -> None:
         scaler.load_state_dict(state)
 
 
-def _written(loop: TrainingLoop) -> bytes:
-    try:
-        given = loop.save() if loop.save is not None else None
-    except Exception as error:  # the user's code; it is told in the run
-        raise _StoppedError(f"save() raised {brief(error)}") from error
+def _written(loop: TrainingLoop) -> tuple[bytes, bool]:
+    """The checkpoint of this process, or that of the first that gave one; whether it is its own."""
+    given, what, caught = None, "save() raised", None
     stream = io.BytesIO()
     try:
+        given = loop.save() if loop.save is not None else None
+        what = "torch.save cannot write what save() returned:"
         torch.save(given, stream)
-    except Exception as error:  # whatever the pickled objects raise
-        raise _StoppedError(f"torch.save cannot write what save() returned: {brief(error)}") from error
-    return stream.getvalue()
+    except Exception as error:  # noqa: BLE001  # the user's code, or whatever the pickled objects raise
+        caught = error
+    _all_came_through(what, caught)
+    gave = gather(given is not None)
+    if all(gave) or not any(gave):
+        return stream.getvalue(), True
+    made: bytes = handed_by(gave.index(True), stream.getvalue())
+    return (stream.getvalue(), True) if given is not None else (made, False)
 
 
 def _loaded(loop: TrainingLoop, start: Snapshot, checkpoint: bytes) -> _State:
     """The loop in its initial state, as a new process has it, with the checkpoint loaded."""
     start.restore()
+    caught = None
     try:
         given = torch.load(io.BytesIO(checkpoint), weights_only=False)
         if loop.load is not None:
             loop.load(given)
-    except Exception as error:  # the user's code; it is told in the run
-        raise _StoppedError(f"load(checkpoint) raised {brief(error)}") from error
+    except Exception as error:  # noqa: BLE001  # the user's code; it is told in the run
+        caught = error
+    _all_came_through("load(checkpoint) raised", caught)
     return _state(loop)
+
+
+def _all_came_through(what: str, caught: Exception | None) -> None:
+    """Stop on all processes where one of them raised: who goes on alone waits for ever."""
+    mine = 0.0 if caught is None else StepError(-1, "raised", f"{what} {brief(caught)}", *users_place(caught))
+    found = settled(mine)
+    if isinstance(found, StepError):
+        raise _StoppedError(found.message) from caught
 
 
 def _state(loop: TrainingLoop) -> _State:
