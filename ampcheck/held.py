@@ -47,14 +47,31 @@ def may_hold(value: Any) -> bool:
     """Whether a value is followed: a module, a callable, a plain container, an object of the user's classes."""
     if isinstance(value, (torch.nn.Module, *CALLABLES)) or type(value) in (list, tuple, dict):
         return True
-    return not isinstance(value, type) and hasattr(value, "__dict__") and _is_users_object(value)
+    if isinstance(value, (type, torch.Tensor)) or not is_users_class(type(value)):
+        return False
+    return hasattr(value, "__dict__") or bool(_slots(type(value)))
 
 
-def _is_users_object(value: Any) -> bool:
-    package = type(value).__module__
+def is_users_class(kind: type) -> bool:
+    """Whether a class is neither Python's nor PyTorch's nor ours."""
+    package = kind.__module__
     home = getattr(sys.modules.get(package), "__file__", None)
-    known = package.partition(".")[0] in sys.stdlib_module_names or isinstance(value, torch.Tensor)
-    return home is not None and not known and is_users(home)
+    return home is not None and package.partition(".")[0] not in sys.stdlib_module_names and is_users(home)
+
+
+def in_slots(value: Any) -> dict[types.MemberDescriptorType, Any]:
+    """What the slots of an object hold; empty ones are left out."""
+    found: dict[types.MemberDescriptorType, Any] = {}
+    for slot in _slots(type(value)):
+        with suppress(AttributeError):
+            found[slot] = slot.__get__(value)
+    return found
+
+
+def _slots(kind: type) -> list[types.MemberDescriptorType]:
+    """The slots that the class statements of a class and of those above it name."""
+    named = (vars(above) for above in kind.__mro__ if "__slots__" in vars(above))
+    return [one for names in named for one in names.values() if isinstance(one, types.MemberDescriptorType)]
 
 
 def parts(value: Any) -> list[Any]:
@@ -76,7 +93,9 @@ def parts(value: Any) -> list[Any]:
         ]  # of a decorated one, `__wrapped__`
     if type(value) in (list, tuple):
         return list(value[:WALKED])
-    return list(value.values() if type(value) is dict else vars(value).values())[:WALKED]
+    if type(value) is dict:
+        return list(value.values())[:WALKED]
+    return [*getattr(value, "__dict__", {}).values(), *in_slots(value).values()][:WALKED]
 
 
 def _content(cell: Any) -> list[Any]:
@@ -188,7 +207,10 @@ class _Rebinding:
         if type(value) in (list, tuple):
             return self._keep(value, type(value)(map(self.of, value)))
         twin = self._keep(value, copy.copy(value))
-        vars(twin).update({name: self._argument(one) for name, one in vars(value).items()})
+        if hasattr(value, "__dict__"):
+            vars(twin).update({name: self._argument(one) for name, one in vars(value).items()})
+        for slot, one in in_slots(value).items():  # also of an object that is frozen
+            slot.__set__(twin, self._argument(one))
         return twin
 
     def _keep(self, value: Any, made: Any) -> Any:

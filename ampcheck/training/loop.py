@@ -154,7 +154,7 @@ class TrainingLoop:
 
     def residents(self) -> list[Resident]:
         """The tensors that live across steps, as they are now, each once; optimizer state comes with its first step."""
-        again = reach(self._roots)  # a step may have replaced what a closure holds
+        again = reach(self._roots, within=False)  # a step may have replaced what a closure holds
         found: dict[int, Resident] = {}
 
         def add(role: Role, name: str, tensor: Any) -> None:

@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice
 from typing import Any
 
@@ -18,15 +19,19 @@ from torch.optim.lr_scheduler import LRScheduler
 from ampcheck import held
 from ampcheck.compiler import is_compiled, uncompiled
 from ampcheck.errors import UsageError
-from ampcheck.training.hooks import module_hooks_back, tensor_hooks_back
+from ampcheck.places import is_users
+from ampcheck.training.hooks import DISTRIBUTED, module_hooks_back, tensor_hooks_back
 from ampcheck.training.undo import (
     Globals,
+    OfClass,
     attributes,
     is_array,
     is_source,
     module_back,
+    plain_attributes,
     random_state,
     same_bits,
+    switches_back,
     tensor_back,
     tensors_in,
     thing_back,
@@ -34,6 +39,8 @@ from ampcheck.training.undo import (
 
 _FOLLOWED = (set, deque, OrderedDict, defaultdict, Counter, types.SimpleNamespace)
 """Of the standard library, besides what `held.may_hold` names."""
+
+_SEVERAL = (list, tuple, set, deque)
 
 _REACHED = 20_000
 """A step that reaches more values than this holds data, or a whole program."""
@@ -45,7 +52,8 @@ class Reached:
 
     tensors: those that belong to no module, optimizer or scaler. holders: dicts, lists, objects of the user's classes,
     and cells of closures, whose contents the step may replace. unseen: whether there was more than is followed.
-    compiled: whether any module or function is compiled.
+    compiled: whether any module or function is compiled. within: what objects inside modules and the classes of objects
+    lead to besides; it is put back, and no check looks at it.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -56,54 +64,103 @@ class Reached:
     holders: list[Any] = field(default_factory=list)
     unseen: bool = False
     compiled: bool = False
+    within: Reached | None = None
 
 
-def reach(roots: Mapping[str, Any]) -> Reached:
+def reach(roots: Mapping[str, Any], *, within: bool = True) -> Reached:
     """Everything that the values of a mapping lead to.
 
     Followed are modules, optimizers, scalers, schedulers, tensors, and through functions (closures, defaults, the
     globals that code of the user's reads), bound methods, partials, lists, tuples, dicts and objects of the user's
     classes, as `ampcheck.held` follows them. Tensors of a module, an optimizer or a scaler are theirs.
     """
-    found = Reached()
+    found, inner = Reached(), Reached()
     seen: dict[int, Any] = {}
-    waiting: list[tuple[str, Any]] = list(roots.items())[::-1]
+    later: list[tuple[str, Any]] = []
+    _follow(list(roots.items()), found, seen, later)
+    _leave_out_what_modules_own(found)
+    if within:
+        while later:
+            now, later = later, []
+            _follow(now, inner, seen, later)
+        found.unseen = found.unseen or inner.unseen
+        found.within = inner
+    return found
+
+
+def _follow(start: list[tuple[str, Any]], found: Reached, seen: dict[int, Any], later: list[tuple[str, Any]]) -> None:
+    """Add what values lead to. `later` takes what modules hold besides their weights, and the classes of objects."""
+    before = len(seen)
+    waiting = start[::-1]
     while waiting:
         path, value = waiting.pop()
         if id(value) in seen:
             continue
-        if len(seen) > _REACHED:
+        if len(seen) - before > _REACHED:
             found.unseen = True
             break
         seen[id(value)] = value  # held, so that no other value gets its number meanwhile
         if isinstance(value, torch.Tensor):
-            found.tensors[path] = value
+            found.tensors[_free(path, found.tensors)] = value
         elif isinstance(value, torch.nn.Module):
             found.compiled = found.compiled or any(is_compiled(part) for part in (value, *value.modules()))
-            found.modules[path] = uncompiled(value)
-            seen[id(found.modules[path])] = found.modules[path]
+            inside = uncompiled(value)
+            found.modules[_free(path, found.modules)] = inside
+            seen[id(inside)] = inside
+            later += _in_modules(path, inside)
         elif is_optimizer(value):
-            found.optimizers[path] = value
+            found.optimizers[_free(path, found.optimizers)] = value
             waiting[:0] = _of_owner(path, value)
         elif is_scaler(value):
-            found.scalers[path] = value
+            found.scalers[_free(path, found.scalers)] = value
         elif isinstance(value, LRScheduler):
-            found.schedulers[path] = value
+            found.schedulers[_free(path, found.schedulers)] = value
             waiting[:0] = _of_owner(path, value)
         elif is_source(value) or is_array(value):
             found.holders.append(value)
+        elif isinstance(value, type):
+            if held.is_users_class(value) and not issubclass(value, Enum):
+                found.holders.append(OfClass(value))
+                later += [(f"{path}.{name}", one) for name, one in plain_attributes(value).items()]
+                later += [(above.__name__, above) for above in value.__mro__[1:]]
         elif held.may_hold(value) or type(value) in _FOLLOWED:
             found.compiled = found.compiled or (isinstance(value, types.FunctionType) and is_compiled(value))
             if not isinstance(value, held.CALLABLES):
                 found.holders.append(value)
+                later.append((type(value).__name__, type(value)))
             waiting += reversed(list(_inside(path, value, found.holders)))
-    _leave_out_what_modules_own(found)
-    return found
+
+
+def _free(path: str, taken: Mapping[str, Any]) -> str:
+    """The path, numbered where another stands there: closures may call different things by one name."""
+    number, free = 2, path
+    while free in taken:
+        free, number = f"{path}#{number}", number + 1
+    return free
+
+
+def _in_modules(path: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """What the parts of a module hold that is more than numbers and tensors, and their classes."""
+    for name, part in module.named_modules():
+        kind = type(part)
+        if f"{kind.__module__}.".startswith(DISTRIBUTED):
+            continue
+        yield kind.__name__, kind
+        for key, one in attributes(part).items():
+            several = one.values() if isinstance(one, dict) else one if isinstance(one, _SEVERAL) else ()
+            if not _is_plain(one) and not (several and all(map(_is_plain, several))):
+                yield ".".join(filter(None, (path, name, key))), one
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `module_back` alone puts a value back, or there is nothing that a step could change in it."""
+    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor, *held.CALLABLES))
 
 
 def only_sources(reached: Reached) -> Reached:
     """Of what was reached, the generators of random numbers alone."""
-    return Reached(holders=[one for one in reached.holders if is_source(one)])
+    inner = [] if reached.within is None else reached.within.holders
+    return Reached(holders=[one for one in (*reached.holders, *inner) if is_source(one)])
 
 
 def _of_owner(path: str, owner: Any) -> list[tuple[str, Any]]:
@@ -136,6 +193,8 @@ def _inside(path: str, value: Any, holders: list[Any]) -> Iterator[tuple[str, An
         if read := held.globals_read(value):
             holders.append(Globals(value.__globals__, read))
             yield from read.items()
+        if is_users(value.__code__.co_filename):
+            holders.append(vars(value))
         for one in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *vars(value).values()):
             yield path, one
         return
@@ -149,7 +208,8 @@ def _inside(path: str, value: Any, holders: list[Any]) -> Iterator[tuple[str, An
     elif isinstance(value, (functools.partial, types.FunctionType)):
         yield from ((path, one) for one in held.parts(value))
     else:
-        yield from ((f"{path}.{key}", one) for key, one in list(vars(value).items())[: held.WALKED])
+        named = {**getattr(value, "__dict__", {}), **{slot.__name__: one for slot, one in held.in_slots(value).items()}}
+        yield from ((f"{path}.{key}", one) for key, one in list(named.items())[: held.WALKED])
 
 
 def _leave_out_what_modules_own(found: Reached) -> None:
@@ -170,8 +230,19 @@ class Snapshot:
     """
 
     def __init__(self, reached: Reached) -> None:
-        self._undo: list[Callable[[], None]] = [random_state()]
-        tensors: dict[int, torch.Tensor] = {id(t): t for t in reached.tensors.values()}
+        self._undo: list[Callable[[], None]] = [random_state(), switches_back()]
+        tensors: dict[int, torch.Tensor] = {}
+        for part in (reached, reached.within):
+            if part is not None:
+                self._take(part, tensors)
+        if any(is_lazy(tensor) for tensor in tensors.values()):
+            raise UsageError("a lazy module has parameters without a shape yet: run the model once, then hand it over")
+        for tensor in tensors.values():
+            self._undo += [tensor_hooks_back(tensor), tensor_back(tensor)]
+
+    def _take(self, reached: Reached, tensors: dict[int, torch.Tensor]) -> None:
+        """Copy all but the tensors, which are added to `tensors` by their numbers."""
+        tensors.update((id(tensor), tensor) for tensor in reached.tensors.values())
         for module in reached.modules.values():
             for part in module.modules():
                 self._undo += [module_back(part), module_hooks_back(part)]
@@ -189,10 +260,6 @@ class Snapshot:
         for thing in owners:
             for tensor in tensors_in(vars(thing)):
                 tensors[id(tensor)] = tensor
-        if any(is_lazy(tensor) for tensor in tensors.values()):
-            raise UsageError("a lazy module has parameters without a shape yet: run the model once, then hand it over")
-        for tensor in tensors.values():
-            self._undo += [tensor_hooks_back(tensor), tensor_back(tensor)]
 
     def restore(self) -> None:
         """Put everything back. What fails does not keep the rest from being put back; an error is raised in the end."""

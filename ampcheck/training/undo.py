@@ -6,6 +6,7 @@ import functools
 import random
 import sys
 import types
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.guards.switches import read_state, restore_state
+from ampcheck.held import in_slots
 from ampcheck.training.hooks import DISTRIBUTED
 
 CONTAINERS = (dict, list, set, deque)
@@ -33,6 +36,13 @@ class Globals:
 
     inside: dict[str, Any]
     read: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OfClass:
+    """What a class holds besides what its objects can do."""
+
+    kind: type
 
 
 def is_source(value: Any) -> bool:
@@ -159,14 +169,60 @@ def thing_back(thing: Any, *, deep: bool) -> Undo | None:
         return _cell_back(thing)
     if isinstance(thing, Globals):
         return _globals_back(thing)
+    if isinstance(thing, OfClass):
+        return _class_back(thing.kind)
     if is_array(thing):
         return _calling(functools.partial(thing.__setitem__, ...), thing.copy())
     if is_source(thing):
         return _calling(functools.partial(_put_state, thing), state_of_source(thing))
     if isinstance(thing, tuple):
         return None
-    inner = thing if isinstance(thing, CONTAINERS) else vars(thing)
-    return container_back(inner, set()) if deep else _shallow_back(inner)
+    tables = [thing] if isinstance(thing, CONTAINERS) else []
+    if hasattr(thing, "__dict__"):
+        tables.append(vars(thing))
+    undo = [container_back(one, set()) if deep else _shallow_back(one) for one in tables]
+    undo.append(_slots_back(thing))
+
+    def back() -> None:
+        for one in undo:
+            one()
+
+    return back
+
+
+def _slots_back(thing: Any) -> Undo:
+    then = in_slots(thing)
+
+    def back() -> None:
+        for slot in in_slots(thing).keys() - then.keys():
+            slot.__delete__(thing)
+        for slot, one in then.items():
+            slot.__set__(thing, one)
+
+    return back
+
+
+def plain_attributes(kind: type) -> dict[str, Any]:
+    """What a class itself holds as values: no functions, no descriptors, nothing of Python's own."""
+    return {
+        name: one
+        for name, one in vars(kind).items()
+        if not name.startswith(("__", "_abc_")) and not callable(one) and not hasattr(type(one), "__get__")
+    }
+
+
+def _class_back(kind: type) -> Undo:
+    then = plain_attributes(kind)
+
+    def back() -> None:
+        now = plain_attributes(kind)
+        for name in now.keys() - then.keys():
+            delattr(kind, name)
+        for name, one in then.items():
+            if now.get(name, back) is not one:
+                setattr(kind, name, one)
+
+    return back
 
 
 def container_back(container: Any, seen: set[int]) -> Undo:
@@ -271,5 +327,19 @@ def random_state() -> Undo:
             numpy.random.set_state(theirs)
         if devices:
             torch.cuda.set_rng_state_all(devices)
+
+    return back
+
+
+def switches_back() -> Undo:
+    """PyTorch's switches of autocast and of precision, of this process and thread."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # to read a switch that PyTorch is about to rename warns
+        then = read_state()
+
+    def back() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            restore_state(then)
 
     return back
