@@ -7,6 +7,7 @@ import random
 import sys
 import types
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -83,11 +84,45 @@ def tensor_back(tensor: torch.Tensor) -> Undo:
     return back
 
 
+class _Copy:
+    """The values of one tensor at one time."""
+
+    __slots__ = ("__weakref__", "of", "value")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.of = weakref.ref(tensor)
+        self.value = tensor.detach().clone()
+
+
+_copies: weakref.WeakValueDictionary[int, _Copy] = weakref.WeakValueDictionary()
+"""The last copy of each tensor that a snapshot still needs, by the number of the tensor."""
+
+
+def _copy_of(tensor: torch.Tensor) -> _Copy:
+    """A copy, which nested snapshots share while the bits are the same: most of what a step reaches is its data.
+
+    Versions of tensors would not do: `.data`, arrays of numpy's and kernels of extensions write without a new one.
+    """
+    last = _copies.get(id(tensor))
+    if last is not None and last.of() is tensor and _is_like(tensor, last.value) and same_bits(tensor, last.value):
+        return last
+    copy = _Copy(tensor)
+    _copies[id(tensor)] = copy
+    return copy
+
+
+def _is_like(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if hasattr(one, "to_local"):  # equal parts of unequal wholes
+        return False
+    return (one.shape, one.dtype, one.device, one.layout) == (other.shape, other.dtype, other.device, other.layout)
+
+
 def _value_back(tensor: torch.Tensor) -> Undo:
     with torch.no_grad():
-        data, value = tensor.detach(), tensor.detach().clone()
+        data, copy = tensor.detach(), _copy_of(tensor)
 
     def back() -> None:
+        value = copy.value
         if tensor.dtype != data.dtype or tensor.shape != value.shape or not _is_set_to(tensor, data):
             tensor.data = data
         if tensor.is_meta or same_bits(tensor, value):
