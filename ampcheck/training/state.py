@@ -53,7 +53,8 @@ class Reached:
     tensors: those that belong to no module, optimizer or scaler. holders: dicts, lists, objects of the user's classes,
     and cells of closures, whose contents the step may replace. unseen: whether there was more than is followed.
     compiled: whether any module or function is compiled. within: what objects inside modules and the classes of objects
-    lead to besides; it is put back, and no check looks at it.
+    lead to besides; it is put back, and no check looks at it. opaque: the kinds of iterators and
+    files, which go on as they are.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class Reached:
     unseen: bool = False
     compiled: bool = False
     within: Reached | None = None
+    opaque: dict[str, str] = field(default_factory=dict)
 
 
 def reach(roots: Mapping[str, Any], *, within: bool = True) -> Reached:
@@ -84,6 +86,7 @@ def reach(roots: Mapping[str, Any], *, within: bool = True) -> Reached:
             now, later = later, []
             _follow(now, inner, seen, later)
         found.unseen = found.unseen or inner.unseen
+        found.opaque.update(inner.opaque)
         found.within = inner
     return found
 
@@ -129,6 +132,8 @@ def _follow(start: list[tuple[str, Any]], found: Reached, seen: dict[int, Any], 
                 found.holders.append(value)
                 later.append((type(value).__name__, type(value)))
             waiting += reversed(list(_inside(path, value, found.holders)))
+        elif isinstance(value, Iterator):
+            found.opaque[_free(path, found.opaque)] = type(value).__name__
 
 
 def _free(path: str, taken: Mapping[str, Any]) -> str:
@@ -225,7 +230,7 @@ class Snapshot:
 
     Identity is kept: parameters, state tensors and containers are the same objects afterwards. Random generators
     (PyTorch's, numpy's, Python's, and those that the step reaches) are put back as well, and so are arrays of numpy's
-    up to 64 MiB. What cannot be copied (an iterator, a file) goes on as it is. Raises `UsageError` for parameters of
+    up to 64 MiB, hooks of modules and tensors, and PyTorch's switches of precision and autocast. What cannot be copied (an iterator, a file) goes on as it is. Raises `UsageError` for parameters of
     lazy modules that have no shape yet.
     """
 

@@ -168,3 +168,19 @@ def test_switches_of_pytorch_are_undone():
     after = torch.get_float32_matmul_precision(), torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
     assert after == before
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_goes_on_as_it_is_is_named(tmp_path):
+    model, numbers = mlp(), iter(range(9))
+    model.loader = iter(torch.utils.data.DataLoader(torch.arange(4)))
+    with (tmp_path / "log").open("w") as log:
+
+        def step(number):
+            log.write(str(next(numbers)))
+
+        opaque = reach({"model": model, "step": step, "rows": [1, 2], "queue": Queue()}).opaque
+    assert opaque == {
+        "log": "TextIOWrapper",
+        "numbers": "range_iterator",
+        "model.loader": "_SingleProcessDataLoaderIter",
+    }
