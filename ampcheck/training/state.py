@@ -230,8 +230,8 @@ class Snapshot:
 
     Identity is kept: parameters, state tensors and containers are the same objects afterwards. Random generators
     (PyTorch's, numpy's, Python's, and those that the step reaches) are put back as well, and so are arrays of numpy's
-    up to 64 MiB, hooks of modules and tensors, and PyTorch's switches of precision and autocast. What cannot be copied (an iterator, a file) goes on as it is. Raises `UsageError` for parameters of
-    lazy modules that have no shape yet.
+    up to 64 MiB, hooks of modules and tensors, and PyTorch's switches of precision and autocast. What cannot be copied
+    (an iterator, a file) goes on as it is. Raises `UsageError` for parameters of lazy modules that have no shape yet.
     """
 
     def __init__(self, reached: Reached) -> None:
