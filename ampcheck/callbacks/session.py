@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import ExitStack
 from typing import Any
 
-from ampcheck.record import Run, emit, verify
+from ampcheck.record import Run, Verdict, describe, emit, verify
 from ampcheck.report.html import write_html
 from ampcheck.settings import Limits
 from ampcheck.watch import SeenTraining, require_settings, watch
@@ -77,6 +78,8 @@ class Session:
             verify(self.run)
         else:
             emit(self.run)
+            for finding in self.run.of(Verdict.FAIL) if writes else ():
+                logging.getLogger("ampcheck").warning(describe(finding))
 
     def counts(self) -> dict[str, int]:
         """How many findings have each verdict, for a logger."""

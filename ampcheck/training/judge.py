@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from ampcheck.autocast.judge import judge_use
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
-from ampcheck.record import Chart, Coverage, Finding, Run, Series, Verdict, Where, merge, verify
+from ampcheck.record import Coverage, Finding, Run, Verdict, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.training.confounders.settings import (
@@ -30,19 +29,19 @@ from ampcheck.training.gradients.invariance import check_invariance, measure_inv
 from ampcheck.training.gradients.losses import check_loss, measure_loss
 from ampcheck.training.gradients.underflow import check_gradients, gradient_table, measure_gradients, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
-from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.observed import Observed, check_observed, loss_chart, observe
+from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.order import ProtocolStats, check_protocol, check_scheduler_skip
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
 from ampcheck.training.residency.checks import check_residency
-from ampcheck.training.residency.measure import ResidencyStats, measure_residency, residency_tables
+from ampcheck.training.residency.measure import residency_tables
 from ampcheck.training.resume.checks import check_checkpoint_events, check_resume, measure_resume, resume_table
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.verify import first_nonfinite, measure_loss_scale
 from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import measure_stagnation, stagnation_tables
-from ampcheck.training.stagnation.restarts import Restarts
 
 CHECKS = (
     "overflow",
@@ -73,28 +72,6 @@ UPDATES = 4
 
 Progress = Callable[[str, int, int], None]
 """Told before each stage: what begins, how many stages are done, how many there are."""
-
-
-@dataclass(slots=True)
-class Observed:
-    """What a loop did when it ran as it is. losses: what its steps returned. replaced: parameters that the optimizer
-    steps and that are no longer those of the model. restarted: 16-bit tensors that became smaller now and then.
-    """
-
-    steps: int = 0
-    losses: list[float] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    stopped: StepError | None = None
-    residency: ResidencyStats | None = None
-    replaced: tuple[str, ...] = ()
-    restarted: frozenset[str] = frozenset()
-
-    @property
-    def settled(self) -> int:
-        """The first step in which every optimizer step was taken; 0 where there is none."""
-        skipped = {event.step for event in self.events if event.act is Act.SCALER_STEP and event.skipped}
-        passes = {event.step for event in self.events if event.act is Act.BACKWARD}
-        return next((number for number in sorted(passes) if number not in skipped), 0)
 
 
 def judge_training(
@@ -158,7 +135,7 @@ class _Judge:
     ) -> None:
         self.loop, self.start, self.limits, self.wanted, self.steps = loop, start, limits, wanted, steps
         self.device = device
-        self.observed = Observed()
+        self.observed = Observed(loop.name)
         self.lost: float | None = None
         self.invariant: bool | None = None
 
@@ -203,86 +180,16 @@ class _Judge:
 
     def _observe(self) -> Run:
         """Run the steps as they are, and tell what did not go as a step must."""
-        seen = self.observed
-        before = self._owned()
         unwell = nonfinite_parameters(self.loop)
-        lived = measure_residency(self.loop, after_step=False)
-        recorder, restarts = Recorder(self.loop), Restarts()
-        with quiet(), recorder.listening():
-            for recorder.step in range(self.steps):
-                taken = self.loop.take(recorder.step)
-                recorder.forget_graphs()
-                if isinstance(taken, StepError):
-                    seen.stopped = taken
-                    break
-                seen.steps += 1
-                seen.losses.append(taken)
-                if "stagnation" in self.wanted:
-                    restarts.look(self.loop)
-        seen.events = recorder.events
-        seen.restarted = frozenset(restarts.names)
-        seen.replaced = self._replaced(before)
-        seen.residency = measure_residency(self.loop, after_step=seen.steps > 0, before=lived)
-        coverage = Coverage({"steps": seen.steps, "events": len(seen.events)})
-        finite = [(float(number), loss) for number, loss in enumerate(seen.losses) if math.isfinite(loss)]
-        x, y = tuple(number for number, _ in finite), tuple(loss for _, loss in finite)
-        chart = Chart(
-            "line", "what the steps returned", "step", "loss", (Series(self.loop.name, x, y),), check="coverage"
-        )
-        finite_stats = measure_finite(self.loop, seen.losses, unwell)
-        told = [*self._told(), *(f for f in check_finite(finite_stats) if f.check in self.wanted)]
-        return self._run(told, coverage, charts=(chart,) if len(finite) > 1 else ())
-
-    def _replaced(self, before: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-        """What an optimizer still steps though no module holds it any more."""
-        held = {id(one) for module in self.loop.reached.modules.values() for one in module.parameters()}
-        groups = (group for optimizer in self.loop.optimizers.values() for group in optimizer.param_groups)
-        stepped = {id(one) for group in groups for one in group["params"]}
-        return tuple(name for name, one in before.items() if id(one) in stepped - held)
-
-    def _owned(self) -> dict[str, torch.Tensor]:
-        """The parameters of the modules."""
-        held = {id(one) for module in self.loop.reached.modules.values() for one in module.parameters()}
-        return {name: one for name, one in self.loop.parameters() if id(one) in held}
-
-    def _told(self) -> list[Finding]:
-        seen, name = self.observed, self.loop.name
-        found: list[Finding] = []
-        if self.loop.empty:
-            message = "a training loop needs a module, an optimizer or a tensor that lives across steps; found none"
-            hint = "name them: {'model': model, 'optimizer': optimizer, 'scaler': scaler, 'step': step}"
-            return [Finding("coverage", Verdict.FAIL, name, message, hint=hint)]
-        if (stopped := seen.stopped) is not None:
-            what = {
-                "raised": "a step must come to its end",
-                "memory": "a step must fit into memory",
-                "value": "a step must return its loss, a float (or a tensor of one element)",
-            }[stopped.kind]
-            hint = {
-                "raised": "run the step by itself; what comes after the exception was not looked at",
-                "memory": "use a smaller batch or model for the audit; it keeps one copy of all state and gradients",
-                "value": "return loss.item()",
-            }[stopped.kind]
-            message = f"{what}; step {stopped.step}: {stopped.message}"
-            where = Where(file=stopped.file, line=stopped.line, step=stopped.step)
-            found.append(Finding("coverage", Verdict.FAIL, name, message, where, hint=hint))
-        if seen.replaced:
-            many = f" and {len(seen.replaced) - 3} more" if len(seen.replaced) > 3 else ""
-            message = (
-                "the parameters of a model must stay the same objects, or its optimizer steps others; replaced were "
-                f"{', '.join(seen.replaced[:3])}{many}"
-            )
-            hint = "write into parameters (parameter.data.copy_), or build the optimizer anew"
-            found.append(Finding("coverage", Verdict.FAIL, name, message, hint=hint))
-        if not seen.steps:
-            return found
-        if not any(event.act is Act.BACKWARD for event in seen.events):
-            text = f"no backward pass ran in {seen.steps} steps: nothing was learned from gradients, and none judged"
-            found.append(Finding("coverage", Verdict.WARN, name, text))
-        elif not found:
-            text = f"{seen.steps} steps ran, with {len(seen.events)} backward passes, steps and other events"
-            found.append(Finding("coverage", Verdict.PASS, name, text))
-        return found
+        self.observed = seen = observe(self.loop, self.steps, restarts="stagnation" in self.wanted)
+        finite = measure_finite(self.loop, seen.losses, unwell)
+        told = [*check_observed(seen), *(f for f in check_finite(finite) if f.check in self.wanted)]
+        reached = self.loop.reached
+        unseen = {f"{name}, which goes on as it is and is not put back": 1 for name in reached.opaque}
+        if reached.unseen:
+            unseen["what the step reaches beyond the first 20,000 values"] = 1
+        coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
+        return self._run(told, coverage, charts=loss_chart(seen))
 
     def _gradients(self) -> Run:
         """Gradients beside float64, and the loss scales that serve."""
@@ -342,7 +249,7 @@ class _Judge:
                     over = recorder.overflowed
                     if isinstance(taken, StepError) or agreed(over is not None and recorder.step > over):
                         break
-            stats = replace(stats, events=tuple(recorder.events))
+            stats = replace(stats, events=tuple(recorder.events), injected=recorder.overflowed)
         return self._run([*found, *check_scheduler_skip(stats)])
 
     def _resuming(self) -> Run:

@@ -196,3 +196,54 @@ def test_a_loop_that_began_is_judged_from_where_it_is():
     before = state_of(shape)
     judge_training(Subject(shape), steps=3)
     assert state_of(shape) == before
+
+
+def test_a_scaler_that_the_machine_switched_off_is_told():
+    shape = amp_loop(scaled=False)
+    step, model = shape["step"], shape["model"]
+    found = [f for f in judge_training(Subject(shape), ["tf32"], steps=2).of(Verdict.WARN) if f.check == "coverage"]
+    assert found == []  # float16 ran: there is something to judge
+
+    def plain(number):
+        loss = model(torch.ones(2, 16)).square().mean()
+        shape["scaler"].scale(loss).backward()
+        shape["scaler"].step(shape["optimizer"])
+        return float(loss.detach())
+
+    (told,) = judge_training(Subject({**shape, "step": plain}), ["tf32"], steps=2).of(Verdict.WARN)
+    assert "scaler is disabled" in told.message
+    assert step is not plain
+
+
+def test_a_loop_that_changes_nothing_is_told():
+    shape = amp_loop(scaled=False, step=lambda scaler, optimizer: None)
+    (told,) = judge_training(Subject(shape), ["tf32"], steps=2).of(Verdict.WARN)
+    assert "no optimizer stepped and no weight changed" in told.message
+
+
+def test_an_iterator_that_ends_is_told_as_what_it_is():
+    items = iter(range(2))
+    shape = amp_loop(scaled=False)
+    step = shape["step"]
+
+    def one(number):
+        next(items)
+        return step(number)
+
+    (told,) = judge_training(Subject({**shape, "step": one}), ["tf32"], steps=4).of(Verdict.FAIL)
+    assert "draws on an iterator that ends" in told.hint
+
+
+def test_an_overflow_that_was_made_for_a_trial_is_told_as_one():
+    shape = amp_loop()
+    scheduler = torch.optim.lr_scheduler.StepLR(shape["optimizer"], 1)
+    step = shape["step"]
+
+    def one(number):
+        loss = step(number)
+        scheduler.step()
+        return loss
+
+    run = judge_training(Subject({**shape, "scheduler": scheduler, "step": one}), ["scheduler-skip"], steps=4)
+    (told,) = [f for f in run.of(Verdict.FAIL) if f.check == "scheduler-skip"]
+    assert "in a run of its own, in which the gradient of step 1 was made infinite" in told.message

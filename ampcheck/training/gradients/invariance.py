@@ -119,7 +119,7 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     if agreed(not first.gradients) and steps < ACCUMULATED:  # gradients accumulate over more steps
         start.restore()
         return measure_invariance(loop, ACCUMULATED)
-    if not first.gradients:
+    if agreed(not first.gradients):
         return InvarianceStats(loop.name, skipped=f"no optimizer stepped through the scaler in {steps} steps")
     again = _arm(loop, start, "scale 1 again", steps, 1.0, _NEVER)
     if agreed(bool(_differences(first, again))):

@@ -39,6 +39,7 @@ class ProtocolStats:
     lost: the largest share of a tensor's nonzero gradient that became zero, None where it was not measured.
     stopped: the step that did not come to its end. invariant: whether gradients were equal at every loss scale, None
     where that was not judged: what was clipped or added unscaled does no harm then.
+    injected: the step whose gradient was made infinite for a trial.
     """
 
     subject: str
@@ -47,12 +48,18 @@ class ProtocolStats:
     lost: float | None = None
     stopped: StepError | None = None
     invariant: bool | None = None
+    injected: int | None = None
 
 
 def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     """`scaler-protocol`: the calls come in the order that gradients of a known scale need."""
     slug = "scaler-protocol"
-    breaches = [*_Gradients(stats.events).breaches(), *_from_error(stats)]
+    breaches = [*_Gradients(stats.events).breaches()]
+    if stats.stopped is not None:
+        reached = stats.stopped.step
+        if not any(event.act is Act.SCALER_STEP and event.step < reached for event in stats.events):
+            breaches = [one for one in breaches if one.rule != "no update"]  # the exception kept it from being called
+        breaches += _from_error(stats)
     if stats.invariant:
         breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]
     found = [_finding(slug, stats, breach) for breach in _worst(breaches)]
@@ -99,6 +106,8 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
         f"a scheduler must step with the optimizer; {first.who} stepped {len(wrong)} times after scaler.step had "
         f"skipped {skipped.optimizers[0]}: {done} updates but {len(steps)} scheduler steps"
     )
+    if stats.injected is not None:
+        message += f" (in a run of its own, in which the gradient of step {stats.injected} was made infinite)"
     hint = (
         "compare the scale around scaler.update() and step the scheduler only where it did not fall: "
         "before = scaler.get_scale(); scaler.update(); if scaler.get_scale() >= before: scheduler.step()"
@@ -333,7 +342,7 @@ def _without_scaler(stats: ProtocolStats, limits: Limits) -> Finding | None:
     if stats.lost == 0.0:
         return None
     lost = stats.lost is not None and stats.lost > limits.underflow
-    told = "" if stats.lost is None else f": up to {stats.lost:.1%} of a tensor's gradient became zero"
+    told = "" if stats.lost is None else f": up to {stats.lost:.2g} of a tensor's gradient became zero"
     message = f"float16 autocast needs a GradScaler; {len(passes)} backward passes ran on unscaled losses{told}"
     hint = "use torch.amp.GradScaler (scale, step, update), or autocast to bfloat16"
     verdict = Verdict.FAIL if lost else Verdict.WARN

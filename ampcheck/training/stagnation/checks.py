@@ -190,7 +190,7 @@ def _told(cures: tuple[Cure, ...], one: TensorUpdates) -> str:
     best = sorted((cure for cure in cures if cure.name != AS_IS), key=lambda cure: cure.error)
     wide = "float32 master weights" if one.role == "parameter" else "float32 for this tensor"
     told = ", ".join(str(cure).replace(WIDE, wide, 1) if cure.name == WIDE else str(cure) for cure in best)
-    lead = "; replayed" if one.accumulation is not None else "replayed"
+    lead = "; replayed" if one.accumulation is not None else "keep it in float32; replayed"
     return (
         f"{lead} for {steps} steps, as it is {100 * plain.arrives:.0f} % of the change of {one.name} arrives; with "
         f"{told}"
