@@ -150,7 +150,7 @@ def _stopped(seen: Observed, stopped: StepError) -> Finding:
     }[stopped.kind]
     hint = {
         "raised": "run the step by itself; what comes after the exception was not looked at",
-        "memory": "use a smaller batch, model or data set for the audit: it keeps one copy of all that the step reaches "
+        "memory": "use a smaller batch, model or data set for the audit: it keeps a copy of all that the step reaches "
         "(weights, state, gradients, data), and one more of what training changes",
         "value": "return loss.item()",
     }[stopped.kind]
