@@ -781,7 +781,7 @@ def test_a_model_that_is_not_compiled_leaves_the_compiler_alone(monkeypatch: pyt
         ({"optimizer": torch.optim.SGD([torch.ones(1)], lr=1), "scaler": 3}, "found int"),
         ({"optimizer": torch.optim.SGD([torch.ones(1)], lr=1), "every": 0}, "1 or more"),
     ],
-    ids=str,
+    ids=["a number", "no optimizer", "a scaler alone", "no scaler", "no step"],
 )
 def test_what_cannot_be_watched_is_told(given: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told), ampcheck.watch(nn.Linear(1, 1), **given):
