@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
-from ampcheck.training.watching.folded import GradientSum
+from ampcheck.training.watching.expected import sampled
+from ampcheck.training.watching.folded import GradientSum, UpdateSum
 from ampcheck.training.watching.stats import WatchedOptimizer, WatchedParameter, WatchStats
 
 CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation", "coverage")
@@ -19,6 +20,15 @@ _LISTED = 5
 
 _SEVERAL = 3
 """Steps from which on what is true of each is said of the loop."""
+
+_MANY = 32
+"""Updates from which on a share of them is said of a parameter."""
+
+_TOLD = 64.0
+"""Moves that stochastic rounding would have made, from which on it says something that there were hardly any."""
+
+_FEWER = 16
+"""How many times fewer they are then: how far a step goes is known to a few times."""
 
 _LASTING = 10
 """Skipped steps in a row that are no search for a scale any more: 2**10 is most of where GradScaler starts."""
@@ -239,14 +249,19 @@ def _stagnation(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
     if not narrow:
         return
     risen = {one.name for one in stats.optimizers if one.rates and one.rates[-1] > one.rates[0] * (1 + 1e-6)}
+    nearest = {one.name for one in stats.optimizers if one.nearest}
     found = []
     for one in narrow:
         update = one.update
         assert update is not None
         share = update.unchanged / update.due
-        if share <= limits.stagnation or one.exempt or (one.still is not None and one.still <= limits.stagnation):
+        if share <= limits.stagnation or (one.still is not None and one.still <= limits.stagnation):
             continue
-        lasting = update.calls >= _SEVERAL and one.optimizer not in risen
+        if _taken_up(one, update) or _as_stochastic(update):
+            continue
+        known = one.optimizer in nearest
+        lost = known or _lost(update)
+        lasting = update.calls >= _SEVERAL and update.due >= _MANY and one.optimizer not in risen
         message = (
             f"at most {limits.stagnation:.0%} of updates may change nothing; of {one.name} ({one.dtype}) {share:.0%} "
             f"of those with a gradient did not in {update.calls:,} measured steps"
@@ -255,16 +270,36 @@ def _stagnation(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
             message += f", and {one.still:.0%} of its elements are what they were at the first"
         if one.optimizer in risen:
             message += " (the learning rate still rises)"
+        if not known:
+            message += (
+                f"; of a sample stochastic rounding would have moved about {update.expected:.3g} in these steps, and "
+                f"{update.moved:,} moved" + ("" if lost else ", which does not tell how this optimizer rounds")
+            )
         hint = (
             "keep the weights in float32 and let autocast compute in 16 bits, or keep float32 master weights; "
             "otherwise stochastic rounding, Kahan summation or a larger learning rate"
         )
-        verdict = Verdict.FAIL if lasting else Verdict.WARN
+        verdict = Verdict.FAIL if lasting and lost else Verdict.WARN
         where = _where(one, "update")
         found.append(
             Finding(check, verdict, stats.subject, message, where, share, limits.stagnation, "of the updates", hint)
         )
     yield from _most(stats, found) or [_passed(stats, check, f"the updates of {len(narrow)} parameters change them")]
+
+
+def _lost(update: UpdateSum) -> bool:
+    """Whether elements that stochastic rounding would move stay where they are."""
+    return update.expected >= _TOLD and _FEWER * update.moved < update.expected
+
+
+def _as_stochastic(update: UpdateSum) -> bool:
+    """Whether elements that rounding to nearest leaves move as often as stochastic rounding moves them."""
+    return update.expected >= _MANY / 2 and update.expected / 2 <= update.moved <= 4 * update.expected
+
+
+def _taken_up(one: WatchedParameter, update: UpdateSum) -> bool:
+    """Whether something beside the parameter keeps what it drops. It would come back by now if it did so for long."""
+    return bool(one.exempt) and not (_lost(update) and update.expected >= 2 * sampled(one.numel))
 
 
 def _coverage(stats: WatchStats) -> Finding:

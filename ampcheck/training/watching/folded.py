@@ -24,6 +24,9 @@ _NOTES = 6
 """Columns beside the packed statistics: gradients that are not finite, the first and last step of such, gradients of
 zeros only, elements that are subnormal in float16, and gradients that it cut off."""
 
+_UPDATE = 7
+"""Columns of what is summed of updates."""
+
 _CHUNK = 1024
 
 _NORMAL, _SMALLEST = (
@@ -228,7 +231,9 @@ class UpdateSum:
 
     calls: how many updates. update, weight: the root of the sum of squares of the changes, and of the weights after
     them. poisoned: after how many of them the weights were not finite. due: elements with a nonzero gradient;
-    unchanged: how many of them kept their value; both only for parameters of fewer bits than float32.
+    unchanged: how many of them kept their value; both only for parameters of fewer bits than float32. expected: of a
+    sample of those that rounding to nearest leaves where they are, how many stochastic rounding would have moved;
+    moved: how many moved. Both are 0 where the optimizer is known to round to nearest.
     """
 
     calls: int
@@ -237,6 +242,8 @@ class UpdateSum:
     poisoned: int
     due: int
     unchanged: int
+    expected: float = 0.0
+    moved: int = 0
 
 
 class UpdateFold(_Rows):
@@ -245,12 +252,16 @@ class UpdateFold(_Rows):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._calls: list[int] = []
-        self._sums = self._zeros(0, 5)
+        self._sums = self._zeros(0, _UPDATE)
 
     def add(
-        self, keys: Sequence[int], norms: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]], counts: dict[int, Any]
+        self,
+        keys: Sequence[int],
+        norms: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+        counts: dict[int, torch.Tensor],
     ) -> None:
-        """Updates of one step, all 0-d. norms: of the changes, of the weights; counts: `(due, unchanged)` by key."""
+        """Updates of one step. norms: of the changes, of the weights, all 0-d; counts: `(due, unchanged, expected,
+        moved)` by key, each float64 [4]."""
         place = self._place(tuple(keys))
         for key in keys:
             self._calls[self._rows[key]] += 1
@@ -258,9 +269,8 @@ class UpdateFold(_Rows):
         poisoned = ~both[:, 1:].isfinite()
         row = torch.cat((both.square().nan_to_num(0.0, 0.0, 0.0), poisoned), 1)
         if counts:
-            none = torch.zeros((), dtype=torch.int64, device=self._device)
-            found = [counts.get(key, (none, none)) for key in keys]
-            row = torch.cat((row, torch.stack([torch.stack(pair) for pair in found])), 1)
+            none = torch.zeros(4, dtype=torch.float64, device=self._device)
+            row = torch.cat((row, torch.stack([counts.get(key, none) for key in keys])), 1)
         self._sums[place, : row.shape[1]] += row
 
     def read(self) -> dict[int, UpdateSum]:
@@ -268,10 +278,11 @@ class UpdateFold(_Rows):
         sums = self._sums.tolist()
         read = {}
         for key, row in self._rows.items():
-            update, weight, poisoned, due, unchanged = sums[row]
-            read[key] = UpdateSum(self._calls[row], update**0.5, weight**0.5, int(poisoned), int(due), int(unchanged))
+            update, weight, poisoned, due, unchanged, expected, moved = sums[row]
+            counts = int(poisoned), int(due), int(unchanged), expected, int(moved)
+            read[key] = UpdateSum(self._calls[row], update**0.5, weight**0.5, *counts)
         return read
 
     def _grow(self, rows: int) -> None:
         self._calls += [0] * rows
-        self._sums = torch.cat((self._sums, self._zeros(rows, 5)))
+        self._sums = torch.cat((self._sums, self._zeros(rows, _UPDATE)))

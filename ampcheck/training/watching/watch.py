@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,24 +13,14 @@ from ampcheck.errors import UsageError
 from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
 from ampcheck.taps import replaced
-from ampcheck.training.watching.folded import GradientFold, GradientSum, Trace, UpdateFold, UpdateSum
+from ampcheck.training.watching.expected import rounds_to_nearest
+from ampcheck.training.watching.folded import GradientFold, GradientSum, Trace
 from ampcheck.training.watching.stats import WatchedOptimizer, WatchedParameter, WatchedScaler, WatchStats
-from ampcheck.training.watching.unwrapped import local, owner_of, unwrapped, wide_copy
+from ampcheck.training.watching.unwrapped import local, narrow_rest, owner_of, unwrapped, wide_copy
+from ampcheck.training.watching.updates import Entry, Updates
 
 _CULPRITS = 16
 """Skipped steps of an optimizer whose gradients are looked at: later ones tell the same."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A parameter in the step that is looked at. alive: whether the step is to change it; a tensor if only the device
-    knows."""
-
-    key: int
-    parameter: torch.Tensor
-    before: torch.Tensor | None
-    gradient: torch.Tensor | None
-    alive: Any
 
 
 class _Steps:
@@ -42,7 +31,7 @@ class _Steps:
         self.taken = self.measured = self.number = 0
         self.came = self.guarded = False
         self.rates, self.skips = Trace(), Trace()
-        self.entries: list[_Entry] | None = None
+        self.entries: list[Entry] | None = None
         self.late = False
         self.culprits: list[tuple[list[int], list[PendingHealth | Unmeasured]]] = []
 
@@ -63,14 +52,11 @@ class TrainingWatch:
         self._names, self._keys = dict(names), dict[int, int]()
         self._known: list[tuple[str, str, torch.Tensor | None, str, int]] = []
         self._gradients: dict[tuple[torch.device, str, Plan], GradientFold] = {}
-        self._updates: dict[torch.device, UpdateFold] = {}
-        self._first: dict[int, torch.Tensor] = {}
-        self._moved: dict[int, torch.Tensor] = {}
         self._still: dict[int, float] | None = None
-        self._exempt: dict[int, str] = {}
+        self._exempt: dict[int, str] | None = None
         self._scales, self._losses = Trace(), Trace()
         self._unseen: Counter[str] = Counter()
-        self._copies = 0
+        self._updates = Updates(self._unseen)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -94,15 +80,12 @@ class TrainingWatch:
 
     def _leave(self) -> None:
         self._still = self._compared()
-        self._exempt = {
-            key: wide_copy(self._optimizer(owner), p) for key, (_, owner, p, _, _) in enumerate(self._known)
-        }
+        self._exempt = self._exempted()
         self._known = [(name, owner, None, dtype, numel) for name, owner, _, dtype, numel in self._known]
         for one in self._steps:
             one.entries = None
         self._keys.clear()
-        self._first.clear()
-        self._moved.clear()
+        self._updates.forget()
 
     def _optimizer(self, name: str) -> torch.optim.Optimizer:
         return next(one.optimizer for one in self._steps if one.name == name)
@@ -147,15 +130,18 @@ class TrainingWatch:
                         for one in entries:
                             one.gradient = one.parameter.grad
                         self._see_gradients(steps, entries)
-                    self._see_updates(entries)
+                    for one in entries:
+                        if one.group is not None:
+                            one.state = steps.optimizer.state.get(one.parameter, {})
+                    self._updates.add(entries)
                 steps.measured += 1
             steps.taken += 1
             steps.number += 1
 
         return hook
 
-    def _copied(self, steps: _Steps, found: torch.Tensor | None) -> list[_Entry]:
-        entries, size = [], 0
+    def _copied(self, steps: _Steps, found: torch.Tensor | None) -> list[Entry]:
+        entries = []
         for place, group in enumerate(steps.optimizer.param_groups):
             rate = group.get("lr")
             alive: Any = True if rate is None else rate != 0
@@ -168,13 +154,11 @@ class TrainingWatch:
                 before = None
                 if (parameter.grad is not None or steps.late) and parameter.requires_grad:
                     before = local(parameter).detach().clone()
-                    size += before.nbytes
-                entries.append(_Entry(key, parameter, before, parameter.grad, alive))
-        kept = sum(first.nbytes + self._moved[key].nbytes for key, first in self._first.items())
-        self._copies = max(self._copies, size + kept)
+                known = rounds_to_nearest(steps.optimizer)
+                entries.append(Entry(key, parameter, before, parameter.grad, alive, None if known else group))
         return entries
 
-    def _see_gradients(self, steps: _Steps, entries: Sequence[_Entry]) -> None:
+    def _see_gradients(self, steps: _Steps, entries: Sequence[Entry]) -> None:
         scale = self._scale()
         inverse = getattr(steps.optimizer, "grad_scale", None)  # the gradients of a fused step are still scaled
         folds: dict[tuple[torch.device, str, Plan], tuple[list[int], list[PendingHealth]]] = {}
@@ -198,43 +182,6 @@ class TrainingWatch:
             if place not in self._gradients:
                 self._gradients[place] = GradientFold(plan, dtype, device)
             self._gradients[place].add(keys, pending, steps.number, 1.0 if scale is None else scale)
-
-    def _see_updates(self, entries: Sequence[_Entry]) -> None:
-        devices: dict[torch.device, list[tuple[_Entry, torch.Tensor, torch.Tensor]]] = {}
-        for one in entries:
-            if one.before is None or one.gradient is None:
-                continue
-            after = local(one.parameter).detach()
-            if after.shape != one.before.shape or after.dtype != one.before.dtype or after.device != one.before.device:
-                self._unseen["updates that gave a parameter another shape, dtype or device"] += 1
-                continue
-            devices.setdefault(after.device, []).append((one, one.before, after))
-        for device, found in devices.items():
-            counts = {}
-            for one, before, after in found:
-                if after.dtype.is_floating_point and after.dtype.itemsize < 4:
-                    counts[one.key] = self._unchanged(one, before, after)
-            wide = [after.float() if one.key in counts else after for one, _, after in found]
-            was = [before.float() if one.key in counts else before for one, before, _ in found]
-            # Underscored, but in PyTorch's reference: one call for all parameters, as its own optimizers do.
-            norms = torch._foreach_norm(torch._foreach_sub(wide, was)), torch._foreach_norm(wide)
-            if device not in self._updates:
-                self._updates[device] = UpdateFold(device)
-            self._updates[device].add([one.key for one, _, _ in found], norms, counts)
-
-    def _unchanged(self, one: _Entry, before: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Elements with a nonzero gradient, and how many of them kept their value."""
-        gradient = local(one.gradient)
-        if gradient is None or gradient.layout is not torch.strided:
-            self._unseen["updates by sparse gradients, as to whether they changed anything"] += 1
-            none = torch.zeros((), dtype=torch.int64, device=after.device)
-            return none, none
-        due = (gradient != 0) & one.alive
-        if one.key not in self._first:
-            self._first[one.key], self._moved[one.key] = before, due.clone()
-        else:
-            self._moved[one.key] |= due
-        return due.sum(), (due & (before == after)).sum()
 
     def _scale(self) -> torch.Tensor | None:
         """The loss scale where it is; `get_scale()` would wait for the device."""
@@ -282,18 +229,18 @@ class TrainingWatch:
 
         return update
 
-    def _compared(self) -> dict[int, float]:
-        """The share of the elements looked at that are what they were at the first measured step."""
-        shares = {}
-        for key, first in self._first.items():
-            parameter, due = self._known[key][2], self._moved[key]
-            if parameter is None or (now := local(parameter).detach()).shape != first.shape:
-                continue
+    def _exempted(self) -> dict[int, str]:
+        exempt = {}
+        for key, (_, owner, parameter, _, _) in enumerate(self._known):
+            optimizer = self._optimizer(owner)
             with torch.no_grad():
-                whole, still = torch.stack((due.sum(), (due & (now == first)).sum())).tolist()
-            if whole:
-                shares[key] = still / whole
-        return shares
+                exempt[key] = wide_copy(optimizer, parameter)
+                if not exempt[key] and not rounds_to_nearest(optimizer):
+                    exempt[key] = narrow_rest(optimizer, parameter)
+        return exempt
+
+    def _compared(self) -> dict[int, float]:
+        return self._updates.still({key: one[2] for key, one in enumerate(self._known) if one[2] is not None})
 
     def read(self, subject: str) -> WatchStats:
         """What was seen so far. Waits for the device."""
@@ -301,20 +248,13 @@ class TrainingWatch:
         for gradient_fold in self._gradients.values():
             for key, one in gradient_fold.read().items():
                 gradients[key] = gradients[key] + one if key in gradients else one
-        updates: dict[int, UpdateSum] = {}
-        for update_fold in self._updates.values():
-            updates |= update_fold.read()
+        updates = self._updates.read()
         still = self._still if self._still is not None else self._compared()
         parameters = []
-        for key, (name, owner, parameter, dtype, numel) in enumerate(self._known):
-            exempt = (
-                wide_copy(self._optimizer(owner), parameter) if parameter is not None else self._exempt.get(key, "")
-            )
-            parameters.append(
-                WatchedParameter(
-                    name, owner, dtype, numel, gradients.get(key), updates.get(key), still.get(key), exempt
-                )
-            )
+        exempt = self._exempt if self._exempt is not None else self._exempted()
+        for key, (name, owner, _, dtype, numel) in enumerate(self._known):
+            seen = gradients.get(key), updates.get(key), still.get(key), exempt.get(key, "")
+            parameters.append(WatchedParameter(name, owner, dtype, numel, *seen))
         return WatchStats(
             subject,
             self.every,
@@ -322,7 +262,7 @@ class TrainingWatch:
             tuple(parameters),
             self._told_scaler(gradients),
             tuple(self._losses.read()),
-            self._copies,
+            self._updates.peak,
             dict(self._unseen),
         )
 
@@ -353,4 +293,13 @@ def _told(one: _Steps) -> WatchedOptimizer:
     skips = one.skips.read()
     skipped = tuple(number for number, found in enumerate(skips) if found)
     taken = one.taken - (len(skipped) if one.guarded else 0)
-    return WatchedOptimizer(one.name, taken, one.measured, tuple(one.rates.read()), len(skips), skipped, one.guarded)
+    return WatchedOptimizer(
+        one.name,
+        taken,
+        one.measured,
+        tuple(one.rates.read()),
+        len(skips),
+        skipped,
+        one.guarded,
+        nearest=rounds_to_nearest(one.optimizer),
+    )

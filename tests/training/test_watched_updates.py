@@ -1,0 +1,161 @@
+"""What a watch says of narrow weights that hardly move, and the memory that it takes to see it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampcheck
+from ampcheck.record import Finding, Run, Verdict
+
+
+def stagnation(run: Run) -> list[Finding]:
+    return [one for one in run.findings if one.check == "stagnation"]
+
+
+class Kahan(torch.optim.Optimizer):
+    """SGD that remembers what rounding dropped."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                rest = self.state[p].setdefault("rest", torch.zeros_like(p))
+                step = rest - group["lr"] * p.grad
+                after = p + step
+                rest.copy_(step - (after - p))
+                p.copy_(after)
+
+
+class Own(torch.optim.Optimizer):
+    """Signed steps of an optimizer that PyTorch knows nothing of, rounded to nearest or stochastically."""
+
+    def __init__(self, params: Any, lr: float, *, stochastic: bool) -> None:
+        super().__init__(params, {"lr": lr})
+        self.stochastic = stochastic
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                bits = (p.float() - group["lr"] * p.grad.float().sign()).view(torch.int32)
+                noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32)
+                bits = bits + (noise if self.stochastic else 1 << 15)
+                p.copy_((bits & -(1 << 16)).view(torch.float32).bfloat16())
+
+
+def _signed(optimizer: Any, steps: int) -> Run:
+    (weight,) = optimizer.param_groups[0]["params"]
+    torch.manual_seed(0)
+    with ampcheck.watch(nn.Identity(), optimizer) as seen:
+        for _ in range(steps):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+    return seen.run()
+
+
+def _weights(count: int) -> nn.Parameter:
+    torch.manual_seed(0)
+    return nn.Parameter((torch.rand(count) + 0.5).bfloat16())
+
+
+@pytest.mark.parametrize("rate", [1e-5, 1e-4, 3e-4])
+@pytest.mark.parametrize("steps", [3, 10, 40])
+@pytest.mark.parametrize("count", [1, 64, 3000, 20000])
+def test_stochastic_rounding_never_fails_however_seldom_it_moves_a_weight(count: int, steps: int, rate: float) -> None:
+    run = _signed(Own([_weights(count)], rate, stochastic=True), steps)
+
+    assert not run.of(Verdict.FAIL)
+    if count == 20000 and rate * steps > 2e-4:
+        assert not run.of(Verdict.WARN)
+
+
+def test_an_optimizer_of_ones_own_that_drops_what_stochastic_rounding_would_not_fails() -> None:
+    assert _signed(Own([_weights(3000)], 1e-4, stochastic=False), 10).of(Verdict.FAIL)
+
+
+@pytest.mark.parametrize("steps", [3, 10, 40])
+def test_a_compensation_that_has_not_yet_moved_a_weight_is_no_finding(steps: int) -> None:
+    run = _signed(Kahan([_weights(3000)], {"lr": 1e-5}), steps)
+
+    assert not run.of(Verdict.FAIL)
+    assert not run.of(Verdict.WARN)
+
+
+class Momentum(Own):
+    """Rounds to nearest, and keeps the gradients of the past beside the weights, as narrow as these."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        (weight,) = self.param_groups[0]["params"]
+        past = self.state[weight].setdefault("past", torch.zeros_like(weight))
+        past.mul_(0.9).add_(weight.grad, alpha=0.1)
+        super().step(closure)
+
+
+def test_a_narrow_momentum_is_no_compensation() -> None:
+    assert _signed(Momentum([_weights(3000)], 1e-4, stochastic=False), 10).of(Verdict.FAIL)
+
+
+def test_a_single_weight_that_stays_for_a_few_steps_is_a_warning() -> None:
+    run = _signed(torch.optim.SGD([nn.Parameter(torch.ones(1, dtype=torch.bfloat16))], lr=1e-5), 5)
+
+    assert [one.verdict for one in stagnation(run)] == [Verdict.WARN]
+
+
+_PEAK = """
+import resource, sys, torch, ampcheck
+peak = lambda: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+weight = torch.nn.Parameter(torch.ones(1 << 25, dtype=getattr(torch, sys.argv[1])))
+weight.grad = torch.ones_like(weight)
+optimizer = torch.optim.SGD([weight], lr=0.1, foreach=True)
+optimizer.step()
+before = peak()
+with ampcheck.watch(torch.nn.Identity(), optimizer) as seen:
+    for _ in range(3):
+        optimizer.step()
+    print(peak() - before, seen.stats().copies, weight.nbytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the peak of the resident set in KiB")
+@pytest.mark.parametrize(
+    ("dtype", "most"),
+    # Of narrow weights: a copy for the step, one for the block, and a byte for each element.
+    [("float32", 1.0), ("bfloat16", 2.5)],
+)
+def test_a_measured_step_takes_the_memory_that_is_told(dtype: str, most: float) -> None:
+    told = subprocess.run([sys.executable, "-c", _PEAK, dtype], capture_output=True, text=True, check=True).stdout
+    peak, copies, weight = map(int, told.split())
+
+    assert copies <= most * weight + (64 << 20)
+    assert peak <= copies + (48 << 20)
+
+
+def test_pieces_of_a_weight_tell_what_the_whole_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stats() -> Any:
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(33, 70), nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)]).bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        with ampcheck.watch(model, optimizer) as seen:
+            for _ in range(3):
+                for one in model.parameters():
+                    one.grad = torch.randn_like(one)
+                optimizer.step()
+        return seen.stats().parameters
+
+    whole = stats()
+    monkeypatch.setattr("ampcheck.training.watching.updates.CHUNK", 1000)
+    for one, other in zip(whole, stats(), strict=True):
+        assert (one.update.due, one.update.unchanged, one.still) == (
+            other.update.due,
+            other.update.unchanged,
+            other.still,
+        )
+        assert one.update.update == pytest.approx(other.update.update)
+        assert one.update.weight == pytest.approx(other.update.weight)
