@@ -152,8 +152,9 @@ def watch(
     `all` (every floating value). limits: by default those of `[tool.ampcheck]`.
 
     Training: weights are copied for the time of a measured step; those of fewer than 32 bits once more for the whole
-    block, with a byte for each element, and 64 MiB are used to compare them. Steps inside compiled code (`torch.compile(optimizer.step)`) cannot be measured. Nothing is read from the
-    device before `seen.run()`, except on the CPU.
+    block, with a byte for each element, and 64 MiB are used to compare them. Steps inside compiled code
+    (`torch.compile(optimizer.step)`) cannot be measured. Nothing is read from the device before `seen.run()`, except on
+    the CPU.
 
     Compiled: on entering, compiled code is forgotten (`torch.compiler.reset`), so that the next call compiles graphs
     with statistics; compilation takes up to twice as long, at level `all` more. A value that overflows or is NaN is

@@ -10,7 +10,7 @@ from itertools import takewhile
 from ampcheck.formats import format_of
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
-from ampcheck.training.scale.trajectory import COLLAPSE, ScalerStats, skipped_last
+from ampcheck.training.scale.trajectory import COLLAPSE, ScalerStats, has_fallen, is_settled, skipped_last
 from ampcheck.training.window import POOL, ScaleWindow
 
 CHECK = "loss-scale"
@@ -131,7 +131,6 @@ def _collapsed(stats: LossScaleStats) -> list[Finding]:
     ceiling = min(ends, default=None)
     skipped = skipped_last(stats.trajectory, ceiling)
     first, last = stats.trajectory[0][1], stats.last_scale
-    fallen = last is not None and last < 1 <= first
     stands = False
     if skipped >= COLLAPSE:
         where = f" at scales up to {power(ceiling)}, where none should overflow" if ceiling else ""
@@ -141,12 +140,12 @@ def _collapsed(stats: LossScaleStats) -> list[Finding]:
         text = f"the last {stood} of {len(stats.trajectory)} steps were all skipped, and the scale never fell"
         observed, limit, unit = float(stood), float(COLLAPSE), "skipped steps in a row"
         stands = True
-    elif fallen and last is not None:
+    elif last is not None and has_fallen(first, last):
         text = f"it fell below 1, from {power(first)} to {power(last)}"
         observed, limit, unit = last, 1.0, "scale, at least"
     else:
         return []
-    works = window is not None and not stats.trajectory[-1][2] and window.contains(stats.trajectory[-1][1])
+    works = is_settled(window, *stats.trajectory[-1][1:])
     verdict = Verdict.WARN if works and skipped < COLLAPSE else Verdict.FAIL
     message = f"the loss scale must settle where gradients are finite; {text}{_skips(stats)}"
     if window:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.window import ScaleWindow
 
 COLLAPSE = 8
 """Steps skipped one after the other, with nothing but smaller scales between them, that are no back-off any more."""
@@ -95,6 +96,16 @@ def skipped_last(trajectory: Iterable[tuple[int, float, bool]], ceiling: float |
         elif ceiling is None or scale <= ceiling:
             count += 1
     return count
+
+
+def has_fallen(first: float, last: float | None) -> bool:
+    """Whether a scale fell below 1 from above. One that was set lower has its reason: sums of losses, say."""
+    return last is not None and last < 1 <= first
+
+
+def is_settled(window: ScaleWindow | None, scale: float, skipped: bool) -> bool:
+    """Whether the last step was made, at a scale that suits the gradients: what fell so far is where it belongs."""
+    return window is not None and not skipped and window.contains(scale)
 
 
 def measure_scalers(events: Iterable[Event]) -> dict[str, ScalerStats]:

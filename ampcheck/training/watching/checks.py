@@ -8,8 +8,10 @@ from itertools import pairwise
 
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
+from ampcheck.training.scale.trajectory import has_fallen, is_settled
 from ampcheck.training.watching.expected import sampled
 from ampcheck.training.watching.folded import GradientSum, UpdateSum
+from ampcheck.training.watching.report import window_of
 from ampcheck.training.watching.stats import WatchedOptimizer, WatchedParameter, WatchStats
 
 CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation", "coverage")
@@ -47,7 +49,7 @@ def check_watched(stats: WatchStats, limits: Limits) -> list[Finding]:
         *_losses(stats),
         *_nonfinite(stats),
         *_underflow(stats, limits),
-        *_scale(stats),
+        *_scale(stats, limits),
         *_stagnation(stats, limits),
         _coverage(stats),
     ]
@@ -158,7 +160,7 @@ def _in_float16(gradient: GradientSum | None) -> bool:
     return gradient is not None and (gradient.health.dtype == "float16" or gradient.cut > 0)
 
 
-def _scale(stats: WatchStats) -> Iterator[Finding]:
+def _scale(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
     check, scaler = "loss-scale", stats.scaler
     if scaler is None:
         return
@@ -178,9 +180,12 @@ def _scale(stats: WatchStats) -> Iterator[Finding]:
         "a scale that falls without end means that a gradient is infinite or NaN at any scale: mend the overflow, or "
         "leave batches with NaN out; see nonfinite-gradient"
     )
-    if scales and now < 1:
-        message = f"the loss scale must stay at 1 or above; it is {now:g} ({story}){named}"
-        yield Finding(check, Verdict.FAIL, stats.subject, message, where, now, 1.0, "loss scale", hint)
+    if scales and has_fallen(scales[0], now):
+        settled = is_settled(window_of(stats, limits), now, trailing > 0)
+        verdict = Verdict.WARN if settled else Verdict.FAIL
+        message = f"the loss scale must stay at 1 or above; it fell to {now:g} ({story}){named}"
+        hint = "its gradients are that large: average the loss instead of summing it" if settled else hint
+        yield Finding(check, verdict, stats.subject, message, where, now, 1.0, "loss scale", hint)
     elif trailing >= _LASTING and trailing < worst.attempts:
         message = (
             f"a scaler that backs off must find a scale; the last {trailing:,} steps were skipped ({story}){named}"

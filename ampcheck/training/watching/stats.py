@@ -34,7 +34,7 @@ class WatchedOptimizer:
     """One optimizer. steps: how many it made; measured: how many of them were looked at; rates: the learning rate then.
 
     attempts: how many steps a scaler was asked for; skipped: the numbers of those that it did not make, from 0.
-    scales: the loss scale of each attempt. guarded: whether the optimizer skips by itself (`fused=True`), so that a
+    guarded: whether the optimizer skips by itself (`fused=True`), so that a
     gradient may be infinite in a step. nearest: whether it is known to round updates to the nearest number.
     """
 
@@ -45,7 +45,6 @@ class WatchedOptimizer:
     attempts: int = 0
     skipped: tuple[int, ...] = ()
     guarded: bool = False
-    scales: tuple[float, ...] = ()
     nearest: bool = False
 
 
