@@ -134,7 +134,8 @@ def test_a_measured_step_takes_the_memory_that_is_told(dtype: str, most: float) 
     peak, copies, weight = map(int, told.split())
 
     assert copies <= most * weight + (64 << 20)
-    assert peak <= copies + (48 << 20)
+    # An allocator may keep what was freed; a wide copy of all weights would be 128 MiB, and the change another.
+    assert peak <= copies + (96 << 20)
 
 
 def test_pieces_of_a_weight_tell_what_the_whole_would(monkeypatch: pytest.MonkeyPatch) -> None:
