@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.record import collect as collect
     from ampcheck.record import emit as emit
     from ampcheck.settings import Limits as Limits
+    from ampcheck.speed.judge import assert_speed as assert_speed
+    from ampcheck.speed.paired import measure_speed as measure_speed
     from ampcheck.subject import Subject as Subject
     from ampcheck.training.judge import assert_training as assert_training
     from ampcheck.training.residency.policies import ResidencyPolicy as ResidencyPolicy
@@ -68,6 +70,7 @@ _HOME = {
     "assert_op_dtypes": "ampcheck.autocast.observe",
     "assert_policy": "ampcheck.autocast.drift",
     "assert_policy_lock": "ampcheck.autocast.locks.lock",
+    "assert_speed": "ampcheck.speed.judge",
     "assert_training": "ampcheck.training.judge",
     "audit": "ampcheck.audit",
     "blame": "ampcheck.compiled.blame.blame",
@@ -78,6 +81,7 @@ _HOME = {
     "guard": "ampcheck.autocast.guards.guard",
     "health_of": "ampcheck.health",
     "measure_policy": "ampcheck.autocast.probe",
+    "measure_speed": "ampcheck.speed.paired",
     "observe": "ampcheck.audit",
     "observe_graphs": "ampcheck.compiled.graph.judge",
     "observe_ops": "ampcheck.autocast.observe",
@@ -107,6 +111,7 @@ __all__ = [
     "assert_op_dtypes",
     "assert_policy",
     "assert_policy_lock",
+    "assert_speed",
     "assert_training",
     "audit",
     "blame",
@@ -117,6 +122,7 @@ __all__ = [
     "guard",
     "health_of",
     "measure_policy",
+    "measure_speed",
     "observe",
     "observe_graphs",
     "observe_ops",

@@ -1,0 +1,192 @@
+"""Paired measurement: all arms in turn, block by block, in random order, so that what disturbs one disturbs all.
+
+On a shared machine a time wanders by tens of per cent within minutes, and the ratio of two times taken within one tenth
+of a second hardly at all. So each cycle times one block of every arm, in an order drawn anew; the statistic is
+made of the ratios within the cycles. The reference runs twice a cycle: what its twin differs by is noise, measured in
+the same minutes as the answer.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from statistics import median
+
+from ampcheck.errors import UsageError, brief
+from ampcheck.speed.clock import Clock, clock_of, summarised
+from ampcheck.speed.fingerprint import fingerprint
+from ampcheck.speed.interval import paired_ratio
+from ampcheck.speed.stats import LOOKS, TWIN, ArmTimes, SpeedStats
+
+BLOCK = 0.001
+"""Seconds that a block should last, far above the clock's resolution; the shorter, the fewer of them are disturbed."""
+
+ENOUGH = 20
+"""Cycles without which no interval is called narrow."""
+
+Step = Callable[[], object]
+"""One step of an arm; what it returns is ignored."""
+
+
+@dataclass(slots=True)
+class _Arm:
+    name: str
+    step: Step
+    calls: int = 1
+    first: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+
+
+class PairedMeasurement:
+    """Arms that run in turn. `warm_up` once, `run` as often as one likes, `stats` at any time.
+
+    arms: name to step, the first being the reference. block: seconds of one block, as near as whole calls come.
+    """
+
+    def __init__(
+        self,
+        arms: Mapping[str, Step],
+        *,
+        subject: str = "subject",
+        device: str = "cpu",
+        clock: Clock | None = None,
+        block: float = BLOCK,
+        seed: int = 0,
+    ) -> None:
+        _require_arms(arms)
+        self._clock = clock or clock_of(device)
+        (reference, step), *others = arms.items()
+        self._arms = [_Arm(reference, step), _Arm(TWIN, step), *(_Arm(name, step) for name, step in others)]
+        self._subject, self._device, self._block = subject, device, block
+        self._random = Random(seed)
+        self._seen: list[dict[str, float]] = []
+        self._spent = 0.0
+
+    def warm_up(self, least: int = 3, seconds: float = 0.2) -> None:
+        """Call each arm at least `least` times and for `seconds`; the first call, which compiles, is kept apart.
+
+        Sets how many calls make a block. Raises `UsageError` for an arm that raises.
+        """
+        for arm in self._arms:
+            if arm.name == TWIN:
+                continue
+            with _naming(arm.name, self._subject):
+                arm.first = self._clock.block(arm.step, 1)
+                times: list[float] = []
+                while len(times) < least or (sum(times) < seconds and len(times) < 1000):
+                    times.append(self._clock.block(arm.step, 1))
+            typical = median(times[len(times) // 2 :])
+            arm.calls = max(1, round(self._block / typical)) if typical > 0 else 1
+        self._arms[1].calls, self._arms[1].first = self._arms[0].calls, self._arms[0].first
+
+    def run(self, seconds: float) -> None:
+        """Cycles until `seconds` have passed in them, at least one. A cycle that raises leaves no half of itself."""
+        self._seen.append(self._clock.conditions())
+        until = self._spent + seconds
+        while True:
+            begin = time.perf_counter()
+            with _without_collector():
+                order = self._random.sample(self._arms, len(self._arms))
+                taken = {}
+                for arm in order:
+                    with _naming(arm.name, self._subject):
+                        taken[arm.name] = self._clock.block(arm.step, arm.calls) / arm.calls
+            for arm in self._arms:
+                arm.seconds.append(max(taken[arm.name], 1e-12))  # a clock may stand still; its logarithm may not
+            self._spent += time.perf_counter() - begin
+            if self._spent >= until:
+                break
+        self._seen.append(self._clock.conditions())
+
+    def stats(self, *, stopped: str = "budget", looks: int = 1) -> SpeedStats:
+        """What was measured so far."""
+        return SpeedStats(
+            subject=self._subject,
+            arms=tuple(ArmTimes(a.name, tuple(a.seconds), a.calls, a.first, self._clock.kind) for a in self._arms),
+            device=self._device,
+            fingerprint=fingerprint(self._device),
+            conditions=summarised(self._seen),
+            spent=self._spent,
+            stopped=stopped,
+            looks=looks,
+        )
+
+
+def measure_speed(
+    arms: Mapping[str, Step],
+    *,
+    subject: str = "subject",
+    device: str = "cpu",
+    budget: float = 10.0,
+    width: float | None = 0.005,
+    decided: Callable[[SpeedStats], bool] | None = None,
+    clock: Clock | None = None,
+    block: float = BLOCK,
+    seed: int = 0,
+) -> SpeedStats:
+    """Time two or more arms against the first, the reference, which also runs as its own A/A twin.
+
+    arms: name to a callable without arguments, one step of the arm. budget: seconds of timed blocks, warm-up and
+    compilation apart. width: stop when the 95 per cent interval of every ratio is at most this share to each side;
+    None for never. decided: asked at each look whether the verdict stands; it is told the number of looks so far.
+
+    Raises `UsageError` for fewer than two arms, an arm that raises, or a device that is not there.
+    """
+    if not budget > 0:
+        raise UsageError(f"budget is seconds of measurement, above 0; found {budget!r}")
+    measurement = PairedMeasurement(arms, subject=subject, device=device, clock=clock, block=block, seed=seed)
+    measurement.warm_up()
+    done = 0.0
+    for look, share in enumerate(LOOKS, 1):
+        measurement.run((share - done) * budget)
+        done = share
+        stats = measurement.stats(looks=look)
+        if decided is not None and decided(stats):
+            return measurement.stats(stopped="decided", looks=look)
+        if width is not None and decided is None and _narrow(stats, width):
+            return measurement.stats(stopped="narrow", looks=look)
+    return measurement.stats(stopped="budget", looks=len(LOOKS))
+
+
+def _narrow(stats: SpeedStats, width: float) -> bool:
+    if stats.cycles < ENOUGH:
+        return False
+    return all(paired_ratio(stats.reference, arm).width <= width for arm in stats.compared)
+
+
+def _require_arms(arms: Mapping[str, Step]) -> None:
+    if not isinstance(arms, Mapping) or len(arms) < 2:
+        found = f"{len(arms)}" if isinstance(arms, Mapping) else type(arms).__name__
+        raise UsageError(f"measure_speed takes two or more arms, a mapping of names to callables; found {found}")
+    for name, step in arms.items():
+        if not isinstance(name, str) or not name or name == TWIN:
+            raise UsageError(f"an arm's name is a text other than {TWIN!r}, which the reference's own twin has")
+        if not callable(step):
+            raise UsageError(f"arm {name!r} is a callable without arguments; found {type(step).__name__}")
+
+
+@contextmanager
+def _naming(arm: str, subject: str) -> Iterator[None]:
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # the user's code
+        raise UsageError(f"arm {arm!r} of {subject} raised {brief(error)}") from error
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Python's garbage collector waits until the cycle is over; between cycles it runs as ever."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

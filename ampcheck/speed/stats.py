@@ -1,0 +1,155 @@
+"""What a measurement of speed leaves behind, as plain data: seconds of each block, paired ratios, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from statistics import median
+from typing import Any
+
+from ampcheck.errors import UsageError, require_schema
+from ampcheck.record import Scalar
+
+SCHEMA = 1
+"""Version of a `SpeedRecord` as data. 1: the first."""
+
+TWIN = "A/A twin"
+"""The arm that runs the reference again: what it differs by is noise."""
+
+LOOKS = (0.125, 0.25, 0.5, 1.0)
+"""After which shares of the budget the data are looked at. A verdict pays for each look."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTimes:
+    """One arm: the reference, its twin, or what is compared with it.
+
+    seconds: of one call, one value for each cycle, in the order of the cycles; the cycles of all arms correspond.
+    calls: how many calls a block has; `seconds` is the block's time divided by it. first: seconds of the first call of
+    all, compilation included. clock: `wall`, or `device` where events of the device were read.
+    """
+
+    name: str
+    seconds: tuple[float, ...]
+    calls: int = 1
+    first: float = 0.0
+    clock: str = "wall"
+
+    @property
+    def median(self) -> float:
+        """Seconds of the typical call."""
+        return median(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedStats:
+    """Arms that ran in turn, block by block, in one process.
+
+    arms: the first is the reference, the second its A/A twin. fingerprint: of hardware and versions. conditions: what
+    the machine did meanwhile (load, clocks). spent: seconds in the timed blocks. stopped: why it ended: `narrow`,
+    `decided` or `budget`. looks: how often the data were looked at before, with an eye to stopping.
+    """
+
+    subject: str
+    arms: tuple[ArmTimes, ...]
+    device: str = "cpu"
+    fingerprint: Mapping[str, Scalar] = field(default_factory=dict)
+    conditions: Mapping[str, Scalar] = field(default_factory=dict)
+    spent: float = 0.0
+    stopped: str = "budget"
+    looks: int = 1
+
+    @property
+    def reference(self) -> ArmTimes:
+        """What all others are compared with."""
+        return self.arms[0]
+
+    @property
+    def twin(self) -> ArmTimes:
+        """The reference once more."""
+        return self.arms[1]
+
+    @property
+    def compared(self) -> tuple[ArmTimes, ...]:
+        """The arms beside the reference and its twin."""
+        return self.arms[2:]
+
+    def arm(self, name: str) -> ArmTimes:
+        """The arm of this name. Raises `UsageError` where there is none."""
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise UsageError(f"{self.subject} has no arm {name!r}; there are {', '.join(arm.name for arm in self.arms)}")
+
+    @property
+    def cycles(self) -> int:
+        """How many paired blocks there are."""
+        return len(self.reference.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times faster than the reference: the median of the paired ratios, reference seconds / arm seconds.
+
+    Above 1 the arm is faster. low, high: its interval at `confidence`. p05, minimum: of the ratios themselves.
+    """
+
+    median: float
+    low: float
+    high: float
+    confidence: float = 0.95
+    p05: float = 0.0
+    minimum: float = 0.0
+    cycles: int = 0
+
+    @property
+    def width(self) -> float:
+        """Half of the interval, as a share of the ratio."""
+        return (self.high - self.low) / (2 * self.median)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRecord:
+    """What is kept of one comparison: in pytest-benchmark's `extra_info`, in the history, in evidence.
+
+    name: the benchmark or target. ratio, low, high: as in `Ratio`, at `confidence`. noise: how far the A/A twin's
+    ratio is from 1, at the far end of its interval, as a share. reference_seconds, arm_seconds: of the typical call;
+    good for a picture, never for a verdict. verdict: of `ampcheck.Verdict`, "" where none was asked for.
+    """
+
+    name: str
+    reference: str
+    arm: str
+    ratio: float
+    low: float
+    high: float
+    p05: float
+    minimum: float
+    noise: float
+    cycles: int
+    confidence: float = 0.95
+    precision: str = "float32"
+    reference_seconds: float = 0.0
+    arm_seconds: float = 0.0
+    verdict: str = ""
+    fingerprint: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """This record as data for `json.dumps`."""
+        plain = {known.name: getattr(self, known.name) for known in fields(self)}
+        return {"schema": SCHEMA, **plain, "fingerprint": dict(self.fingerprint)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SpeedRecord:
+        """The record that `to_dict` made. Raises `UsageError` for a newer schema or damaged data."""
+        require_schema(data, "this", "speed record of ampcheck", SCHEMA)
+        try:
+            record = cls(**{known.name: data[known.name] for known in fields(cls) if known.name in data})
+        except TypeError as error:
+            raise UsageError(f"this speed record of ampcheck is damaged ({error}): write it anew") from error
+        for known in fields(cls):
+            value = getattr(record, known.name)
+            wanted = {"str": (str,), "int": (int,), "float": (float, int)}.get(str(known.type), (Mapping,))
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                raise UsageError(f"this speed record of ampcheck is damaged: {known.name} cannot be {value!r:.40}")
+        return record

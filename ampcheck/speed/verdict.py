@@ -1,0 +1,212 @@
+"""PASS, FAIL or UNDECIDED on paired times, with an error rate that holds for a whole suite. No torch runs here.
+
+The requirement is `ratio >= limit`; what lies less than the minimum effect below it is nobody's concern.
+
+- FAIL: the whole interval lies below the limit *and* the median lies below limit / (1 + effect).
+- PASS: the whole interval lies above limit / (1 + effect).
+- UNDECIDED: anything else, and whatever the A/A twin of the reference shows to be noise ("not comparable").
+
+The interval's confidence is `1 - 2 * false_alarms / (comparisons * looks)`: of all comparisons of a suite, each looked
+at several times while it ran, together at most `false_alarms` fail without a cause (Bonferroni's inequality, which
+asks for no independence).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampcheck.errors import UsageError
+from ampcheck.record import Finding, Scalar, Verdict, Where
+from ampcheck.speed.fingerprint import differences
+from ampcheck.speed.interval import CONFIDENCE, Logs, cycles_needed, log_ratios, median_bounds, paired_ratio
+from ampcheck.speed.stats import LOOKS, ArmTimes, SpeedRecord, SpeedStats
+
+EFFECT = 0.03
+"""The smallest change that is worth a failure, as a share: above what the layout of memory alone does to a time."""
+
+NOISE, STRADDLES = "noise", "straddles"
+
+FALSE_ALARMS = 0.01
+"""How often a suite without any change may fail, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is required of a ratio. limit: at least. effect: the least that matters. comparisons: of the whole suite."""
+
+    limit: float = 1.0
+    effect: float = EFFECT
+    comparisons: int = 1
+    false_alarms: float = FALSE_ALARMS
+
+    def __post_init__(self) -> None:
+        if not (self.limit > 0 and math.isfinite(self.limit)):
+            raise UsageError(f"the least ratio is a positive number, such as 1.2; found {self.limit!r}")
+        if not 0 < self.effect < 1:
+            raise UsageError(f"the minimum effect is a share between 0 and 1, such as 0.03; found {self.effect!r}")
+        if self.comparisons < 1 or not 0 < self.false_alarms < 1:
+            raise UsageError(
+                "comparisons is at least 1 and false_alarms a share between 0 and 1; "
+                f"found {self.comparisons!r} and {self.false_alarms!r}"
+            )
+
+    @property
+    def confidence(self) -> float:
+        """Of each comparison's interval, so that the suite's false alarms stay below `false_alarms`."""
+        return 1 - 2 * self.false_alarms / (self.comparisons * len(LOOKS))
+
+    @property
+    def floor(self) -> float:
+        """The ratio below which a shortfall matters."""
+        return self.limit / (1 + self.effect)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verdict on one arm, the exact interval it rests on, and why nothing was decided (`NOISE` or `STRADDLES`)."""
+
+    verdict: Verdict
+    ratio: float
+    low: float
+    high: float
+    reason: str = ""
+
+
+def decide(logs: Logs, twin: Logs, rule: Rule) -> Decision:
+    """Judge log-ratios of one arm beside those of the reference's twin, float64 [cycles] each."""
+    low, high = (math.exp(bound) for bound in median_bounds(logs, rule.confidence))
+    found = math.exp(np.median(logs))
+    if aa_noise(twin) > rule.effect:
+        return Decision(Verdict.UNDECIDED, found, low, high, NOISE)
+    if high < rule.limit and found < rule.floor:
+        return Decision(Verdict.FAIL, found, low, high)
+    if low > rule.floor:
+        return Decision(Verdict.PASS, found, low, high)
+    return Decision(Verdict.UNDECIDED, found, low, high, STRADDLES)
+
+
+def aa_noise(twin: Logs) -> float:
+    """How far the twin's 95 per cent interval reaches from 1, as a share: what is no difference at all, here, now."""
+    low, high = (math.exp(bound) for bound in median_bounds(twin, CONFIDENCE))
+    return max(1 - low, high - 1)
+
+
+def check_speed(
+    stats: SpeedStats,
+    rules: Mapping[str, Rule] | Rule | None = None,
+    *,
+    check: str = "speedup",
+    against: Mapping[str, Scalar] | None = None,
+) -> list[Finding]:
+    """One finding for each arm beside the reference and its twin, or for those that `rules` names.
+
+    rules: what each arm must reach; one `Rule` for all; by default no arm may be slower than the reference.
+    against: the fingerprint under which `rules` were set; on other hardware or versions nothing is comparable.
+    """
+    if isinstance(rules, Mapping):
+        asked = {stats.arm(name).name: rule for name, rule in rules.items()}
+    else:
+        rule = rules or Rule(comparisons=max(1, len(stats.compared)))
+        asked = {arm.name: rule for arm in stats.compared}
+    other = [] if against is None else differences(against, stats.fingerprint)
+    return [_finding(stats, stats.arm(name), rule, check, other) for name, rule in asked.items()]
+
+
+def is_decided(stats: SpeedStats, rules: Mapping[str, Rule] | Rule | None = None) -> bool:
+    """Whether more measurement would change no verdict: each is PASS or FAIL."""
+    return all(finding.verdict is not Verdict.UNDECIDED for finding in check_speed(stats, rules))
+
+
+def _finding(stats: SpeedStats, arm: ArmTimes, rule: Rule, check: str, other: list[str]) -> Finding:
+    twin = log_ratios(stats.reference, stats.twin)
+    found = decide(log_ratios(stats.reference, arm), twin, rule)
+    required = f"{arm.name} must be at least {rule.limit:.4g} times as fast as {stats.reference.name}"
+    seen = (
+        f"it is {found.ratio:.4g} times as fast, {_interval(found.low, found.high)} at {_percent(rule.confidence)} "
+        f"confidence, in {stats.cycles:,} paired cycles"
+    )
+    verdict, hint = found.verdict, ""
+    if other:
+        verdict = Verdict.UNDECIDED
+        message = f"not comparable: the requirement was set elsewhere ({'; '.join(other)}); {seen}"
+        hint = "measure base and head in one job (ampcheck speed --base), or set the requirement anew on this machine"
+    elif found.reason == NOISE:
+        message = (
+            f"not comparable: {stats.reference.name} and its own twin differ by up to {_percent(aa_noise(twin))}, "
+            f"more than the minimum effect of {_percent(rule.effect)}; {seen}"
+        )
+        hint = "raise the budget, leave other work off this machine, or use a larger minimum effect"
+    elif found.reason == STRADDLES and stats.cycles < cycles_needed(rule.confidence):
+        message = f"{required}; {stats.cycles} cycles are too few, {cycles_needed(rule.confidence)} are needed"
+        hint = "raise the budget, or let one step do less work"
+    elif found.reason == STRADDLES:
+        message = f"{required}; {seen}: too wide to decide, or between {rule.floor:.4g} and {rule.limit:.4g}"
+        hint = "raise the budget, or leave other work off this machine"
+    else:
+        message = f"{required}, shortfalls below {_percent(rule.effect)} not counted; {seen}"
+        if verdict is Verdict.FAIL:
+            hint = (
+                "look at graph breaks and recompilations first (ampcheck.assert_graph), then at a profile"
+                if check == "speedup"
+                else "look at what the change does in a profile; torch.profiler shows the ops that grew"
+            )
+    return Finding(
+        check,
+        verdict,
+        stats.subject,
+        message,
+        where=Where(phase="speed"),
+        observed=found.ratio,
+        limit=rule.limit,
+        unit="times as fast",
+        hint=hint,
+    )
+
+
+def record_of(stats: SpeedStats, arm: str, *, name: str, precision: str = "float32", verdict: str = "") -> SpeedRecord:
+    """What is kept of one arm."""
+    times = stats.arm(arm)
+    ratio = paired_ratio(stats.reference, times)
+    return SpeedRecord(
+        name=name,
+        reference=stats.reference.name,
+        arm=arm,
+        ratio=ratio.median,
+        low=ratio.low,
+        high=ratio.high,
+        p05=ratio.p05,
+        minimum=ratio.minimum,
+        noise=aa_noise(log_ratios(stats.reference, stats.twin)),
+        cycles=ratio.cycles,
+        confidence=ratio.confidence,
+        precision=precision,
+        reference_seconds=stats.reference.median,
+        arm_seconds=times.median,
+        verdict=verdict,
+        fingerprint=stats.fingerprint,
+    )
+
+
+def whose_fault(reference: Decision, arm: Decision, rule: Rule) -> str:
+    """Why the ratio of two arms changed between base and head, in a clause; "" where neither of them did.
+
+    reference, arm: head against base of each (of eager and of compiled, say), above 1 where head is faster.
+    """
+    told = [
+        f"{name} is {_percent(abs(1 - one.ratio))} {'faster' if one.ratio > 1 else 'slower'}"
+        for name, one in (("the reference", reference), ("the arm", arm))
+        if (one.high < 1 or one.low > 1) and abs(math.log(one.ratio)) > math.log1p(rule.effect)
+    ]
+    return " and ".join(told)
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{low:.4g} to {high:.4g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
