@@ -94,10 +94,11 @@ class PairedMeasurement:
                 taken = {}
                 for arm in order:
                     with _naming(arm.name, self._subject):
-                        taken[arm.name] = self._clock.block(arm.step, arm.calls) / arm.calls
+                        taken[arm.name] = self._clock.block(arm.step, arm.calls)
             for arm in self._arms:
-                arm.seconds.append(max(taken[arm.name], 1e-12))  # a clock may stand still; its logarithm may not
-            self._spent += time.perf_counter() - begin
+                # A clock may stand still; its logarithm may not.
+                arm.seconds.append(max(taken[arm.name] / arm.calls, 1e-12))
+            self._spent += max(time.perf_counter() - begin, sum(taken.values()))
             if self._spent >= until:
                 break
         self._seen.append(self._clock.conditions())

@@ -46,7 +46,7 @@ class SpeedStats:
     """Arms that ran in turn, block by block, in one process.
 
     arms: the first is the reference, the second its A/A twin. fingerprint: of hardware and versions. conditions: what
-    the machine did meanwhile (load, clocks). spent: seconds in the timed blocks. stopped: why it ended: `narrow`,
+    the machine did meanwhile (load, clocks). spent: seconds in the cycles. stopped: why it ended: `narrow`,
     `decided` or `budget`. looks: how often the data were looked at before, with an eye to stopping.
     """
 

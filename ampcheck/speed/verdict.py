@@ -134,15 +134,15 @@ def _finding(stats: SpeedStats, arm: ArmTimes, rule: Rule, check: str, other: li
         verdict = Verdict.UNDECIDED
         message = f"not comparable: the requirement was set elsewhere ({'; '.join(other)}); {seen}"
         hint = "measure base and head in one job (ampcheck speed --base), or set the requirement anew on this machine"
+    elif stats.cycles < cycles_needed(rule.confidence):
+        message = f"{required}; {stats.cycles} cycles are too few, {cycles_needed(rule.confidence)} are needed"
+        hint = "raise the budget, or let one step do less work"
     elif found.reason == NOISE:
         message = (
             f"not comparable: {stats.reference.name} and its own twin differ by up to {_percent(aa_noise(twin))}, "
             f"more than the minimum effect of {_percent(rule.effect)}; {seen}"
         )
         hint = "raise the budget, leave other work off this machine, or use a larger minimum effect"
-    elif found.reason == STRADDLES and stats.cycles < cycles_needed(rule.confidence):
-        message = f"{required}; {stats.cycles} cycles are too few, {cycles_needed(rule.confidence)} are needed"
-        hint = "raise the budget, or let one step do less work"
     elif found.reason == STRADDLES:
         message = f"{required}; {seen}: too wide to decide, or between {rule.floor:.4g} and {rule.limit:.4g}"
         hint = "raise the budget, or leave other work off this machine"

@@ -1,0 +1,111 @@
+"""All arms in turn, in random order, in the same minutes; the reference twice."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from simulated import SimulatedClock, taking
+
+from ampcheck import UsageError, measure_speed
+from ampcheck.speed.paired import PairedMeasurement
+from ampcheck.speed.stats import TWIN
+
+
+def test_every_cycle_runs_every_arm_once_the_reference_twice_and_the_order_changes() -> None:
+    ran: list[str] = []
+    arms = {name: lambda name=name: ran.append(name) or 0.01 for name in ("eager", "compiled", "third")}
+    measurement = PairedMeasurement(arms, clock=SimulatedClock(0.0))
+    measurement.warm_up()
+    ran.clear()
+    measurement.run(1.0)
+    cycles = [tuple(ran[i : i + 4]) for i in range(0, len(ran), 4)]
+    assert all(sorted(cycle) == ["compiled", "eager", "eager", "third"] for cycle in cycles)
+    assert len(set(cycles)) > 5
+    assert measurement.stats().cycles == len(cycles)
+
+
+def test_the_reference_stands_first_and_its_twin_second() -> None:
+    stats = measure_speed({"a": taking(0.01), "b": taking(0.02)}, clock=SimulatedClock(), budget=1)
+    assert [arm.name for arm in stats.arms] == ["a", TWIN, "b"]
+    assert stats.reference.median == pytest.approx(stats.twin.median, rel=0.05)
+    assert [arm.name for arm in stats.compared] == ["b"]
+
+
+def test_a_block_holds_as_many_calls_as_fill_it_and_a_time_is_of_one_call() -> None:
+    stats = measure_speed({"a": taking(1e-4), "b": taking(0.05)}, clock=SimulatedClock(0.0), budget=1, block=0.001)
+    assert (stats.arm("a").calls, stats.arm("b").calls) == (10, 1)
+    assert stats.arm("a").median == pytest.approx(1e-4)
+    assert stats.arm("b").median == pytest.approx(0.05)
+
+
+def test_the_first_call_which_compiles_is_kept_apart_and_in_no_time() -> None:
+    def compiling() -> float:
+        seconds, compiling.cost = compiling.cost, 0.01  # type: ignore[attr-defined]
+        return seconds
+
+    compiling.cost = 30.0  # type: ignore[attr-defined]
+    stats = measure_speed({"eager": taking(0.02), "compiled": compiling}, clock=SimulatedClock(0.0), budget=1)
+    assert stats.arm("compiled").first == pytest.approx(30.0)
+    assert max(stats.arm("compiled").seconds) == pytest.approx(0.01)
+
+
+def test_it_stops_when_the_interval_is_narrow_enough() -> None:
+    quiet = measure_speed({"a": taking(0.01), "b": taking(0.01)}, clock=SimulatedClock(0.001), budget=8)
+    noisy = measure_speed({"a": taking(0.01), "b": taking(0.01)}, clock=SimulatedClock(0.5), budget=8)
+    assert quiet.stopped == "narrow"
+    assert noisy.stopped == "budget"
+    assert quiet.spent < noisy.spent
+    assert noisy.spent == pytest.approx(8, rel=0.1)
+
+
+def test_a_budget_shorter_than_one_cycle_still_gives_one_cycle_a_look() -> None:
+    stats = measure_speed({"a": taking(5.0), "b": taking(5.0)}, clock=SimulatedClock(), budget=0.1)
+    assert stats.cycles >= 1
+
+
+def test_pythons_collector_waits_for_the_end_of_a_cycle_and_runs_again() -> None:
+    seen: list[bool] = []
+    measurement = PairedMeasurement(
+        {"a": lambda: seen.append(gc.isenabled()) or 0.01, "b": taking(0.01)}, clock=SimulatedClock()
+    )
+    measurement.run(0.2)
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
+
+
+def test_an_arm_that_raises_is_named_and_the_collector_runs_again() -> None:
+    def broken() -> float:
+        raise ValueError("shapes do not match")
+
+    measurement = PairedMeasurement({"eager": taking(0.01), "compiled": broken}, clock=SimulatedClock(), subject="net")
+    with pytest.raises(UsageError, match="arm 'compiled' of net raised ValueError: shapes do not match"):
+        measurement.run(0.1)
+    assert gc.isenabled()
+    assert measurement.stats().cycles == 0
+
+
+@pytest.mark.parametrize(
+    ("arms", "found"),
+    [
+        ({"alone": taking(1.0)}, "found 1"),
+        ([taking(1.0), taking(1.0)], "found list"),
+        ({"a": taking(1.0), TWIN: taking(1.0)}, "A/A twin"),
+        ({"a": taking(1.0), "b": 3}, "'b' is a callable without arguments; found int"),
+    ],
+)
+def test_arms_that_cannot_be_compared_are_refused_in_a_sentence(arms: object, found: str) -> None:
+    with pytest.raises(UsageError, match=found):
+        measure_speed(arms)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
+def test_a_budget_is_seconds_above_zero(budget: float) -> None:
+    with pytest.raises(UsageError, match="budget is seconds"):
+        measure_speed({"a": taking(1.0), "b": taking(1.0)}, budget=budget)
+
+
+def test_speed_on_a_device_that_is_not_there_is_refused_and_never_emulated() -> None:
+    with pytest.raises(UsageError, match="'xpu:7' is not there"):
+        measure_speed({"a": taking(1.0), "b": taking(1.0)}, device="xpu:7")
