@@ -63,7 +63,6 @@ class CudaClock:
         self._torch, self._device = torch, torch.device(device)
         size = getattr(torch.cuda.get_device_properties(self._device), "L2_cache_size", 0) or 64 * 2**20
         self._flush = torch.empty(2 * size, dtype=torch.int8, device=self._device)
-        self._clock_rate_told = True
 
     def block(self, call: Callable[[], object], calls: int) -> float:
         """Seconds between an event before the first call and one behind the last."""
@@ -93,6 +92,8 @@ def clock_of(device: str) -> Clock:
     """The clock of a device. Raises `UsageError` for one that is not there: speed cannot be emulated."""
     import torch
 
+    if device.partition(":")[0] == "meta":
+        raise UsageError("device 'meta' computes nothing that could be timed: use --device cpu")
     try:
         place = torch.device(device)
         torch.empty(1, device=place)
@@ -103,7 +104,7 @@ def clock_of(device: str) -> Clock:
         ) from error
     if place.type == "cuda":
         return CudaClock(device)
-    if place.type in ("cpu", "meta"):
+    if place.type == "cpu":
         return WallClock()
     backend: Any = getattr(torch, place.type)
     return WallClock(backend.synchronize)
