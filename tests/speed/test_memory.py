@@ -1,0 +1,92 @@
+"""Peak memory counts the tensors of a step, to the byte."""
+
+import threading
+
+import pytest
+import torch
+
+from ampcheck.speed.memory import Peak, held_memory, peak_memory
+
+MIB = 2**20
+
+
+def test_a_planted_temporary_is_counted_to_the_byte():
+    x = torch.zeros(MIB, dtype=torch.uint8)
+
+    def step():
+        y = x + 1  # 1 MiB, kept until the end
+        torch.zeros(100 * MIB, dtype=torch.uint8)
+        return y
+
+    assert peak_memory(step) == Peak(101 * MIB, "torch.profiler")
+
+
+def test_the_same_step_needs_the_same_each_time():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    x = torch.randn(32, 64)
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+
+    step()
+    first = peak_memory(step)
+    assert first.bytes > 4 * 32 * 256
+    assert [peak_memory(step) for _ in range(3)] == [first] * 3
+
+
+def test_memory_that_is_reused_counts_once():
+    def step():
+        for _ in range(5):
+            torch.zeros(MIB, dtype=torch.uint8)
+
+    assert peak_memory(step).bytes == MIB
+
+
+@pytest.mark.parametrize(("frees_first", "needed"), [(True, 0), (False, 5 * MIB)])
+def test_what_a_step_frees_of_what_the_last_one_left_is_known(frees_first, needed):
+    held = []
+
+    def step():
+        if frees_first:
+            held.clear()
+        new = torch.zeros(5 * MIB, dtype=torch.uint8)
+        held[:] = [new]
+
+    step()
+    assert peak_memory(step).bytes == needed
+
+
+def test_a_step_without_tensors_needs_nothing():
+    assert peak_memory(lambda: None).bytes == 0
+
+
+def test_another_thread_is_not_seen():
+    def step():
+        thread = threading.Thread(target=lambda: torch.zeros(MIB))
+        thread.start()
+        thread.join()
+
+    assert peak_memory(step).bytes == 0  # as the module says; if this fails PyTorch has learned it
+
+
+def test_an_exception_of_the_step_is_raised_and_the_next_is_measured():
+    def step():
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        peak_memory(step)
+    assert peak_memory(lambda: torch.zeros(MIB, dtype=torch.uint8)).bytes == MIB
+
+
+def test_a_device_that_tells_nothing_is_told():
+    assert peak_memory(lambda: None, device="meta") == Peak(
+        None, reason="PyTorch does not tell the peak memory of meta"
+    )
+    assert held_memory("meta") == 0
+
+
+@pytest.mark.cuda
+def test_a_temporary_on_the_gpu_is_counted():
+    found = peak_memory(lambda: torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda"), device="cuda")
+    assert found == Peak(64 * MIB, "torch.cuda.max_memory_allocated")
