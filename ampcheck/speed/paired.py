@@ -33,12 +33,31 @@ Step = Callable[[], object]
 
 
 @dataclass(slots=True)
-class _Arm:
+class Arm:
+    """One arm under measurement. calls: in a block; first: seconds of the first call of all; seconds: of one call."""
+
     name: str
     step: Step
     calls: int = 1
     first: float = 0.0
     seconds: list[float] = field(default_factory=list)
+
+    def warm_up(self, clock: Clock, *, block: float = BLOCK, least: int = 3, seconds: float = 0.2) -> None:
+        """Call it at least `least` times and for `seconds`, and set how many calls make a block."""
+        self.first = clock.block(self.step, 1)
+        times: list[float] = []
+        while len(times) < least or (sum(times) < seconds and len(times) < 1000):
+            times.append(clock.block(self.step, 1))
+        typical = median(times[len(times) // 2 :])
+        self.calls = max(1, round(block / typical)) if typical > 0 else 1
+
+    def block(self, clock: Clock) -> float:
+        """Seconds of one block."""
+        return clock.block(self.step, self.calls)
+
+    def of_one_call(self, block: float) -> float:
+        """Seconds of one call of a block. A clock may stand still; its logarithm may not."""
+        return max(block / self.calls, 1e-12)
 
 
 class PairedMeasurement:
@@ -60,7 +79,7 @@ class PairedMeasurement:
         _require_arms(arms)
         self._clock = clock or clock_of(device)
         (reference, step), *others = arms.items()
-        self._arms = [_Arm(reference, step), _Arm(TWIN, step), *(_Arm(name, step) for name, step in others)]
+        self._arms = [Arm(reference, step), Arm(TWIN, step), *(Arm(name, step) for name, step in others)]
         self._subject, self._device, self._block = subject, device, block
         self._random = Random(seed)
         self._seen: list[dict[str, float]] = []
@@ -74,13 +93,8 @@ class PairedMeasurement:
         for arm in self._arms:
             if arm.name == TWIN:
                 continue
-            with _naming(arm.name, self._subject):
-                arm.first = self._clock.block(arm.step, 1)
-                times: list[float] = []
-                while len(times) < least or (sum(times) < seconds and len(times) < 1000):
-                    times.append(self._clock.block(arm.step, 1))
-            typical = median(times[len(times) // 2 :])
-            arm.calls = max(1, round(self._block / typical)) if typical > 0 else 1
+            with naming(arm.name, self._subject):
+                arm.warm_up(self._clock, block=self._block, least=least, seconds=seconds)
         self._arms[1].calls, self._arms[1].first = self._arms[0].calls, self._arms[0].first
 
     def run(self, seconds: float) -> None:
@@ -89,15 +103,14 @@ class PairedMeasurement:
         until = self._spent + seconds
         while True:
             begin = time.perf_counter()
-            with _without_collector():
+            with without_collector():
                 order = self._random.sample(self._arms, len(self._arms))
                 taken = {}
                 for arm in order:
-                    with _naming(arm.name, self._subject):
-                        taken[arm.name] = self._clock.block(arm.step, arm.calls)
+                    with naming(arm.name, self._subject):
+                        taken[arm.name] = arm.block(self._clock)
             for arm in self._arms:
-                # A clock may stand still; its logarithm may not.
-                arm.seconds.append(max(taken[arm.name] / arm.calls, 1e-12))
+                arm.seconds.append(arm.of_one_call(taken[arm.name]))
             self._spent += max(time.perf_counter() - begin, sum(taken.values()))
             if self._spent >= until:
                 break
@@ -171,7 +184,8 @@ def _require_arms(arms: Mapping[str, Step]) -> None:
 
 
 @contextmanager
-def _naming(arm: str, subject: str) -> Iterator[None]:
+def naming(arm: str, subject: str) -> Iterator[None]:
+    """Turn what the user's code raises inside into a `UsageError` that names the arm."""
     try:
         yield
     except UsageError:
@@ -181,7 +195,7 @@ def _naming(arm: str, subject: str) -> Iterator[None]:
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Python's garbage collector waits until the cycle is over; between cycles it runs as ever."""
     if not gc.isenabled():
         yield

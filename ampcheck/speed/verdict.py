@@ -79,8 +79,12 @@ class Decision:
 def decide(logs: Logs, twin: Logs, rule: Rule) -> Decision:
     """Judge log-ratios of one arm beside those of the reference's twin, float64 [cycles] each."""
     low, high = (math.exp(bound) for bound in median_bounds(logs, rule.confidence))
-    found = math.exp(np.median(logs))
-    if aa_noise(twin) > rule.effect:
+    return conclude(math.exp(np.median(logs)), low, high, aa_noise(twin), rule)
+
+
+def conclude(found: float, low: float, high: float, noise: float, rule: Rule) -> Decision:
+    """The verdict on a ratio with its interval at the rule's confidence. noise: of the reference's twin, a share."""
+    if noise > rule.effect:
         return Decision(Verdict.UNDECIDED, found, low, high, NOISE)
     if high < rule.limit and found < rule.floor:
         return Decision(Verdict.FAIL, found, low, high)
@@ -191,17 +195,39 @@ def record_of(stats: SpeedStats, arm: str, *, name: str, precision: str = "float
     )
 
 
-def whose_fault(reference: Decision, arm: Decision, rule: Rule) -> str:
-    """Why the ratio of two arms changed between base and head, in a clause; "" where neither of them did.
+def whose_fault(
+    reference: Decision, arm: Decision, rule: Rule, *, names: tuple[str, str] = ("eager", "compiled")
+) -> str:
+    """Why the ratio of two arms changed between base and head, as `compiled is 8 % slower, eager unchanged`.
 
-    reference, arm: head against base of each (of eager and of compiled, say), above 1 where head is faster.
+    reference, arm: head against base of each, above 1 where head is faster. Changed is what differs by more than the
+    rule's effect and whose interval leaves out 1; unchanged what cannot differ by more; the rest is undecided, and told
+    so. "" where nothing changed.
     """
-    told = [
-        f"{name} is {_percent(abs(1 - one.ratio))} {'faster' if one.ratio > 1 else 'slower'}"
-        for name, one in (("the reference", reference), ("the arm", arm))
-        if (one.high < 1 or one.low > 1) and abs(math.log(one.ratio)) > math.log1p(rule.effect)
+    shares = [_change(one, rule) for one in (reference, arm)]
+    if all(share in ("", "undecided") for share in shares):
+        return ""
+    told = zip((names[1], names[0]), (shares[1], shares[0]), strict=True)  # the arm first: it is what is judged
+    clauses = {name: f"{name} is {share}" if share not in ("", "undecided") else "" for name, share in told}
+    changed = " and ".join(clause for clause in clauses.values() if clause)
+    rest = [
+        f"{name} {share or 'unchanged'}"
+        for name, share in zip(names, shares, strict=True)
+        if share in ("", "undecided")
     ]
-    return " and ".join(told)
+    return ", ".join((changed, *rest))
+
+
+def _change(found: Decision, rule: Rule) -> str:
+    """`8 % slower`, "" for unchanged, or `undecided`. Slower by 8 % takes 8 % longer."""
+    effect = math.log1p(rule.effect)
+    if found.reason == NOISE:
+        return "undecided"
+    if (found.high < 1 or found.low > 1) and abs(math.log(found.ratio)) > effect:
+        share = math.exp(abs(math.log(found.ratio))) - 1
+        return f"{100 * share:.2g} % {'faster' if found.ratio > 1 else 'slower'}"
+    within = math.log(found.low) > -effect and math.log(found.high) < effect if found.low > 0 else False
+    return "" if within else "undecided"
 
 
 def _interval(low: float, high: float) -> str:
