@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ampcheck.errors import UsageError, require_schema
+from ampcheck.picture import Band as Band
+from ampcheck.picture import Chart as Chart
+from ampcheck.picture import Marker as Marker
+from ampcheck.picture import Series as Series
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""
@@ -124,43 +128,6 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Scalar]]
-    check: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One line or one row of a chart; `group` tells families of series apart (forward, backward)."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float] = ()
-    group: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A stretch of the x axis with a name, such as the normal range of float16."""
-
-    label: str
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A picture as data.
-
-    kind `line`: each series has x and y. kind `range`: each series is one row, its x being five values in
-    rising order: smallest, 5th percentile, median, 95th percentile, largest.
-    """
-
-    kind: str
-    title: str
-    x_label: str
-    y_label: str = ""
-    series: Sequence[Series] = ()
-    bands: Sequence[Band] = ()
     check: str = ""
     note: str = ""
 
@@ -280,7 +247,8 @@ def _checked(record: Any) -> Any:
 def _chart_from_dict(data: Mapping[str, Any]) -> Chart:
     series = tuple(_checked(Series(**item)) for item in data["series"])
     bands = tuple(_checked(Band(**item)) for item in data["bands"])
-    chart: Chart = _checked(Chart(**{**data, "series": series, "bands": bands}))
+    markers = tuple(_checked(Marker(**item)) for item in data.get("markers", ()))  # runs before them had none
+    chart: Chart = _checked(Chart(**{**data, "series": series, "bands": bands, "markers": markers}))
     return chart
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from ampcheck.errors import UsageError
-from ampcheck.record import Band, Chart, Series
+from ampcheck.record import Band, Chart, Marker, Series
 from ampcheck.report.text import clean, number, shorten_middle
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _BAND_COLOURS = (("#cfe3d4", "#f2e2b3"), ("#d5dcec", "#e6d9ea"), ("#e0e0e0", "#e
 _OUTSIDE = "#fbe9e7"
 _ALARM = "#b00020"
 _LABEL_LENGTH = 40
+_MARKER_LENGTH = 26
 _FONT = 8.5
 _STRIP = 15.0
 _FAR = 2000.0  # no exponent of a float64 lies further out
@@ -74,6 +75,7 @@ def describe_chart(chart: Chart) -> str:
         parts.append(f"{chart.x_label or 'x'} from {number(min(finite))} to {number(max(finite))}")
     parts += [f"band {band.label} from {number(band.low)} to {number(band.high)}" for band in chart.bands]
     if chart.kind == "line":
+        parts += [f"{' '.join((marker.group, marker.label)).strip()} at {number(marker.x)}" for marker in chart.markers]
         parts += [f"{series.label} ends at {number(series.y[-1])}" for series in chart.series if series.y]
     return clean("; ".join(parts) + ".")
 
@@ -267,9 +269,7 @@ def _draw_line(chart: Chart) -> Figure:
         shorten_middle(clean(" ".join(part for part in (series.label, series.group) if part)), _LABEL_LENGTH)
         for series in chart.series
     ]
-    figure, axes = _canvas(
-        left=58, top=_legend_height([*names, *(band.label for band in chart.bands)]), inner_height=230, bottom=36
-    )
+    figure, axes = _canvas(left=58, top=_legend_height([*names, *_legend_extra(chart)]), inner_height=230, bottom=36)
     for band in chart.bands:
         if math.isfinite(band.low) and math.isfinite(band.high):
             axes.axvspan(band.low, band.high, facecolor="#e8e8e8", edgecolor="none", zorder=0, label=clean(band.label))
@@ -277,7 +277,9 @@ def _draw_line(chart: Chart) -> Figure:
     for index, (name, (group, x, y)) in enumerate(zip(names, lines, strict=True)):
         look: dict[str, Any] = {"linewidth": 1.4, "marker": "o" if len(x) <= 30 else None, "markersize": 3}
         dashes = ("-", "--", ":", "-.")[groups.index(group) % 4]
-        axes.plot(x, y, color=_COLOURS[index % len(_COLOURS)], linestyle=dashes, label=name or "_", **look)
+        colour = _COLOURS[index % len(_COLOURS)]
+        axes.plot(x, y, color=colour, linestyle=dashes, label=name or "_", **look)
+        _draw_interval(axes, chart.series[index], colour)
     values = [value for _, _, y in lines for value in y if math.isfinite(value)]
     if values and min(values) > 0 and max(values) / min(values) > 1e3:
         axes.set_yscale("log")
@@ -287,11 +289,50 @@ def _draw_line(chart: Chart) -> Figure:
         axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", color="#666666")
     if all(value.is_integer() for _, x, _ in lines for value in map(float, x)):  # steps have no halves
         axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    if len({value for _, x, _ in lines for value in x}) == 1:  # a single place has no width of its own
+        axes.set_xlim(lines[0][1][0] - 1, lines[0][1][0] + 1)
     axes.grid()
+    _draw_markers(axes, chart.markers)
     axes.set_xlabel(clean(chart.x_label))
     axes.set_ylabel(clean(chart.y_label))
     _legend(figure, axes)
     return figure
+
+
+def _legend_extra(chart: Chart) -> list[str]:
+    """What stands in the legend of a line chart beside its series."""
+    groups = dict.fromkeys(marker.group for marker in chart.markers if marker.group and math.isfinite(marker.x))
+    return [*(band.label for band in chart.bands), *groups]
+
+
+def _draw_interval(axes: Axes, series: Series, colour: str) -> None:
+    """The band between `low` and `high`; where one of them is not finite there is a gap, as in the line."""
+    ends = zip(series.x, series.low, series.high, strict=False)
+    drawn = [tuple(value if abs(value) < 1e300 else math.nan for value in each) for each in ends]
+    if drawn:
+        x, low, high = zip(*drawn, strict=True)
+        axes.fill_between(x, low, high, facecolor=colour, alpha=0.18, edgecolor="none", zorder=1)
+
+
+def _draw_markers(axes: Axes, markers: Sequence[Marker]) -> None:
+    """Upright lines with names beside them, at one side for each group; a group stands once in the legend."""
+    shown = [marker for marker in markers if math.isfinite(marker.x)]
+    groups = list(dict.fromkeys(marker.group for marker in shown))
+    if shown and axes.get_yscale() == "linear":  # room for the names above what is drawn
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.4 * (high - low))
+    named: set[str] = set()
+    for marker in shown:
+        place = groups.index(marker.group)
+        colour, dashes = (_ALARM, "#444444", *_COLOURS)[place % 10], ("-", (0, (4, 3)), ":")[place % 3]
+        name = "_" if marker.group in named else clean(marker.group) or "_"
+        named.add(marker.group)
+        axes.axvline(marker.x, color=colour, linewidth=1.1, linestyle=dashes, zorder=1.5, label=name)
+        side: dict[str, Any] = {"ha": "left" if place % 2 else "right", "va": "top", "rotation": 90}
+        where: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        label = shorten_middle(clean(marker.label), _MARKER_LENGTH)
+        offset = (2.0 if place % 2 else -1.5, -2)
+        axes.annotate(label, (marker.x, 1), offset, fontsize=_FONT - 1.5, color=colour, **side, **where)
 
 
 def _paired(series: Series) -> tuple[list[float], list[float]]:

@@ -1,0 +1,83 @@
+"""`ampcheck history`: what was measured so far, since when it is slower, and what changed there. No numerics here."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from ampcheck.errors import UsageError
+
+
+def add_command(commands: Any) -> None:
+    """Add `history` to the parser's commands."""
+    history = commands.add_parser(
+        "history",
+        help="tell since when a benchmark is slower, and what changed there",
+        description="Read the history of speed in a folder, find its steps and tell the commits and versions between "
+        "which they lie. A step down is a warning: a build of today cannot mend the past. Exit code 0: it was read; "
+        "2: usage error.",
+    )
+    history.add_argument("folder", metavar="DIR", help="what pytest --ampcheck-history=DIR wrote")
+    history.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="add pytest-benchmark's JSON to the history first: a file, or a folder such as .benchmarks; "
+        "may be given several times; what is there already is not added again",
+    )
+    history.add_argument(
+        "--effect", type=float, default=2.0, metavar="PERCENT", help="the smallest step that is told (default: 2)"
+    )
+    history.add_argument("--html", metavar="PATH", help="write a self-contained page with a chart of each series")
+    history.add_argument("--json", metavar="PATH", help="write the run as JSON")
+    history.add_argument("-v", "--verbose", action="store_true", help="print every finding, passes too")
+    history.set_defaults(command=_history)
+
+
+def _history(options: argparse.Namespace) -> int:
+    pages = [Path(path) for path in (options.html, options.json) if path is not None]
+    for path in pages:  # before the work, so that it is not lost to a typing error
+        if not path.parent.is_dir() or path.is_dir():
+            raise UsageError(f"cannot write {path}: a file in a folder that exists is required")
+    if not (math.isfinite(options.effect) and 0 <= options.effect < 100):
+        raise UsageError(f"--effect is per cent, at least 0 and below 100; found {options.effect:g}")
+
+    from importlib.metadata import version
+
+    from rich.console import Console
+
+    from ampcheck.report import print_run, print_tables, write_html
+    from ampcheck.speed.history import import_benchmarks, load
+    from ampcheck.speed.trend import trend_run
+
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
+    if options.imports:
+        done = import_benchmarks(options.folder, options.imports)
+        say(f"imported: {done.added:,} new, {done.known:,} known already")
+        for note in done.notes:
+            say(f"not imported: {note}")
+    run = trend_run(
+        load(options.folder),
+        effect=options.effect / 100,
+        title=f"history {options.folder}",
+        environment={"ampcheck": version("ampcheck")},
+    )
+    print_run(run, console, verbose=options.verbose)
+    if run.tables:
+        console.print()
+        print_tables(run.tables)
+    if options.html:
+        write_html(run, options.html)
+        say(f"page: {options.html}")
+    if options.json:
+        run.save(options.json)
+        say(f"JSON: {options.json}")
+    return 1 if run.failed else 0
