@@ -355,6 +355,59 @@ def counters(group: str) -> Counter[str]:
     return Counter({name: int(count) for name, count in counters[group].items()} if group in counters else {})
 
 
+def compile_seconds() -> float | None:
+    """Seconds that this process has spent compiling frames and backward graphs; None where PyTorch does not tell.
+
+    `torch._dynamo.utils.calculate_time_spent` (2.1), whose total has `entire_backward_compile` since 2.4.
+    """
+    try:
+        from torch._dynamo.utils import calculate_time_spent
+    except ImportError:
+        return None
+    return float(calculate_time_spent().get("total_wall_time", 0))
+
+
+def kernel_count() -> int | None:
+    """Kernels that Inductor generated, those of cached graphs included. `torch._inductor.metrics` (2.0)."""
+    try:
+        from torch._inductor import metrics
+
+        return int(metrics.generated_kernel_count)
+    except (ImportError, AttributeError):
+        return None
+
+
+@contextmanager
+def own_caches(folder: str) -> Iterator[None]:
+    """Inductor and Triton keep what they compile in `folder` inside, and forget what they hold in memory besides.
+
+    What Dynamo has compiled stays. `TORCHINDUCTOR_CACHE_DIR` (2.0); `torch._inductor.utils.clear_inductor_caches` (2.1;
+    another name for `clear_caches` since 2.8).
+    """
+    from torch._inductor import utils
+
+    forget: Callable[[], None] = getattr(utils, "clear_caches", None) or utils.clear_inductor_caches
+    names = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    forget()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        forget()
+
+
+def recompile_limit() -> str:
+    """The setting that bounds how often one function is compiled: `recompile_limit`, before 2.6 `cache_size_limit`."""
+    from torch._dynamo import config
+
+    return "torch._dynamo.config." + ("recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit")
+
+
 def is_compiled_code(code: CodeType) -> bool:
     """Whether a code object is one that Dynamo wrote: it calls a graph or resumes behind a break (names of 2.0)."""
     return any(name.startswith(("__compiled_fn", "__resume_at")) for name in code.co_names)

@@ -38,6 +38,8 @@ def test_this_release_is_supported() -> None:
         ("torch._inductor.compile_fx", "compile_fx_inner"),
         ("torch._inductor.config", "patch"),
         ("torch._inductor.config", "get_config_copy"),
+        ("torch._inductor.metrics", "generated_kernel_count"),
+        ("torch._dynamo.utils", "calculate_time_spent"),
         ("torch._inductor.config", "post_grad_custom_pre_pass"),
         ("torch._inductor.config", "fx_graph_cache"),
         ("torch._functorch.config", "enable_autograd_cache"),
@@ -217,3 +219,13 @@ def test_the_entry_point_calls_itself_by_its_name_in_its_module() -> None:
     from torch._dynamo.backends import inductor
 
     assert "from torch._inductor.compile_fx import compile_fx" in inspect.getsource(inductor.inductor)
+
+
+def test_pytorch_tells_how_long_it_compiled_and_how_many_kernels_it_made() -> None:
+    before = compiler.compile_seconds(), compiler.kernel_count()
+    torch.compile(torch.sin, backend="eager")(torch.ones(3))
+    seconds = compiler.compile_seconds()
+    assert before[0] is not None
+    assert seconds is not None
+    assert seconds > before[0]
+    assert compiler.kernel_count() == before[1]  # the backend is not Inductor

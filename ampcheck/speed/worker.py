@@ -126,6 +126,10 @@ class Worker:
                 self._process.wait(5)
         self._end()
 
+    def kill(self) -> None:
+        """End the process at once, where what it registered for its exit is nobody's concern."""
+        self._end()
+
     def __enter__(self) -> Worker:
         return self
 

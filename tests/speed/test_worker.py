@@ -156,6 +156,14 @@ def test_closing_ends_the_process_and_all_that_it_started():
     wait_for(lambda: not is_alive(worker.pid) and not is_alive(child))
 
 
+def test_a_worker_may_be_killed_at_once():
+    worker = start()
+    worker.ask("echo", value=1)
+    worker.kill()
+    assert worker.closed
+    assert not is_alive(worker.pid)
+
+
 def test_an_exception_in_the_block_ends_the_process():
     worker = start()
 

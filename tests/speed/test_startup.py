@@ -1,0 +1,139 @@
+"""Real starts in fresh processes: cold, warm, from artifacts, and with caches that are switched off."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcheck.errors import UsageError
+from ampcheck.record import Run, Verdict
+from ampcheck.speed.startup.checks import check_startup
+from ampcheck.speed.startup.judge import startup_run
+from ampcheck.speed.startup.measure import Launcher, measure_startup
+from ampcheck.speed.startup.room import commands
+from ampcheck.speed.startup.stats import ARTIFACTS, COLD, EAGER, FIXED, REGIONAL, WARM, Launch, StartupArm
+
+TARGETS = Path(__file__).parent / "startup_targets.py"
+
+needs_artifacts = pytest.mark.skipif(
+    not hasattr(torch.compiler, "save_cache_artifacts"), reason="torch.compiler.save_cache_artifacts came with 2.7"
+)
+
+
+@pytest.fixture(scope="module")
+def stats():
+    return measure_startup(f"{TARGETS}:products", warm=1, budget=0.1)
+
+
+def find(findings, check):
+    return [finding for finding in findings if finding.check == check]
+
+
+@needs_artifacts
+def test_warm_caches_and_artifacts_are_used(stats):
+    found = find(check_startup(stats), "start-up")
+    assert [finding.verdict for finding in found] == [Verdict.PASS, Verdict.PASS], found
+    assert "a start with warm caches compiled nothing anew: 2 of 2 lookups hit" in found[0].message
+    assert "a start with loaded artifacts compiled nothing anew" in found[1].message
+
+
+@needs_artifacts
+def test_each_arm_tells_what_it_compiled_and_what_the_caches_said(stats):
+    assert [arm.name for arm in stats.arms] == [EAGER, COLD, WARM, ARTIFACTS]
+    cold, warm, taken = (stats.arm(name).launches[0] for name in (COLD, WARM, ARTIFACTS))
+    assert (cold.count("miss"), cold.count("hit")) == (2, 0)
+    assert (warm.count("miss"), warm.count("hit")) == (0, 2)
+    assert (taken.count("miss"), taken.count("hit")) == (0, 2)
+    assert cold.saved == taken.taken == 2
+    assert cold.saved_bytes > 1000
+    assert "gm" in cold.lookups[-1].parts  # what a key is made of, so that a miss can tell what differs
+    assert [len(launch.graph.graphs) for launch in (cold, warm, taken)] == [1, 1, 1]
+    assert [launch.graph.ran for launch in (cold, warm, taken)] == [1, 1, 1]
+    assert [launch.kernels for launch in (cold, warm, taken)] == [0, 0, 0]
+
+
+def test_every_stage_of_a_start_takes_time(stats):
+    for arm in stats.arms:
+        for launch in arm.launches:
+            assert launch.imported > 0
+            assert launch.ready > launch.first >= launch.passes[0] > 0
+            assert launch.steady > 0
+            assert launch.times[0].name == "eager"
+            assert len(launch.times[0].seconds) == len(launch.times[1].seconds)
+    assert 0 < stats.arm(COLD).launches[0].compiling < stats.arm(COLD).launches[0].first
+
+
+def test_both_matrices_of_a_step_are_counted_eager_and_compiled(stats):
+    assert {stats.arm(name).memory for name in (EAGER, COLD)} == {2 * 64 * 64 * 4}
+    assert [finding.verdict for finding in find(check_startup(stats), "peak-memory")] == [Verdict.PASS]
+
+
+def test_what_was_left_out_is_told_with_the_reason(stats):
+    assert stats.left_out[REGIONAL] == "the model has no list of repeated blocks"
+    assert stats.left_out[FIXED] == "the calls have the same shapes"
+    assert "cold, regional: the model has no list of repeated blocks" in startup_run(stats).coverage.unseen
+
+
+def test_the_run_has_a_row_for_each_arm_and_survives_json(stats):
+    run = startup_run(stats)
+    assert Run.from_json(run.to_json()) == run
+    costs, compiled = run.tables
+    assert len(costs.rows) == len(stats.arms)
+    assert len(compiled.rows) == len(stats.arms) - 1
+    assert {len(row) for row in costs.rows} == {len(costs.columns)}
+    assert {len(row) for row in compiled.rows} == {len(compiled.columns)}
+    assert run.environment["torch"] == torch.__version__
+    assert not run.failed, str(run)
+
+
+def test_caches_that_are_switched_off_fail(stats, tmp_path):
+    launcher = Launcher(f"{TARGETS}:products", tmp_path, env={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
+    warm = launcher.launch(WARM, {"mode": "default"}, cache="any", pair=False)
+    arms = tuple(StartupArm(WARM, "", (warm,)) if arm.name == WARM else arm for arm in stats.arms)
+    found = find(check_startup(replace(stats, arms=arms)), "start-up")[0]
+    assert found.verdict is Verdict.FAIL
+    assert "must compile nothing anew, but 1 graph asked no cache" in found.message
+    assert "torch._inductor.config.force_disable_caches is True" in found.message
+    assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES" in found.hint
+
+
+def test_a_process_tells_what_sort_of_subject_it_loaded():
+    def facts(name):
+        told = commands()["load"](f"{TARGETS}:{name}", "cpu", None)
+        return told["blocks"], told["varying"], told["own"]
+
+    assert facts("stack") == (3, True, False)
+    assert facts("products") == (0, False, False)
+    assert facts("compiled_already") == (0, False, True)
+
+
+def test_what_compiles_by_itself_is_refused(monkeypatch):
+    def launch(self, name, way, **settings):
+        self.facts = {"own": True}
+        return Launch(0, 0, 0, (0,))
+
+    monkeypatch.setattr(Launcher, "launch", launch)
+    with pytest.raises(UsageError, match="compiles by itself, so that eager and compiled cannot be told apart"):
+        measure_startup(f"{TARGETS}:compiled_already")
+
+
+def test_a_target_that_is_not_there_is_told():
+    with pytest.raises(UsageError, match=r"startup_targets\.py has no 'nobody'"):
+        measure_startup(f"{TARGETS}:nobody")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"target": torch.relu}, "fresh processes, which load the subject by its name"),
+        ({"cold": 0}, "cold is a number of launches, 1 or more; found 0"),
+        ({"warm": True}, "warm is a number of launches, 1 or more; found True"),
+        ({"budget": 0}, "budget is seconds of measurement, above 0; found 0"),
+        ({"mode": "eager"}, "mode is one of torch.compile; eager is measured beside it anyway"),
+    ],
+    ids=["a function", "no cold launch", "a flag", "no time", "eager"],
+)
+def test_bad_input_is_told_before_anything_is_launched(settings, told):
+    with pytest.raises(UsageError, match=told):
+        measure_startup(**{"target": f"{TARGETS}:products", **settings})
