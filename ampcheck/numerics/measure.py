@@ -59,13 +59,20 @@ class Eager:
 
 
 def measure_numerics(
-    subject: Subject, reference: Reference, dtype: torch.dtype, *, device: str = "cpu", native: bool = False
+    subject: Subject,
+    reference: Reference,
+    dtype: torch.dtype,
+    *,
+    device: str = "cpu",
+    native: bool = False,
+    scales: Sequence[float] | None = None,
 ) -> Eager:
     """Run forward and backward in eager mode under autocast to `dtype`, or as the model is when it is `native`.
 
-    float16 is run at the loss scales that GradScaler goes through, until no gradient overflows that float64's does not.
+    float16 is run at the loss scales that GradScaler goes through, until no gradient overflows that float64's does not;
+    scales: at these instead.
     """
-    for scale in LOSS_SCALES if dtype is torch.float16 else (1.0,):
+    for scale in scales or (LOSS_SCALES if dtype is torch.float16 else (1.0,)):
         prepared = prepare(subject, device=device)
         decisions, ops, rounded = Decisions(), OpWatch(histogram=True), _RoundedInputs(prepared)
         trace = Trace(prepared.root, observers=(decisions, ops, rounded))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,6 +15,8 @@ from ampcheck.numerics.arms import forward_through, total_loss
 from ampcheck.prepare import Prepared, is_compiled_already, prepare, recompiled
 from ampcheck.speed.paired import Step
 from ampcheck.subject import Kind, Subject
+
+Optimizer: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 EAGER = "eager"
 PRECISIONS: Mapping[str, torch.dtype | None] = {
@@ -54,25 +56,42 @@ class Way:
         return ", ".join(parts)
 
 
-def step_of(subject: Subject, way: Way | None = None, *, device: str = "cpu", backward: bool | None = None) -> Step:
-    """A callable that runs the subject once: forward, and backward from its loss.
+def step_of(
+    subject: Subject,
+    way: Way | None = None,
+    *,
+    device: str = "cpu",
+    backward: bool | None = None,
+    optimizer: Optimizer | None = None,
+    scaler: bool = False,
+) -> Step:
+    """A callable that runs the subject once: forward, backward from its loss, and an update where it has an optimizer.
 
     way: how; None runs the subject as it is, compiled where it is compiled. backward: by default where a module is in
-    training mode and something requires a gradient; without it everything runs under `torch.no_grad()`. A training loop
-    is stepped, and a callable called, as it is; both take no `way`.
+    training mode and something requires a gradient; without it everything runs under `torch.no_grad()`. optimizer:
+    makes one from the parameters of the step's own copy, which it updates after each backward pass. scaler: whether a
+    `torch.amp.GradScaler` scales the loss, in any precision. A training loop is stepped, and a callable called, as it
+    is; both take none of these.
 
     Raises `UsageError` for a way that the subject, the device or this PyTorch does not allow.
     """
+    if scaler and optimizer is None:
+        raise UsageError("a GradScaler scales the loss for an optimizer: give one, or leave scaler out")
     if subject.kind in (Kind.TRAINING, Kind.CALL):
+        if optimizer is not None:
+            raise UsageError(f"{subject.name} runs by itself and has its own optimizer, if any: leave it out")
         if way is not None and way != Way():
             raise UsageError(
                 f"{subject.name} runs by itself, so {way} cannot be chosen for it: give a module and its args"
             )
         return _own(subject)
     prepared = prepare(subject, device=device)
-    trains = learns(prepared) if backward is None else backward
+    trains = (learns(prepared) or optimizer is not None) if backward is None else backward
+    if optimizer is not None and not trains:
+        raise UsageError(f"without a backward pass the optimizer of {subject.name} has no gradients: leave it out")
     if trains and not learns(prepared, training=False):
         raise UsageError(f"nothing in {subject.name} requires a gradient: leave backward out")
+    own = way is None
     if way is None:
         way, blocks = Way(), recompiled(subject, prepared) if is_compiled_already(subject) else prepared.blocks
     else:
@@ -80,7 +99,8 @@ def step_of(subject: Subject, way: Way | None = None, *, device: str = "cpu", ba
     kind = torch.device(device).type
     dtype = PRECISIONS[way.precision]
     marks = kind == "cuda" and way.mode in ("reduce-overhead", "max-autotune")
-    around = _tf32(way.precision, kind)
+    around = nullcontext if own else tf32(way.precision, kind)  # as it is: under the settings that the user made
+    update = _update(prepared, optimizer, scaler, kind) if trains else None
 
     def step() -> None:
         if marks:
@@ -91,9 +111,10 @@ def step_of(subject: Subject, way: Way | None = None, *, device: str = "cpu", ba
                 with autocast:
                     result = forward_through(blocks, call)
                     loss = total_loss(result, subject.loss, False) if trains else None
-                if loss is not None:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    _drop_gradients(prepared)
+                if update is not None:
+                    if loss is None:
+                        raise UsageError(f"no output of {subject.name} has a gradient: leave backward out")
+                    update(loss)
 
     return step
 
@@ -134,8 +155,9 @@ def _own(subject: Subject) -> Step:
 
 
 def _blocks(prepared: Prepared, way: Way, device: str) -> tuple[Callable[..., Any], ...]:
+    kind, dtype = torch.device(device).type, PRECISIONS[way.precision] if way.inside else None
     if way.mode == EAGER:
-        return prepared.blocks
+        return prepared.blocks if dtype is None else tuple(_autocast_inside(b, kind, dtype) for b in prepared.blocks)
     if way.regional:
         if way.inside:
             raise UsageError(
@@ -146,10 +168,8 @@ def _blocks(prepared: Prepared, way: Way, device: str) -> tuple[Callable[..., An
         for block in found:
             block.compile(mode=way.mode, dynamic=way.dynamic)
         return prepared.blocks
-    dtype = PRECISIONS[way.precision] if way.inside else None
     if dtype is None:
         return tuple(torch.compile(block, mode=way.mode, dynamic=way.dynamic) for block in prepared.blocks)
-    kind = torch.device(device).type
     inside = (_autocast_inside(block, kind, dtype) for block in prepared.blocks)
     return tuple(torch.compile(block, mode=way.mode, dynamic=way.dynamic) for block in inside)
 
@@ -162,14 +182,36 @@ def _autocast_inside(block: Callable[..., Any], kind: str, dtype: torch.dtype) -
     return cast
 
 
+def _update(prepared: Prepared, optimizer: Optimizer | None, scaler: bool, kind: str) -> Callable[[torch.Tensor], None]:
+    """What follows the loss: backward, the update if there is an optimizer, and the gradients dropped."""
+    if optimizer is None:
+
+        def differentiate(loss: torch.Tensor) -> None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            _drop_gradients(prepared)
+
+        return differentiate
+    parameters = prepared.root.parameters() if prepared.root is not None else ()
+    updates = optimizer([parameter for parameter in parameters if parameter.requires_grad])
+    scales = torch.amp.GradScaler(kind, enabled=scaler)
+
+    def train(loss: torch.Tensor) -> None:
+        scales.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scales.step(updates)
+        scales.update()
+        updates.zero_grad()
+
+    return train
+
+
 def _drop_gradients(prepared: Prepared) -> None:
     if prepared.root is not None:
         for parameter in prepared.root.parameters():
             parameter.grad = None
 
 
-def _tf32(precision: str, kind: str) -> Callable[[], AbstractContextManager[None]]:
-    """A context for each step in which TF32 is on, for `tf32`, or off, for `float32`; nothing where there is none."""
+def tf32(precision: str, kind: str) -> Callable[[], AbstractContextManager[None]]:
+    """A context in which TF32 is on, for `tf32`, or off, for `float32`; nothing where there is none."""
     if kind != "cuda":
         if precision == "tf32":
             raise UsageError(f"TF32 is a mode of NVIDIA's tensor cores, and the device is {kind}: leave tf32 out")

@@ -60,18 +60,20 @@ def measure_accuracy(
     optimizer: Optimizer | None = None,
     options: Mapping[str, Any] | None = None,
     factor: float = 2.0,
+    backward: bool = True,
 ) -> AccuracyStats:
     """Run the arms, and after a failure the stages of the compiler.
 
     device: one that is there. dtype: what autocast casts to; None runs the model as it is. options: of `torch.compile`.
-    factor: the `precision` limit, which decides what is tried again. Dynamo is reset. Raises `UsageError` for a subject
+    factor: the `precision` limit, which decides what is tried again. backward: whether gradients are judged, where
+    anything requires one. Dynamo is reset. Raises `UsageError` for a subject
     that cannot be copied.
     """
     native = native_format(subject)
     narrow = dtype or native or torch.float32
     found = [
         _measure(subject, plan, narrow, dict(options or {}), factor)
-        for plan in plans(subject, device, dtype, narrow, steps, optimizer)
+        for plan in plans(subject, device, dtype, narrow, steps, optimizer, backward=backward)
     ]
     stats = found[0]
     if len(found) > 1 and not found[1].exceptions.eager:
@@ -233,10 +235,14 @@ def plans(
     narrow: torch.dtype,
     steps: int,
     optimizer: Optimizer | None,
+    *,
+    backward: bool = True,
 ) -> list[Plan]:
     """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any."""
     wanted = input_leaves(subject, every=False)
     plan = Plan(device=device, autocast=autocast, loss=subject.loss, steps=steps, optimizer=optimizer, leaves=wanted)
+    if not backward:
+        return [_probed(subject, replace(plan, backward=False), narrow)]
     if wanted or holds_parameters(subject) or not floating_inputs(subject):
         return [_probed(subject, plan, narrow)]
     every = replace(plan, leaves=input_leaves(subject, every=True), optimizer=None)

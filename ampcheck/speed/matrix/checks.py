@@ -1,0 +1,73 @@
+"""What a matrix says: what pays for each workload, and which fast cells are no win. No torch runs here.
+
+Nothing fails: a mode that does not pay is a fact about the model, and not a defect of it.
+"""
+
+from __future__ import annotations
+
+from ampcheck.record import Finding, Verdict, Where
+from ampcheck.speed.matrix.stats import WRONG, Cell, MatrixStats, WorkloadStats
+from ampcheck.speed.verdict import EFFECT
+
+WHERE = Where(phase="speed")
+
+
+def check_matrix(stats: MatrixStats) -> list[Finding]:
+    """For each workload the fastest cell that pays and is right; a warning for each that is fast and wrong, or broken.
+
+    PASS: a cell pays. UNDECIDED: none surely does, and of some it is not known. SKIP: none was measured.
+    """
+    check = "speed-matrix"
+    found = []
+    for workload in stats.workloads:
+        verdict, message, ratio, hint = _best(workload)
+        limit, unit = (1 + EFFECT, "times as fast") if ratio else (None, "")
+        found.append(Finding(check, verdict, workload.workload, message, WHERE, ratio, limit, unit, hint))
+        found += [
+            Finding(check, Verdict.WARN, workload.workload, text, WHERE, hint=knob)
+            for cell in workload.cells
+            for text, knob in _warnings(cell)
+        ]
+        if workload.recompiled:
+            text = (
+                f"times must be of code that is compiled already; {workload.recompiled} graphs were compiled while the "
+                "arms were timed"
+            )
+            found.append(Finding(check, Verdict.WARN, workload.workload, text, WHERE, hint="see ampcheck.assert_graph"))
+    if not found:
+        found.append(Finding(check, Verdict.SKIP, "matrix", "no workload was measured"))
+    return found
+
+
+def _best(workload: WorkloadStats) -> tuple[Verdict, str, float | None, str]:
+    timed = [cell for cell in workload.cells if cell.ratio is not None and cell.verdict]
+    if not timed:
+        reason = next((cell.reason for cell in workload.cells if cell.reason), "no cell was measured")
+        return Verdict.SKIP, f"nothing was compared: {reason}", None, ""
+    best = workload.best
+    least = max(EFFECT, workload.noise)
+    if best is not None and best.ratio is not None:
+        ratio = best.ratio
+        message = (
+            f"a cell pays that is more than {100 * least:.2g} % faster than eager float32 and right; of {len(timed)} "
+            f"the fastest such is {best.name}: {ratio.median:.3g} times as fast ({ratio.low:.3g} to {ratio.high:.3g})"
+            + ("" if best.accuracy == Verdict.PASS.value else f", accuracy {best.accuracy or 'not judged'}")
+        )
+        return Verdict.PASS, message, ratio.median, ""
+    open_ = [cell.name for cell in timed if cell.verdict == "undecided"]
+    if open_:
+        message = f"none of {len(timed)} cells is surely faster than eager float32; undecided: {'; '.join(open_)}"
+        return Verdict.UNDECIDED, message, None, "raise the budget, or leave other work off this machine"
+    message = f"none of {len(timed)} cells is right and faster than eager float32 by more than {100 * least:.2g} %"
+    return Verdict.PASS, message, None, ""
+
+
+def _warnings(cell: Cell) -> list[tuple[str, str]]:
+    if cell.verdict == WRONG and cell.ratio is not None:
+        faster = f"{cell.name} is {cell.ratio.median:.3g} times as fast"
+        text = f"a fast cell with wrong numbers is no win; {faster}: {cell.why}"
+        return [(text, "ampcheck blame names the stage, the op and the module")]
+    if cell.failed:
+        knob = "ampcheck.assert_compiled and assert_graph tell more" if cell.mode != "eager" else ""
+        return [(f"each cell that this machine can run must run; {cell.name} was not measured: {cell.reason}", knob)]
+    return []

@@ -1,0 +1,327 @@
+"""Workloads in every mode and precision: all of a workload's arms paired in one job, then each of them judged."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ampcheck import compiler
+from ampcheck.compiled.options import MODES
+from ampcheck.errors import UsageError, brief
+from ampcheck.numerics.compiled import dynamo_still
+from ampcheck.prepare import prepare
+from ampcheck.record import Verdict
+from ampcheck.speed.clock import Clock, clock_of
+from ampcheck.speed.fingerprint import fingerprint
+from ampcheck.speed.interval import log_ratios, paired_ratio
+from ampcheck.speed.matrix.accuracy import Judge
+from ampcheck.speed.matrix.stats import (
+    DOES_NOT,
+    EAGER,
+    PAYS,
+    UNDECIDED,
+    WRONG,
+    Cell,
+    MatrixStats,
+    WorkloadStats,
+)
+from ampcheck.speed.matrix.workloads import SIZES, WORKLOADS, Workload, workload_of
+from ampcheck.speed.memory import peak_memory
+from ampcheck.speed.paired import Step, measure_speed
+from ampcheck.speed.startup.breakeven import BreakEven, savings
+from ampcheck.speed.stats import ArmTimes, SpeedStats
+from ampcheck.speed.steps import PRECISIONS, Way, learns
+from ampcheck.speed.verdict import EFFECT, Rule, aa_noise, decide
+
+MATRIX_MODES = (EAGER, "default", "reduce-overhead", "max-autotune")
+
+BUDGET = 30.0
+"""Seconds of timed blocks for one workload. Compilation and the judges come to that."""
+
+COMPILATIONS = 256
+"""How often one function may be compiled: all arms of a workload share the code of its modules."""
+
+Progress = Callable[[str, int, int], None]
+
+
+def measure_matrix(
+    workloads: Any = None,
+    *,
+    modes: Sequence[str] = MATRIX_MODES,
+    precisions: Sequence[str] = tuple(PRECISIONS),
+    device: str = "cpu",
+    size: str = "small",
+    budget: float = BUDGET,
+    accuracy: bool = True,
+    memory: bool = True,
+    clock: Clock | None = None,
+    progress: Progress | None = None,
+) -> MatrixStats:
+    """Time each workload in each mode and precision beside eager float32, and judge its numbers.
+
+    workloads: names of `WORKLOADS`, `Workload`s, subjects, or several of these; all built-in ones by default. budget:
+    seconds of timed blocks for each workload. accuracy, memory: whether these are measured at all. progress: told
+    before each stage: what begins, how many are done, how many there are. Dynamo is reset.
+
+    A mode or precision that this machine lacks is a cell with a reason, one that raises a cell with the error. Raises
+    `UsageError` for an unknown workload, mode, precision or size, and for a device that is not there.
+    """
+    made = [workload_of(one) for one in _several(workloads)]
+    for what, asked, known in (("mode", modes, (EAGER, *MODES)), ("precision", precisions, tuple(PRECISIONS))):
+        if isinstance(asked, str) or not asked:
+            raise UsageError(f"{what}s is a sequence of names, of {', '.join(known)}; found {asked!r}")
+        if unknown := [one for one in asked if one not in known]:
+            raise UsageError(f"there is no {what} {unknown[0]!r}; there are {', '.join(known)}")
+    if size not in SIZES:
+        raise UsageError(f"there is no size {size!r}; there are {', '.join(SIZES)}")
+    if not budget > 0:
+        raise UsageError(f"budget is seconds of measurement for each workload, above 0; found {budget!r}")
+    ways = [Way(mode, precision) for precision in dict.fromkeys(precisions) for mode in dict.fromkeys(modes)]
+    ways = list(dict.fromkeys((Way(), *ways)))
+    if len(ways) < 2:
+        raise UsageError("a matrix compares with eager float32: ask for another mode or precision beside it")
+    comparisons = (len(ways) - 1) * len(made)
+    tell = progress or (lambda stage, done, total: None)
+    total = len(made) * (len(ways) + 1 + (len(ways) if accuracy else 0))
+    done = 0
+
+    def told(stage: str) -> None:
+        nonlocal done
+        tell(stage, done, total)
+        done += 1
+
+    found = []
+    for workload in made:
+        room = _Room(workload, device, size, budget, comparisons, clock or clock_of(device), told)
+        found.append(room.measure(ways, accuracy=accuracy, memory=memory))
+    return MatrixStats(tuple(found))
+
+
+def lacks(way: Way, device: str) -> str:
+    """Why this way makes no sense on a device; "" where it does."""
+    kind = torch.device(device).type
+    if way.precision == "tf32" and kind != "cuda":
+        return f"TF32 is a mode of NVIDIA's tensor cores, and the device is {kind}"
+    if way.precision == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"TF32 needs an Ampere GPU or later; found {torch.cuda.get_device_name(device)}"
+    if way.precision == "bfloat16" and kind == "cuda" and not torch.cuda.is_bf16_supported():
+        return f"{torch.cuda.get_device_name(device)} has no bfloat16"
+    if way.mode == "reduce-overhead" and kind != "cuda":
+        return f"CUDA graphs are what this mode adds, and the device is {kind}: it is the code of the mode default"
+    return ""
+
+
+@dataclass(slots=True)
+class _Arm:
+    """One cell on its way."""
+
+    way: Way
+    cell: Cell
+    step: Step | None = None
+    first: float = 0.0
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.cell.name
+
+
+@dataclass(slots=True)
+class _Room:
+    """Measures one workload."""
+
+    workload: Workload
+    device: str
+    size: str
+    budget: float
+    comparisons: int
+    clock: Clock
+    told: Callable[[str], None]
+
+    def measure(self, ways: Sequence[Way], *, accuracy: bool, memory: bool) -> WorkloadStats:
+        """All cells; the first way is eager float32."""
+        name = self.workload.name
+        with _compiling() as folder:
+            arms = []
+            for way in ways:
+                self.told(f"{name}: {way} begins")
+                arms.append(self._begun(way, folder))
+            self.told(f"{name}: the arms in turn")
+            stats = self._timed(arms, memory)
+            if not accuracy:
+                return stats
+            judge = self._judge()
+            cells = []
+            for arm, cell in zip(arms, stats.cells, strict=True):
+                self.told(f"{name}: {arm.way} judged")
+                arm.step = None  # the judges make copies of their own
+                cells.append(cell)
+                if not cell.reason:
+                    with self._caches(arm.way, folder):
+                        found = judge.of(arm.way.mode, arm.way.precision)
+                    cells[-1] = _with_accuracy(cell, str(found.verdict), found.why, found.error)
+        return replace(stats, cells=tuple(cells))
+
+    def _begun(self, way: Way, folder: str) -> _Arm:
+        """Build an arm and call it for the first time, with empty caches of its own."""
+        arm = _Arm(way, Cell(way.mode, way.precision, reason=lacks(way, self.device)))
+        if arm.cell.reason:
+            return arm
+        before = {group: compiler.counters(group) for group in ("stats", "graph_break")}
+        try:
+            with self._caches(way, folder):
+                step = self.workload.step(way, device=self.device, size=self.size)
+                arm.first = self.clock.block(step, 1)
+            self.clock.block(step, 2)  # the second call may compile once more, for gradients that are there now
+        except Exception as error:  # noqa: BLE001  # the workload's or the compiler's: the cell tells it
+            arm.cell = replace(arm.cell, reason=f"it raised {brief(error)}", failed=True)
+            return arm
+        since = {group: compiler.counters(group) - known for group, known in before.items()}
+        graphs, breaks = since["stats"]["unique_graphs"], sum(since["graph_break"].values())
+        arm.cell = replace(arm.cell, graphs=graphs, breaks=breaks)
+        if way.mode != EAGER and not graphs:
+            why = next(iter(since["graph_break"]), "torch.compile made no graph").strip().splitlines()[0]
+            arm.cell = replace(arm.cell, reason=f"it ran eager: {why}", failed=True)
+            return arm
+        arm.step = step
+        return arm
+
+    def _timed(self, arms: Sequence[_Arm], memory: bool) -> WorkloadStats:
+        """The arms that run, in turn."""
+        running = {arm.name: arm.step for arm in arms if arm.step is not None}
+        stats = WorkloadStats(
+            self.workload.name, tuple(arm.cell for arm in arms), device=self.device, size=self.size,
+            fingerprint=fingerprint(self.device),
+        )  # fmt: skip
+        if arms[0].step is None:
+            return _without(stats, f"eager float32, with which all are compared, does not run: {arms[0].cell.reason}")
+        if len(running) < 2:
+            return _without(stats, "nothing else ran that it could be compared with")
+        peaks = {}
+        if memory:
+            peaks = {name: peak_memory(step, device=self.device).bytes for name, step in running.items()}
+        graphs = compiler.counters("stats")["unique_graphs"]
+        try:
+            times = measure_speed(
+                running, subject=stats.workload, device=self.device, budget=self.budget, width=0.005, clock=self.clock
+            )
+        except UsageError as error:
+            return _without(stats, str(error))
+        noise = aa_noise(log_ratios(times.reference, times.twin))
+        cells = [_cell(arm, times, peaks, noise, self.comparisons) for arm in arms]
+        return replace(
+            stats,
+            cells=tuple(cells),
+            noise=noise,
+            cycles=times.cycles,
+            spent=times.spent,
+            recompiled=compiler.counters("stats")["unique_graphs"] - graphs,
+            conditions=times.conditions,
+        )
+
+    def _caches(self, way: Way, folder: str) -> Any:
+        if way.mode == EAGER:
+            return nullcontext()
+        return compiler.own_caches(str(Path(folder, f"{way.mode} {way.precision}".replace(" ", "-"))))
+
+    def _judge(self) -> Judge:
+        subject, workload = self.workload.subject(self.size), self.workload
+        trains = workload.trains if workload.trains is not None else learns(prepare(subject, device=self.device))
+        scaled = bool(getattr(workload, "scaler", False))
+        return Judge(subject, self.device, bool(trains), workload.optimizer, scaled)
+
+
+def verdict_of(reference: ArmTimes, twin: ArmTimes, arm: ArmTimes, comparisons: int) -> str:
+    """Whether an arm pays: it does when it is surely faster by more than the minimum effect and the A/A noise."""
+    twins = log_ratios(reference, twin)
+    least = max(EFFECT, aa_noise(twins))
+    if not least < 1:
+        return UNDECIDED
+    rule = Rule((1 + least) ** 2, least, comparisons)  # its floor is 1 + least
+    found = decide(log_ratios(reference, arm), twins, rule).verdict
+    return {Verdict.PASS: PAYS, Verdict.FAIL: DOES_NOT}.get(found, UNDECIDED)
+
+
+def break_even_of(cost: float, eager: ArmTimes, arm: ArmTimes) -> BreakEven:
+    """After how many calls `cost` seconds of compilation have paid; the interval is that of what a call saves."""
+    saving, low, high = savings(eager, arm)
+
+    def calls(saved: float) -> float:
+        return cost / saved if saved > 0 else math.inf
+
+    return BreakEven(calls(saving), calls(high), calls(low), cost, saving)
+
+
+def _cell(arm: _Arm, times: SpeedStats, peaks: Mapping[str, int | None], noise: float, comparisons: int) -> Cell:
+    if arm.step is None:
+        return arm.cell
+    own = times.arm(arm.name)
+    cell = replace(arm.cell, seconds=own.median, peak=peaks.get(arm.name), ratio=paired_ratio(times.reference, own))
+    if arm.way != Way():
+        cell = replace(cell, verdict=verdict_of(times.reference, times.twin, own, comparisons))
+    if arm.way.mode == EAGER:
+        return cell
+    cell = replace(cell, compiling=max(arm.first - own.median, 0.0))
+    eager = f"{EAGER}, {arm.way.precision}"
+    if any(other.name == eager for other in times.arms):
+        plain = times.arm(eager)
+        even = break_even_of(cell.compiling or 0.0, plain, own)
+        cell = replace(cell, gain=paired_ratio(plain, own), break_even=even)
+    return cell
+
+
+def _with_accuracy(cell: Cell, accuracy: str, why: str, error: float | None) -> Cell:
+    wrong = accuracy == str(Verdict.FAIL)
+    verdict = WRONG if wrong and cell.verdict in (PAYS, UNDECIDED) else cell.verdict
+    return replace(cell, accuracy=accuracy, why=why, error=error, verdict=verdict)
+
+
+def _without(stats: WorkloadStats, reason: str) -> WorkloadStats:
+    """No times at all, for one reason, in the cells that have none of their own."""
+    return replace(stats, cells=tuple(replace(cell, reason=cell.reason or reason) for cell in stats.cells))
+
+
+def _several(given: Any) -> list[Any]:
+    if given is None:
+        return list(WORKLOADS)
+    if isinstance(given, (list, set, frozenset)) or (isinstance(given, tuple) and _all_known(given)):
+        several = list(given)
+        if not several:
+            raise UsageError(f"no workload was asked for; there are {', '.join(WORKLOADS)}")
+        return several
+    return [given]
+
+
+def _all_known(given: tuple[Any, ...]) -> bool:
+    """Whether a tuple holds workloads; one that is `(module, args)` is a subject itself."""
+    return all(isinstance(one, str) or hasattr(one, "name") for one in given)
+
+
+@contextmanager
+def _compiling() -> Iterator[str]:
+    """A folder for caches; the compiler is awake, keeps still, and may compile one function for many arms."""
+    compiler.reset()
+    limits = {compiler.recompile_limit(): COMPILATIONS}
+    total = compiler.recompile_limit().replace("config.", "config.accumulated_")
+    limits[total] = max(COMPILATIONS, compiler.setting(total))
+    with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
+        with dynamo_still(), compiler.configured(limits):
+            _awake(folder)
+            yield folder
+        compiler.reset()
+
+
+def _awake(folder: str) -> None:
+    """Compile something small: the first compilation of a process imports the compiler, and is charged to no arm."""
+    with compiler.own_caches(str(Path(folder, "first"))):
+        try:
+            given = torch.ones(64, requires_grad=True)
+            torch.compile(lambda x: (2 * x).sin().sum())(given).backward()
+        except Exception:  # noqa: BLE001  # no compiler: each cell that needs one will say so
+            return
