@@ -11,6 +11,9 @@ from ampcheck.record import Finding, Verdict, Where
 from ampcheck.speed.startup.breakeven import break_even
 from ampcheck.speed.startup.stats import ARTIFACTS, CACHED, COLD, WARM, Launch, Lookup, StartupArm, StartupStats
 
+STARTUP_CHECKS = ("start-up", "compile-time", "peak-memory")
+"""The slugs of a start, besides those of its graphs."""
+
 FX = "FX graph cache"
 
 ENOUGH = 3
@@ -186,7 +189,8 @@ _MEMORY = (
 
 def check_compile_time(stats: StartupStats, arm: StartupArm, limits: StartupLimits) -> list[Finding]:
     """Compilation costs no more seconds than allowed, and has paid after no more calls than allowed."""
-    slug, findings = "compile-time", []
+    slug = "compile-time"
+    findings: list[Finding] = []
     costs = stats.cost(arm)
     if limits.compile is not None:
         few = len(costs) < ENOUGH

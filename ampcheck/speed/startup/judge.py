@@ -52,7 +52,8 @@ def _costs(stats: StartupStats) -> Table:
         check="start-up",
         note="Seconds are medians over the launches. To first step: building, compilation and the step itself, with "
         "all imports of the compiler. Cost: what the start takes beyond steps in the steady state, less the same of "
-        "eager. Peak: tensors of one step beyond what is held when it begins.",
+        "eager. Peak: tensors of one step beyond what is held when it begins; warm caches and artifacts run the same "
+        "code as the cold start.",
     )
 
 

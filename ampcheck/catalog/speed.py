@@ -1,0 +1,49 @@
+"""Pages on speed: what a start costs, when compilation has paid, memory."""
+
+from __future__ import annotations
+
+from ampcheck.catalog.page import Explanation
+
+PAGES: tuple[Explanation, ...] = (
+    Explanation(
+        "start-up",
+        "A process that starts with warm caches, or that loads what torch.compiler.save_cache_artifacts saved, makes "
+        "no graph anew. Fails for each way to start in which a graph is not found in the cache, or no cache is asked.",
+        "The subject is started in fresh processes with cache folders of their own: empty, then as the first one left "
+        "them, then empty with the artifacts loaded. PyTorch's own records say of each graph if the FX graph cache "
+        "and the AOTAutograd cache had it; seconds are told and never decide. A graph that is traced again and found "
+        "after all is a warning.",
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES or a setting that switches a cache off; a model that differs from process "
+        "to process in a constant, a name or an order; artifacts of another release, device or setting; a graph that "
+        "PyTorch refuses to cache, for the reason it gives.",
+        "Switch the caches on, and mend what the key is told to differ in. A hit is not all: on a CPU the artifacts "
+        "hold no compiler's headers and no probe of its instructions, so that an empty folder still costs time; keep "
+        "the whole of TORCHINDUCTOR_CACHE_DIR from run to run where you can.",
+    ),
+    Explanation(
+        "compile-time",
+        "Compilation with empty caches costs no more seconds than the limit, and has paid after no more calls than the "
+        "limit. Judged only where a limit is given.",
+        "Cost is what the first steps take beyond as many steps in the steady state, imports of the compiler included, "
+        "less the same of eager. What a call saves is the typical eager time and the paired ratio to it, both taken "
+        "block by block in one process; cost through saving is the number of calls, with a bootstrap interval, and "
+        "never where compiled is not faster. Fewer than three launches are taken to be 30 % off and fail nothing.",
+        "Many different blocks, one graph for each shape, max-autotune, a backward; a machine whose C++ compiler is "
+        "slow; a step so short that nothing can be saved.",
+        "Compile repeated blocks, not the whole (module.compile() on each); mark what varies with "
+        "torch._dynamo.mark_dynamic; keep the caches or ship artifacts; leave short runs eager.",
+    ),
+    Explanation(
+        "peak-memory",
+        "A compiled step needs at most 1.1 times the memory of an eager one, with 1 MiB of slack, or what the limit "
+        "says. Skipped with the reason where memory is not told.",
+        "The highest sum of tensors beyond what is held when the step begins: on the CPU from what the allocator tells "
+        "PyTorch's profiler, to the byte and the same from run to run; on an accelerator max_memory_allocated, from "
+        "before the first step, so that pools count. Scratch space of libraries, and what other threads than the "
+        "calling one allocate on the CPU, is not seen.",
+        "Activations that the compiled graph saves and eager frees, pools of CUDA graphs, padding and workspaces of "
+        "max-autotune, an input that is kept because a graph break ends the graph.",
+        "Lower torch._functorch.config.activation_memory_budget, checkpoint blocks, leave reduce-overhead out, or "
+        "raise the limit if the speed is worth it.",
+    ),
+)
