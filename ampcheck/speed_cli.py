@@ -1,0 +1,247 @@
+"""`ampcheck speed`: against a base revision, against eager mode, at start-up, or as a matrix. No numerics here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ampcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from ampcheck.record import Run
+    from ampcheck.speed.verdict import Rule
+
+    Progress = Callable[[str, int, int], None]
+
+
+def add_command(commands: Any) -> None:
+    """Add `speed` to the parser's commands."""
+    speed = commands.add_parser(
+        "speed",
+        help="does torch.compile pay, and did a change make a model slower?",
+        description="Time a target against another git revision (--base), its start (--startup), the matrix of modes "
+        "and precisions (--matrix), or else compiled against eager. All arms take turns block by block, and a verdict "
+        "is PASS, FAIL or UNDECIDED with its interval. Exit code 0: nothing failed; 1: something did; 2: usage error.",
+    )
+    speed.add_argument(
+        "target",
+        nargs="?",
+        metavar="TARGET",
+        help="package.module:factory or path/to/file.py:factory; --matrix alone has workloads of its own",
+    )
+    what = speed.add_mutually_exclusive_group()
+    what.add_argument(
+        "--base",
+        metavar="REV",
+        help="compare the working tree with this commit, branch or tag: fails when it is slower",
+    )
+    what.add_argument("--startup", action="store_true", help="cold and warm starts, artifacts, and break-even")
+    what.add_argument("--matrix", action="store_true", help="every mode in every precision, with the accuracy of each")
+    speed.add_argument(
+        "--mode",
+        help="of torch.compile; several, separated by commas, without --base (default: default, but with --base the "
+        "target as it is)",
+    )
+    speed.add_argument(
+        "--precision",
+        help="float32, tf32, float16 or bfloat16; several, separated by commas, without --base (default: float32)",
+    )
+    speed.add_argument("--size", help="of the matrix's own workloads: small (default) or large")
+    speed.add_argument("--device", default="cpu", help="where to run; it must be there (default: cpu)")
+    speed.add_argument("--budget", type=float, metavar="S", help="seconds of timed steps at most")
+    speed.add_argument(
+        "--at-least",
+        type=float,
+        metavar="RATIO",
+        help="fail unless each compiled arm is so many times as fast as eager mode; without it a slower one is "
+        "a warning",
+    )
+    speed.add_argument("--launches", type=int, metavar="N", help="of each side, with --base (default: 3)")
+    speed.add_argument(
+        "--launches-max", type=int, metavar="N", help="go on to so many while nothing is decided (default: 8)"
+    )
+    speed.add_argument("--effect", type=float, help="a change below this share counts for nothing (default: 0.03)")
+    speed.add_argument(
+        "--comparisons",
+        type=int,
+        metavar="N",
+        help="how many such comparisons the whole job makes, so that together 1 %% at most fail without a cause",
+    )
+    speed.add_argument("--json", metavar="PATH", help="write the run as JSON")
+    speed.add_argument("--markdown", metavar="PATH", help="write a comment for a pull request")
+    speed.add_argument("--html", metavar="PATH", help="write a self-contained page")
+    speed.add_argument("-v", "--verbose", action="store_true", help="print every finding and every table")
+    speed.set_defaults(command=_speed)
+
+
+def _speed(options: argparse.Namespace) -> int:
+    _require_sense(options)
+    for path in (Path(path) for path in (options.html, options.json, options.markdown) if path is not None):
+        if not path.parent.is_dir() or path.is_dir():  # before the work, so that it is not lost to a typing error
+            raise UsageError(f"cannot write {path}: a file in a folder that exists is required")
+
+    from rich.console import Console
+
+    from ampcheck.report import print_run, print_tables, progress_bar, write_html
+
+    with progress_bar() as progress:
+        progress("loading torch and the target", 0, 1)
+        run = _measured(options)(options, progress)
+    console = Console()
+    print_run(run, console, verbose=options.verbose)
+    console.print()
+    print_tables(run.tables if options.verbose or options.base is None else [run.tables[0], *run.tables[2:]])
+    if options.html:
+        write_html(run, options.html)
+        console.print(f"page: {options.html}", highlight=False, markup=False)
+    if options.json:
+        run.save(options.json)
+        console.print(f"JSON: {options.json}", highlight=False, markup=False)
+    if options.markdown:
+        from ampcheck.record import write_atomically
+        from ampcheck.speed.base.comment import comment_of
+
+        write_atomically(options.markdown, comment_of(run))
+        console.print(f"comment: {options.markdown}", highlight=False, markup=False)
+    return 1 if run.failed else 0
+
+
+def _require_sense(options: argparse.Namespace) -> None:
+    """Raise `UsageError` for options that the rest of the line leaves without a meaning."""
+    if options.target is None and not options.matrix:
+        raise UsageError("a TARGET is required, package.module:factory or path/to/file.py:factory")
+    given = {
+        "--launches": options.launches,
+        "--launches-max": options.launches_max,
+        "--at-least": options.at_least,
+        "--effect": options.effect,
+        "--comparisons": options.comparisons,
+        "--size": options.size,
+    }
+    plain = options.base is None and not options.startup and not options.matrix
+    heeded = {
+        "--launches": options.base is not None,
+        "--launches-max": options.base is not None,
+        "--at-least": plain,
+        "--effect": plain or options.base is not None,
+        "--comparisons": plain or options.base is not None,
+        "--size": options.matrix and options.target is None,
+    }
+    for name, value in given.items():
+        if value is not None and not heeded[name]:
+            raise UsageError(f"{name} is not heeded here: leave it out, or ampcheck speed --help says where it belongs")
+
+
+def _measured(options: argparse.Namespace) -> Callable[[argparse.Namespace, Progress], Run]:
+    if options.base is not None:
+        return _against_base
+    if options.startup:
+        return _startup
+    return _matrix if options.matrix else _against_eager
+
+
+def _against_base(options: argparse.Namespace, progress: Progress) -> Run:
+    from ampcheck.speed.base.judge import judge_base
+    from ampcheck.speed.base.measure import BUDGET, LAUNCHES
+
+    return judge_base(
+        options.target,
+        options.base,
+        rule=_rule(options, 1.0),
+        mode=_one(options.mode, "--mode"),
+        precision=_one(options.precision, "--precision"),
+        device=options.device,
+        budget=BUDGET if options.budget is None else options.budget,
+        launches=LAUNCHES if options.launches is None else options.launches,
+        launches_max=options.launches_max,
+        progress=progress,
+    )
+
+
+def _startup(options: argparse.Namespace, progress: Progress) -> Run:
+    from ampcheck.speed.startup.judge import startup_run
+    from ampcheck.speed.startup.measure import measure_startup
+
+    given = {
+        "mode": _one(options.mode, "--mode"),
+        "precision": _one(options.precision, "--precision"),
+        "budget": options.budget,
+    }
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return startup_run(measure_startup(options.target, device=options.device, progress=progress, **chosen))
+
+
+def _matrix(options: argparse.Namespace, progress: Progress) -> Run:
+    from ampcheck.speed.matrix.judge import matrix_run
+    from ampcheck.speed.matrix.measure import measure_matrix
+    from ampcheck.subject import load_subject
+
+    given = {
+        "modes": _several(options.mode) or None,
+        "precisions": _several(options.precision) or None,
+        "budget": options.budget,
+        "size": options.size,
+    }
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    subject = load_subject(options.target) if options.target is not None else None
+    return matrix_run(measure_matrix(subject, device=options.device, progress=progress, **chosen))
+
+
+def _against_eager(options: argparse.Namespace, progress: Progress) -> Run:
+    """Every mode in every precision against eager mode in the first precision, in this process."""
+    from dataclasses import replace
+
+    from ampcheck.record import Verdict
+    from ampcheck.speed.clock import clock_of
+    from ampcheck.speed.judge import speed_run
+    from ampcheck.speed.paired import measure_speed
+    from ampcheck.speed.steps import EAGER, Way, step_of
+    from ampcheck.speed.verdict import check_speed, is_decided
+    from ampcheck.subject import load_subject
+
+    precisions, modes = _several(options.precision) or ["float32"], _several(options.mode) or ["default"]
+    ways = [Way(mode, precision) for precision in precisions for mode in (EAGER, *modes)]
+    ways = list(dict.fromkeys(ways))
+    if len(ways) < 2:
+        raise UsageError(
+            f"two arms are required, and {ways[0]} is one: name a mode of torch.compile or more precisions"
+        )
+    clock_of(options.device)
+    subject = load_subject(options.target)
+    progress(f"compiling {len(ways) - 1} arms and timing them", 0, 1)
+    arms = {str(way): step_of(subject, way, device=options.device) for way in ways}
+    rule = _rule(options, 1.0 if options.at_least is None else options.at_least, len(ways) - 1)
+    required = [str(way) for way in ways[1:] if way.mode != EAGER or options.at_least is None]
+    rules = dict.fromkeys(required, rule)
+    stats = measure_speed(
+        arms,
+        subject=subject.name,
+        device=options.device,
+        budget=10.0 if options.budget is None else options.budget,
+        width=None,
+        decided=lambda seen: is_decided(seen, rules),
+    )
+    findings = check_speed(stats, rules)
+    if options.at_least is None:  # a question, not a requirement
+        findings = [replace(one, verdict=Verdict.WARN) if one.verdict is Verdict.FAIL else one for one in findings]
+    return speed_run(stats, findings)
+
+
+def _rule(options: argparse.Namespace, limit: float, comparisons: int = 1) -> Rule:
+    from ampcheck.speed.verdict import EFFECT, Rule
+
+    effect = EFFECT if options.effect is None else options.effect
+    return Rule(limit, effect, comparisons if options.comparisons is None else options.comparisons)
+
+
+def _several(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _one(text: str | None, option: str) -> str | None:
+    parts = _several(text)
+    if len(parts) > 1:
+        raise UsageError(f"{option} is one here; found {text!r}")
+    return parts[0] if parts else None
