@@ -14,6 +14,7 @@ import pytest
 from ampcheck.errors import UsageError
 from ampcheck.pytest_marker import MARKER, Asked, guarded, watched
 from ampcheck.pytest_report import Gather, Report
+from ampcheck.pytest_speed import SESSION, SPEED_MARKER, Speed, SpeedSession
 
 DEVICES = ("cpu", "cuda", "cuda:N", "xpu", "xpu:N", "mps")
 """What `--ampcheck-device` takes, N being the index of a device."""
@@ -25,6 +26,7 @@ OPTIONS = {
     "--ampcheck-device": ("DEVICE", f"device of the fixture ampcheck_device: {', '.join(DEVICES)} (default: cpu)"),
     "--ampcheck-update": ("", "write the policy locks that tests compare with anew; implies --ampcheck"),
     "--ampcheck-guard": ("", "fail each test that leaves autocast, its precision flags or the default dtype changed"),
+    "--ampcheck-history": ("DIR", "append what speed tests measured to the history in this folder; implies --ampcheck"),
 }
 """Flag to the name of its value ("" for a switch) and its help. `--ampcheck-html` is `ampcheck_html` in an ini file."""
 
@@ -41,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the options and the ini file ask for. `html` and `json` are absolute; a worker of xdist has neither."""
+    """What the options and the ini file ask for. The three paths are absolute; a worker of xdist has none of them."""
 
     enabled: bool
     device: str
@@ -49,21 +51,23 @@ class Settings:
     guard: bool = False
     html: Path | None = None
     json: Path | None = None
+    history: Path | None = None
 
     @classmethod
     def of(cls, config: pytest.Config) -> Settings:
         """Read and judge the options. Raises `pytest.UsageError` for what cannot be done."""
-        html, json = (_value(config, name) for name in ("ampcheck_html", "ampcheck_json"))
+        html, json, history = (_value(config, f"ampcheck_{name}") for name in ("html", "json", "history"))
         device = _parse_device(_value(config, "ampcheck_device"))
         update, guard = (bool(_value(config, name)) for name in ("ampcheck_update", "ampcheck_guard"))
-        enabled = bool(_value(config, "ampcheck")) or update or html is not None or json is not None
+        written = any(path is not None for path in (html, json, history))
+        enabled = bool(_value(config, "ampcheck")) or update or written
         if hasattr(config, "workerinput"):
             return cls(enabled, device, update, guard)
         here = config.invocation_params.dir
         paths = _parse_path("--ampcheck-html", html, here), _parse_path("--ampcheck-json", json, here)
         if paths[0] is not None and paths[0] == paths[1]:
             raise pytest.UsageError(f"--ampcheck-html and --ampcheck-json need a file each, both are {html}")
-        return cls(enabled, device, update, guard, *paths)
+        return cls(enabled, device, update, guard, *paths, _parse_folder("--ampcheck-history", history, here))
 
 
 def _value(config: pytest.Config, name: str) -> Any:
@@ -93,12 +97,25 @@ def _parse_path(flag: str, given: str | None, here: Path) -> Path | None:
     return path
 
 
+def _parse_folder(flag: str, given: str | None, here: Path) -> Path | None:
+    if given is None:
+        return None
+    path = Path(os.path.abspath(here / given))
+    if not given or (path.exists() and not path.is_dir()):
+        raise pytest.UsageError(f"{flag}={given} needs the name of a folder, not of a file")
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise pytest.UsageError(f"{flag}={given} needs a folder that can be written to: {existing} cannot")
+    return path
+
+
 _SETTINGS = pytest.StashKey[Settings]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and the two halves of the report where tests are to run and one is wanted."""
+    """Register the markers, and the two halves of the report where tests are to run and one is wanted."""
     config.addinivalue_line("markers", MARKER)
+    config.addinivalue_line("markers", SPEED_MARKER)
     option = config.option
     if option.help or option.collectonly or option.markers or option.showfixtures:
         return
@@ -107,6 +124,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Gather(settings.update), "ampcheck-gather")
         if not hasattr(config, "workerinput"):
             config.pluginmanager.register(Report(settings), "ampcheck-report")
+    speed = config.stash[SESSION] = SpeedSession(config, settings.history)
+    config.pluginmanager.register(speed, "ampcheck-speed")
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # the innermost wrapper: it observes the test and no other plugin
@@ -144,6 +163,15 @@ def ampcheck_device(pytestconfig: pytest.Config) -> str:
     if device != "cpu":
         _require_device(device)
     return device
+
+
+@pytest.fixture
+def speed(request: pytest.FixtureRequest, benchmark: Any, ampcheck_device: str) -> Speed:
+    """Measure callables in turn and require a speedup: `speed({"eager": eager, "compiled": compiled}, at_least=1.2)`.
+
+    Defaults come from `@pytest.mark.speed(...)`. pytest-benchmark keeps the times; its options work on them.
+    """
+    return Speed(request.node, benchmark, ampcheck_device)
 
 
 def _require_device(device: str) -> None:

@@ -163,6 +163,15 @@ class Report:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.entries: list[_Entry] = []
+        self.notes: list[str] = []
+
+    def add(self, run: Run) -> None:
+        """Take what was found when the tests were over, of no test in particular."""
+        self.entries.append(_Entry("(session)", "", "passed", run))
+
+    def note(self, line: str) -> None:
+        """Take a line that is printed below the summary."""
+        self.notes.append(line)
 
     def pytest_report_header(self) -> str:
         """One line on the versions and the device."""
@@ -191,6 +200,7 @@ class Report:
             *_summary(run, config.get_terminal_writer().fullwidth),
             *self._failed(),
             *self._locks(),
+            *self.notes,
             *self._write(run),
         ):
             terminalreporter.write_line(line)

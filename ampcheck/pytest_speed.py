@@ -1,0 +1,353 @@
+"""The fixture `speed` and its marker, on top of pytest-benchmark, and what a session keeps of speed tests.
+
+pytest-benchmark times one callable a test; a paired measurement times several in turn. So the arms are measured first,
+and pytest-benchmark is then told the seconds of the first judged arm, through two things that it documents: the option
+`timer` of its marker, and `benchmark.pedantic`. Its files, its table and its options work on them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from ampcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from ampcheck.record import Finding, Run
+    from ampcheck.speed.benchmark import Asked, Baseline, Before
+    from ampcheck.speed.benchmark import Benchmark as Measured
+    from ampcheck.speed.clock import Clock
+    from ampcheck.speed.paired import Step
+    from ampcheck.speed.stats import SpeedRecord, SpeedStats
+
+SPEED_MARKER = (
+    "speed(at_least=1.0, effect=0.03, budget=10.0, precision='float32', ...): defaults of the fixture speed, as "
+    "ampcheck.assert_speed takes them; precision says what the arms compute in. The closest marker counts."
+)
+
+
+class Replay:
+    """A timer for pytest-benchmark that tells seconds measured before. It is read at both ends of each round."""
+
+    __name__ = "ampcheck"
+
+    def __init__(self) -> None:
+        self._readings: list[float] = []
+
+    def __call__(self) -> float:
+        """The next reading. Raises `UsageError` where none is left."""
+        if not self._readings:
+            _unlike("reads its timer more than twice a round")
+        return self._readings.pop()
+
+    @property
+    def playing(self) -> bool:
+        """Whether a round is still to be told, or to be told the end of."""
+        return bool(self._readings)
+
+    def tell(self, benchmark: Any, seconds: Iterable[float], step: Step) -> None:
+        """Let the fixture `benchmark` take these durations for those of its rounds.
+
+        step: what a profile of --benchmark-cprofile runs, and nothing else does.
+        """
+        taken = list(seconds)
+        self._readings = [reading for second in reversed(taken) for reading in (second, 0.0)]
+        benchmark.pedantic(lambda: None if self.playing else step(), rounds=len(taken))
+        if self._readings:
+            _unlike("reads its timer less than twice a round")
+
+
+def _unlike(what: str) -> NoReturn:
+    from importlib.metadata import version
+
+    raise UsageError(f"pytest-benchmark {version('pytest-benchmark')} {what}: use a version that ampcheck knows")
+
+
+_REPLAY = pytest.StashKey[Replay]()
+
+
+class Speed:
+    """The fixture `speed`: called, it measures and judges; `measure` gives the figures alone. Once in each test."""
+
+    def __init__(self, item: pytest.Item, benchmark: Any, device: str) -> None:
+        if _REPLAY not in item.stash:
+            raise UsageError("the fixture speed is taken as an argument of a test or fixture, not by getfixturevalue")
+        self._item, self._benchmark, self._device = item, benchmark, device
+        self._session: SpeedSession = item.config.stash[SESSION]
+        self._used = False
+
+    def __call__(
+        self,
+        arms: Mapping[str, Step],
+        *,
+        at_least: float | Mapping[str, float] | None = None,
+        effect: float | None = None,
+        budget: float | None = None,
+        precision: str | None = None,
+        comparisons: int | None = None,
+        false_alarms: float | None = None,
+        subject: str | None = None,
+        device: str | None = None,
+        clock: Clock | None = None,
+        seed: int | None = None,
+    ) -> Run:
+        """Require that each arm is at least `at_least` times as fast as the first, as `ampcheck.assert_speed` does.
+
+        What is left out is taken from the marker `speed`, then from `assert_speed`; `device` is `--ampcheck-device`.
+        comparisons: by default the speed tests of this session times the arms that are judged in this one.
+        Where pytest-benchmark is disabled (by its option, by xdist) each arm is called once, and the verdict is SKIP.
+
+        Raises `AssertionError` for a FAIL and never for an UNDECIDED; `UsageError` as `assert_speed` does, and where
+        it was used in this test before.
+        """
+        __tracebackhide__ = True
+        from ampcheck.record import verify
+        from ampcheck.speed.benchmark import judge_benchmark, skip_benchmark
+
+        given = {"at_least": at_least, "effect": effect, "budget": budget, "precision": precision}
+        given |= {"comparisons": comparisons, "false_alarms": false_alarms, "subject": subject, "seed": seed}
+        name = self._begin()
+        with self._telling():
+            asked = self._asked({**given, "device": device, "clock": clock})
+            if reason := self._disabled():
+                run = skip_benchmark(arms, asked, name=name, reason=reason)
+                self._benchmark.pedantic(lambda: None)
+            else:
+                found = judge_benchmark(arms, asked, name=name, tests=self._session.tests)
+                run = self._keep(found, arms, asked)
+        return verify(run)
+
+    def measure(
+        self,
+        arms: Mapping[str, Step],
+        *,
+        width: float | None = None,
+        budget: float | None = None,
+        precision: str | None = None,
+        subject: str | None = None,
+        device: str | None = None,
+        clock: Clock | None = None,
+        seed: int | None = None,
+    ) -> SpeedStats:
+        """Measure without a verdict, as `ampcheck.measure_speed` does; it is kept like any other measurement.
+
+        Where pytest-benchmark is disabled each arm is called once and the test is skipped: there are no figures.
+        """
+        __tracebackhide__ = True
+        from ampcheck.record import emit
+        from ampcheck.speed.benchmark import measure_benchmark, skip_benchmark
+
+        given = {"width": width, "budget": budget, "precision": precision, "subject": subject, "seed": seed}
+        name = self._begin()
+        with self._telling():
+            asked = self._asked({**given, "device": device, "clock": clock})
+            if not (reason := self._disabled()):
+                found = measure_benchmark(arms, asked, name=name)
+                emit(self._keep(found, arms, asked))
+                return found.stats
+            emit(skip_benchmark(arms, asked, name=name, reason=reason, judged=False))
+            self._benchmark.pedantic(lambda: None)
+        pytest.skip(f"nothing was measured: {reason}")
+
+    def _begin(self) -> str:
+        __tracebackhide__ = True
+        if self._used or self._benchmark.stats is not None:
+            raise UsageError(
+                f"{self._item.name} measures a second time, and pytest-benchmark keeps one benchmark of each test: "
+                "give all arms at once, or make two tests of it"
+            )
+        self._used = True
+        return self._item.nodeid
+
+    def _asked(self, given: Mapping[str, Any]) -> Asked:
+        from ampcheck.speed.benchmark import Asked
+
+        marker = self._item.get_closest_marker("speed")
+        if marker is not None and marker.args:
+            raise UsageError(f"the marker speed takes names with values, such as at_least=1.2, not {marker.args[0]!r}")
+        named = {name: value for name, value in given.items() if value is not None}
+        return Asked.of({"device": self._device}, marker.kwargs if marker is not None else {}, named)
+
+    def _disabled(self) -> str:
+        """Why pytest-benchmark measures nothing; "" where it does."""
+        if not self._benchmark.disabled:
+            return ""
+        return why_disabled(self._item.config) or "pytest-benchmark is disabled"
+
+    def _keep(self, found: Measured, arms: Mapping[str, Step], asked: Asked) -> Run:
+        """Tell pytest-benchmark and the session; the run with what the baselines say."""
+        records = [record.to_dict() for record in found.records]
+        self._benchmark.extra_info["ampcheck"] = records[0] if len(records) == 1 else records
+        first = found.records[0].arm
+        self._item.stash[_REPLAY].tell(self._benchmark, found.stats.arm(first).seconds, arms[first])
+        run = replace(found.run, findings=(*found.run.findings, *self._session.compared(found.records, asked.effect)))
+        self._session.keep(found.records, run)
+        return run
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell pytest-benchmark of what ends the test before it was used: it would warn of that."""
+        __tracebackhide__ = True
+        try:
+            yield
+        except Exception as error:
+            with suppress(Exception):
+                self._benchmark.pedantic(_raising(error))
+            raise
+
+
+def _raising(error: Exception) -> Callable[[], NoReturn]:
+    def again() -> NoReturn:
+        raise error
+
+    return again
+
+
+class SpeedSession:
+    """What a session knows of its speed tests: how many they are, the baselines, the records, the history.
+
+    history: the folder to which the records are appended, None for no history and in workers of xdist.
+    """
+
+    def __init__(self, config: pytest.Config, history: Path | None = None) -> None:
+        self.config, self.history = config, history
+        self.tests = 1
+        self.records: list[SpeedRecord] = []
+        self._saved: list[Mapping[str, Any]] = []
+        self._baseline: Baseline | None = None
+        self._before: Before | None = None
+        self._counts: Counter[str] = Counter()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_compare_machine_info(self, compared_benchmark: Mapping[str, Any]) -> None:
+        """Take the benchmarks of each file that pytest-benchmark compares with."""
+        self._saved += compared_benchmark.get("benchmarks", [])
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Count the speed tests that are to run, which share the false alarms of the suite, and read the history."""
+        found = sum(is_speed_test(item) for item in session.items)
+        self.tests = max(1, found)
+        if found and self.history is not None and self.history.exists() and not why_disabled(self.config):
+            from ampcheck.speed.benchmark import Before
+
+            try:
+                self._before = Before.load(self.history)
+            except UsageError as error:
+                raise pytest.UsageError(f"--ampcheck-history={self.history}: {error}") from error
+
+    @pytest.hookimpl(tryfirst=True)  # pytest-benchmark reads its marker when its fixture is made
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Make pytest-benchmark read the time from what will have been measured."""
+        __tracebackhide__ = True
+        if is_speed_test(item):
+            if not item.config.pluginmanager.has_plugin("pytest-benchmark"):
+                raise UsageError(
+                    "the fixture speed is built on pytest-benchmark, which is off: leave out -p no:benchmark"
+                )
+            marker = item.get_closest_marker("benchmark")
+            args, kwargs = (marker.args, marker.kwargs) if marker is not None else ((), {})
+            item.stash[_REPLAY] = replay = Replay()
+            item.add_marker(pytest.mark.benchmark.with_args(*args, **{**kwargs, "timer": replay}), append=False)
+        elif (marker := item.get_closest_marker("speed")) is not None and marker.kwargs:
+            raise UsageError(
+                f"{item.name} is marked with speed({', '.join(marker.kwargs)}) and does not take the fixture speed, "
+                "so nothing would be measured: add it to the test's arguments"
+            )
+
+    def compared(self, records: Iterable[SpeedRecord], effect: float) -> list[Finding]:
+        """What the baseline and the history say of the records of one test."""
+        from ampcheck.speed.benchmark import check_baseline, check_names
+
+        given, baseline = list(records), self._compared_with()
+        found = [] if baseline is None else check_baseline(given, baseline, effect=effect)
+        return found if self._before is None else found + check_names(given, self._before.all)
+
+    def keep(self, records: Iterable[SpeedRecord], run: Run) -> None:
+        """Take what one test measured and what was found."""
+        self.records += records
+        self._counts.update(str(finding.verdict) for finding in run.findings)
+
+    @pytest.hookimpl(tryfirst=True)  # before the report is written
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Tell what did not run, and append to the history."""
+        report = self.config.pluginmanager.get_plugin("ampcheck-report")
+        if report is None:
+            return
+        if not why_disabled(self.config) and (found := self._missing()):
+            from ampcheck.record import Run
+
+            report.add(Run(findings=tuple(found)))
+        if self.history is not None:
+            for line in self._append(session, self.history):
+                report.note(line)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """One line where findings that fail no test would go unseen."""
+        unseen = {verdict: count for verdict, count in self._counts.items() if verdict not in ("pass", "fail")}
+        if unseen and not self.config.pluginmanager.has_plugin("ampcheck-report"):
+            told = ", ".join(f"{count} {verdict}" for verdict, count in unseen.items())
+            terminalreporter.ensure_newline()
+            terminalreporter.write_line(f"ampcheck: of the speed tests' findings {told}; --ampcheck tells why")
+
+    def _compared_with(self) -> Baseline | None:
+        """What --benchmark-compare found, nothing included; None without it."""
+        if self._baseline is None and self.config.getoption("benchmark_compare", None):
+            from ampcheck.speed.benchmark import Baseline
+
+            self._baseline = Baseline.of_benchmarks(self._saved)
+        return self._baseline
+
+    def _missing(self) -> list[Finding]:
+        baseline = self._compared_with()
+        kept = [baseline] if baseline is not None else []
+        kept += [self._before.last(self.records)] if self._before is not None else []
+        if not kept:
+            return []
+        from ampcheck.speed.benchmark import check_missing
+
+        return [finding for one in kept for finding in check_missing({record.name for record in self.records}, one)]
+
+    def _append(self, session: pytest.Session, folder: Path) -> Iterator[str]:
+        """Append all records at once; lines about it. A history that cannot be written fails the session."""
+        yield from self._before.notes if self._before is not None else ()
+        if not self.records:
+            why = why_disabled(self.config) or "no speed test measured anything"
+            yield f"nothing was added to the history in {folder}: {why}"
+            return
+        from ampcheck.speed.history import append, commit_of
+
+        try:
+            commit = commit_of(self.config.rootpath, besides=folder)
+            append(folder, self.records, commit=commit.name, dirty=commit.dirty)
+        except UsageError as error:
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+            yield str(error)
+        else:
+            number = len(self.records)
+            yield f"added {number} record{'s' * (number != 1)} to the history in {folder}"
+
+
+SESSION = pytest.StashKey[SpeedSession]()
+
+
+def is_speed_test(item: pytest.Item) -> bool:
+    """Whether the item takes our fixture; one of that name that is not built on `benchmark` is another one."""
+    return {"speed", "benchmark"} <= set(getattr(item, "fixturenames", ()))
+
+
+def why_disabled(config: pytest.Config) -> str:
+    """Why pytest-benchmark measures nothing in this session; "" where it does."""
+    option = config.getoption
+    if option("benchmark_skip", False) and not option("benchmark_only", False):
+        return "--benchmark-skip is on"
+    if option("benchmark_disable", False) and not option("benchmark_enable", False):
+        return "--benchmark-disable is on"
+    if hasattr(config, "workerinput") or option("dist", "no") != "no":
+        return "tests run side by side under xdist"
+    return ""

@@ -1,0 +1,294 @@
+"""The fixture `speed` and its marker: verdicts, and what becomes of pytest-benchmark's options."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcheck import UsageError
+from ampcheck.pytest_speed import Replay
+from ampcheck.speed.stats import SpeedRecord
+from plugin.conftest import Section
+from plugin.speed_suite import Suite, benchmarks, findings
+from plugin.speed_suite import speedy as speedy
+
+VERDICTS = """
+def test_pays(speed):
+    run = speed(arms(), at_least=1.2, budget=1, clock=Clock())
+    assert [str(finding.verdict) for finding in run.findings] == ["pass"]
+
+@pytest.mark.speed(at_least=3.0, budget=1, precision="bfloat16")
+def test_marked(speed):
+    speed(arms(), clock=Clock())
+
+@pytest.mark.speed(at_least=3.0, budget=1)
+def test_marked_and_said(speed):
+    speed(arms(), clock=Clock(), at_least=1.5)
+
+def test_undecided(speed):
+    speed(arms(compiled=0.0167), at_least=1.2, budget=0.5, clock=Clock(noise=0.3))
+
+def test_measured(speed):
+    assert speed.measure(arms(), budget=1, clock=Clock()).cycles >= 20
+
+def test_two_arms(speed):
+    speed(arms(autotuned=0.008), at_least={"compiled": 1.2, "autotuned": 1.5}, budget=1, clock=Clock())
+"""
+
+
+def test_verdicts_reach_the_test_the_summary_and_the_files(speedy: Suite, section: Section) -> None:
+    suite = speedy(VERDICTS)
+    result = suite.runpytest(
+        "-n0", "--ampcheck-json=run.json", "--ampcheck-html=run.html", "--benchmark-json=saved.json"
+    )
+    result.assert_outcomes(passed=5, failed=1)
+    result.stdout.fnmatch_lines(["E *compiled must be at least 3 times as fast as eager*"])
+    assert "1 failed, 1 undecided, 4 passed" in " ".join(" ".join(section(result)).split())
+    assert "in test_speeds.py::test_marked (failed): 1 fail" in section(result)
+    told = {(one["subject"].partition("::")[2], one["verdict"]) for one in findings(suite, "speedup")}
+    assert told == {
+        ("test_pays", "pass"),
+        ("test_marked", "fail"),
+        ("test_marked_and_said", "pass"),
+        ("test_undecided", "undecided"),
+        ("test_two_arms", "pass"),
+    }
+    assert "speed of test_speeds.py::test_pays" in suite.path.joinpath("run.html").read_text(encoding="utf-8")
+
+    kept = benchmarks(suite)
+    assert len(kept) == 6, "a test that fails is kept as well"
+    one = SpeedRecord.from_dict(kept["test_marked"]["extra_info"]["ampcheck"])
+    assert (one.name, one.reference, one.arm) == ("test_speeds.py::test_marked", "eager", "compiled")
+    assert (one.verdict, one.precision) == ("fail", "bfloat16")
+    assert one.ratio == pytest.approx(2.0, rel=0.02)
+    assert one.low <= one.ratio <= one.high
+    assert one.fingerprint["torch"]
+    assert kept["test_undecided"]["extra_info"]["ampcheck"]["verdict"] == "undecided"
+    assert kept["test_measured"]["extra_info"]["ampcheck"]["verdict"] == ""
+    assert [kept["test_two_arms"]["extra_info"]["ampcheck"][n]["arm"] for n in (0, 1)] == ["compiled", "autotuned"]
+
+
+def test_the_confidence_is_that_of_all_tests_that_run_and_the_arms_of_each(speedy: Suite) -> None:
+    suite = speedy(VERDICTS)
+    suite.runpytest("-n0", "--ampcheck-json=run.json", "--deselect=test_speeds.py::test_measured")
+    told = {one["subject"].partition("::")[2]: one["message"] for one in findings(suite, "speedup")}
+    assert "99.9 % confidence" in told["test_pays"]  # 1 - 2 * 0.01 / (5 tests * 1 arm * 4 looks)
+    assert "99.95 % confidence" in told["test_two_arms"]
+
+
+def test_without_ampcheck_what_fails_no_test_is_still_mentioned(speedy: Suite) -> None:
+    suite = speedy(VERDICTS)
+    result = suite.runpytest("-n0")
+    result.stdout.fnmatch_lines(["ampcheck: of the speed tests' findings 1 undecided; --ampcheck tells why"])
+    result = suite.runpytest("-n0", "-k", "pays")
+    result.stdout.no_fnmatch_line("*ampcheck: of*")
+
+
+# pytest-benchmark ------------------------------------------------------------------------------------------------
+
+
+def test_pytest_benchmark_takes_the_measured_seconds_as_they_are(speedy: Suite) -> None:
+    """The contract: `timer` of the marker is read at both ends of each round of `pedantic`, and nowhere else."""
+    suite = speedy("""
+def test_kept(speed, benchmark):
+    stats = speed.measure(arms(), budget=1, clock=Clock())
+    assert benchmark.stats.stats.data == list(stats.arm("compiled").seconds)
+
+@pytest.mark.benchmark(group="mine", disable_gc=True, min_rounds=3)
+def test_marked(speed):
+    speed(arms(), budget=1, clock=Clock())
+""")
+    suite.runpytest("-n0", "--benchmark-json=saved.json").assert_outcomes(passed=2)
+    kept = benchmarks(suite)["test_marked"]
+    assert kept["group"] == "mine"
+    assert kept["options"]["disable_gc"] is True
+    assert kept["options"]["timer"] == "ampcheck"
+    assert kept["stats"]["median"] == pytest.approx(0.01, rel=0.02)
+    assert kept["stats"]["iterations"] == 1
+    assert kept["stats"]["rounds"] == kept["extra_info"]["ampcheck"]["cycles"]
+
+
+@pytest.mark.parametrize(("readings", "how"), [(3, "more"), (1, "less")])
+def test_another_way_to_read_the_timer_would_be_told(readings: int, how: str) -> None:
+    """The contract above is watched where it is used, too."""
+    replay = Replay()
+
+    class Other:
+        def pedantic(self, target: object, rounds: int) -> None:
+            for _ in range(readings * rounds):
+                replay()
+
+    with pytest.raises(UsageError, match=rf"pytest-benchmark [\d.]+ reads its timer {how} than twice a round"):
+        replay.tell(Other(), [0.1, 0.2], lambda: None)
+
+
+def test_a_profile_runs_the_arm_itself(speedy: Suite) -> None:
+    suite = speedy()
+    result = suite.runpytest("-n0", "--benchmark-cprofile=ncalls")
+    result.stdout.fnmatch_lines(["*cProfile*", "*clocks.py:*(step)*"])
+
+
+def test_its_table_its_columns_and_its_groups(speedy: Suite) -> None:
+    suite = speedy("""
+@pytest.mark.parametrize("size", [1, 2])
+def test_sized(speed, size):
+    speed(arms(), budget=0.5, clock=Clock())
+""")
+    result = suite.runpytest("-n0", "--benchmark-columns=median,rounds", "--benchmark-group-by=param:size")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*benchmark 'size=1': 1 tests*", "Name*Median*Rounds*", "test_sized[[]1[]] *"])
+    result.stdout.fnmatch_lines(["*benchmark 'size=2': 1 tests*"])
+    result.stdout.no_fnmatch_line("*StdDev*")
+
+
+def test_only_and_skip_know_a_speed_test_as_a_benchmark(speedy: Suite) -> None:
+    suite = speedy("""
+def test_pays(speed):
+    speed(arms(), budget=0.5, clock=Clock())
+
+def test_other():
+    pass
+""")
+    suite.runpytest("-n0", "--benchmark-only").assert_outcomes(passed=1, skipped=1)
+    suite.runpytest("-n0", "--benchmark-skip").assert_outcomes(passed=1, skipped=1)
+
+
+DISABLED = """
+def test_pays(speed):
+    del called[:]
+    run = speed(arms(autotuned=0.1), at_least={"autotuned": 100.0}, clock=Clock())
+    assert called == ["eager", "compiled", "autotuned"]
+    assert [str(finding.verdict) for finding in run.findings] == ["skip"]
+
+def test_measured(speed):
+    speed.measure(arms(), clock=Clock())
+    raise AssertionError("there are no figures to go on with")
+
+def test_raises(speed):
+    with pytest.raises(ZeroDivisionError):
+        speed({"eager": lambda: 1, "compiled": lambda: 1 / 0}, clock=Clock())
+"""
+
+
+def test_disabled_each_arm_runs_once_and_the_verdict_is_skip(speedy: Suite) -> None:
+    suite = speedy(DISABLED)
+    result = suite.runpytest("-n0", "-rs", "--benchmark-disable", "--ampcheck-json=run.json")
+    result.assert_outcomes(passed=2, skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED *nothing was measured: --benchmark-disable is on"])
+    assert [one["verdict"] for one in findings(suite)] == ["skip", "skip"]
+    assert all("--benchmark-disable is on" in one["message"] for one in findings(suite))
+    suite.runpytest("-n0", "--benchmark-disable", "--benchmark-enable", "-k", "pays").assert_outcomes(failed=1)
+
+
+def test_under_xdist_it_is_skipped_with_one_warning_for_all_and_warnings_may_be_errors(speedy: Suite) -> None:
+    suite = speedy(DISABLED)
+    suite.makeini("[pytest]\nfilterwarnings = error\n")
+    result = suite.runpytest_subprocess("-n1", "--ampcheck-json=run.json", "--ampcheck-history=history")
+    result.assert_outcomes(passed=2, skipped=1, warnings=0)
+    text = result.stdout.str() + result.stderr.str()
+    assert text.count("Warning: ") <= 1, "pytest-benchmark's own, of the session: not every version has it"
+    assert {one["verdict"] for one in findings(suite)} == {"skip"}
+    assert all("tests run side by side under xdist" in one["message"] for one in findings(suite))
+    result.stdout.fnmatch_lines(["nothing was added to the history in *: tests run side by side under xdist"])
+    assert not suite.path.joinpath("history").exists()
+
+
+# What goes wrong -------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "a second time": ("speed(arms(), budget=1, clock=Clock())\n    speed(arms())", "*test_it measures a second time*"),
+    "one arm": ("speed({'eager': int})", "*takes two or more arms*"),
+    "an arm that raises": (
+        "speed({'eager': int, 'compiled': lambda: 1 / 0}, budget=0.01)",
+        "*arm 'compiled' of test_speeds.py::test_it raised ZeroDivisionError*",
+    ),
+    "an unknown arm": ("speed(arms(), at_least={'compild': 2})", "*at_least names 'compild'*"),
+    "a bad budget": ("speed(arms(), budget=-1)", "*budget of a speed test is a positive number; found -1*"),
+    "a missing device": ("speed(arms(), device='cuda:99')", "*speed is measured on the device itself and 'cuda:99'*"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_bad_input_is_one_error_and_no_warning_besides(speedy: Suite, wrong: str) -> None:
+    call, told = WRONG[wrong]
+    result = speedy(f"def test_it(speed):\n    {call}\n").runpytest("-n0")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E *UsageError: {told}"])
+
+
+@pytest.mark.parametrize(
+    ("marker", "told"),
+    [
+        ("at_leest=1.2", "a speed test takes no 'at_leest'; it takes at_least, *"),
+        ("1.2", "the marker speed takes names with values, such as at_least=1.2, not 1.2"),
+        ("precision='half'", "precision of a speed test is one of *"),
+    ],
+)
+def test_a_marker_that_says_something_else_is_an_error(speedy: Suite, marker: str, told: str) -> None:
+    suite = speedy(f"@pytest.mark.speed({marker})\ndef test_it(speed):\n    speed(arms())\n")
+    result = suite.runpytest("-n0")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E *UsageError: {told}"])
+
+
+def test_a_marked_test_that_measures_nothing_is_an_error(speedy: Suite) -> None:
+    suite = speedy("@pytest.mark.speed(at_least=2)\ndef test_it():\n    pass\n")
+    result = suite.runpytest("-n0")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["E *test_it is marked with speed(at_least) and does not take the fixture speed*"])
+
+
+def test_a_fixture_speed_of_ones_own_and_a_bare_marker_are_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+import pytest
+
+@pytest.fixture
+def speed():
+    return 3
+
+@pytest.mark.speed
+def test_it(speed):
+    assert speed == 3
+""")
+    pytester.runpytest("-n0", "--strict-markers").assert_outcomes(passed=1)
+
+
+def test_without_pytest_benchmark_it_is_told(speedy: Suite) -> None:
+    result = speedy().runpytest("-n0", "-p", "no:benchmark")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["E *the fixture speed is built on pytest-benchmark, which is off*"])
+
+
+def test_a_test_that_takes_it_and_leaves_it_is_warned_of_by_pytest_benchmark(speedy: Suite) -> None:
+    result = speedy("def test_it(speed):\n    pass\n").runpytest("-n0")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*Benchmark fixture was not used at all in this test*"])
+
+
+def test_asked_for_by_name_it_is_told(speedy: Suite) -> None:
+    result = speedy("def test_it(request):\n    request.getfixturevalue('speed')\n").runpytest("-n0")
+    result.stdout.fnmatch_lines(["E *the fixture speed is taken as an argument of a test or fixture*"])
+
+
+def test_a_fixture_may_be_built_on_it(speedy: Suite) -> None:
+    suite = speedy("""
+@pytest.fixture
+def pays(speed):
+    return lambda steps: speed(steps, at_least=1.2, budget=0.5, clock=Clock())
+
+def test_it(pays):
+    pays(arms())
+""")
+    suite.runpytest("-n0", "--strict-markers").assert_outcomes(passed=1)
+
+
+def test_the_marker_is_registered(pytester: pytest.Pytester) -> None:
+    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.speed(at_least=*"])
+
+
+def test_real_steps_are_timed_by_the_real_clock(speedy: Suite) -> None:
+    suite = speedy("""
+def test_it(speed):
+    speed({"long": lambda: sum(range(20000)), "short": lambda: sum(range(100))}, at_least=0.001, budget=0.05)
+""")
+    suite.runpytest("-n0", "--benchmark-json=saved.json").assert_outcomes(passed=1)
+    assert benchmarks(suite)["test_it"]["stats"]["min"] > 0
