@@ -1,5 +1,8 @@
 """Real starts in fresh processes: cold, warm, from artifacts, and with caches that are switched off."""
 
+import os
+import pickle
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +25,29 @@ needs_artifacts = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def stats():
+def stats(tmp_path_factory):
+    """Measured once; under xdist by one worker, while the others wait for it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return measure()
+    kept = tmp_path_factory.getbasetemp().parent / "startup.pickle"
+    lock = kept.with_suffix(".lock")
+    while not kept.exists():
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            time.sleep(0.2)
+            continue
+        try:
+            if not kept.exists():
+                part = kept.with_suffix(".part")
+                part.write_bytes(pickle.dumps(measure()))
+                part.replace(kept)
+        finally:
+            lock.unlink()
+    return pickle.loads(kept.read_bytes())
+
+
+def measure():
     return measure_startup(f"{TARGETS}:products", warm=1, budget=0.1)
 
 

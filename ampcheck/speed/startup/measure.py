@@ -58,7 +58,7 @@ def measure_startup(
     also compile with `dynamic=True` and `dynamic=False`; None: where there are such blocks, where the shapes of the
     calls vary. cold, warm: launches with empty caches, and with those that the first cold launch filled; artifacts
     are taken as often as warm caches. budget: seconds in which an arm's steady state is timed beside eager. env: what
-    differs from this environment. timeout: seconds for any one thing that a process does.
+    differs from this environment, the cache folders apart. timeout: seconds for any one thing that a process does.
 
     Raises `UsageError` for a subject that cannot be loaded or compiled, or a process that fails.
     """
@@ -173,7 +173,7 @@ class Launcher:
         save: keep artifacts for those that `take` them. pair: measure the steady state and memory as well.
         """
         place = self.folder / cache
-        env = {"TORCHINDUCTOR_CACHE_DIR": str(place), "TRITON_CACHE_DIR": str(place / "triton"), **self.env}
+        env = {**self.env, "TORCHINDUCTOR_CACHE_DIR": str(place), "TRITON_CACHE_DIR": str(place / "triton")}
         artifacts = str(self.folder / "artifacts")
         told: dict[str, Any] = {}
         with Worker(
