@@ -289,8 +289,8 @@ def _draw_line(chart: Chart) -> Figure:
         axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", color="#666666")
     if all(value.is_integer() for _, x, _ in lines for value in map(float, x)):  # steps have no halves
         axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 2.5, 5, 10]))
-    if len({value for _, x, _ in lines for value in x}) == 1:  # a single place has no width of its own
-        axes.set_xlim(lines[0][1][0] - 1, lines[0][1][0] + 1)
+    if len(places := {value for _, x, _ in lines for value in x if math.isfinite(value)}) == 1:
+        axes.set_xlim(min(places) - 1, min(places) + 1)  # a single place has no width of its own
     axes.grid()
     _draw_markers(axes, chart.markers)
     axes.set_xlabel(clean(chart.x_label))

@@ -131,11 +131,8 @@ def _read(name: str, data: bytes, notes: list[Note]) -> Iterator[tuple[str, Poin
         yield _line(point), point
     for schema, count in newer.items():
         lines = "1 line" if count == 1 else f"{count:,} lines"
-        notes.append(
-            Note(
-                name, f"{lines} of schema {schema}, newer than this ampcheck reads ({SCHEMA}): kept, not judged; update"
-            )
-        )
+        newest = f"newer than this ampcheck reads ({SCHEMA})"
+        notes.append(Note(name, f"{lines} of schema {schema}, {newest}: kept, not judged; update ampcheck"))
 
 
 def _file_of(point: Point) -> str:

@@ -218,5 +218,8 @@ class History:
         for point in points:
             found.setdefault(point.key, []).append(point)
         ordered = sorted(found, key=SeriesKey.order)
-        series = [SpeedSeries(key, tuple(sorted(found[key], key=lambda point: point.time))) for key in ordered]
+        # Files are merged in any order: points of one moment need one as well.
+        series = [
+            SpeedSeries(key, tuple(sorted(found[key], key=lambda p: (p.time, p.commit, repr(p))))) for key in ordered
+        ]
         return cls(tuple(series), tuple(notes))

@@ -7,10 +7,11 @@ fails. `verdict=Verdict.FAIL` makes it a failure where one wants that, such as i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 
 from ampcheck.record import Chart, Coverage, Finding, Marker, Run, Scalar, Series, Table, Verdict, Where
 from ampcheck.speed.history.points import History, Point, SpeedSeries, changed_versions
-from ampcheck.speed.trend.detect import EFFECT, LEAST, Change, change_points
+from ampcheck.speed.trend.detect import EFFECT, HEIGHTS, LEAST, Change, change_points
 
 SLUG = "regression"
 
@@ -79,7 +80,7 @@ def _judged(series: SpeedSeries, effect: float, recent: int, verdict: Verdict) -
         message = f"a step is told from {LEAST} points of one kind of machine on; there {_are(count)}"
         return [Finding(SLUG, Verdict.UNDECIDED, subject, message, HERE, count, LEAST, "points")]
     changes = changes_of(series, effect)
-    slower = [change for change in changes if change.slower and not _made_good(change, changes, effect)]
+    slower = [change for change in changes if change.slower and not _made_good(series, change, effect)]
     found = [
         Finding(
             check=SLUG,
@@ -99,7 +100,9 @@ def _judged(series: SpeedSeries, effect: float, recent: int, verdict: Verdict) -
         return found
     told = f"no step down of {100 * effect:g} % or more in the last {min(recent, count)} points, of {count} looked at"
     if changes:
-        told += f"; the last step, {_per_cent(changes[-1].factor):+.1f} %, is {count - changes[-1].index} points old"
+        last = changes[-1]
+        told += f"; the last step, {_per_cent(last.factor):+.1f} %, is {count - last.index} points old"
+        told += " and was made good" if last.slower and _made_good(series, last, effect) else ""
     return [Finding(SLUG, Verdict.PASS, subject, told, HERE)]
 
 
@@ -107,8 +110,9 @@ def _are(count: int) -> str:
     return "is 1" if count == 1 else f"are {count}"
 
 
-def _made_good(change: Change, changes: list[Change], effect: float) -> bool:
-    return changes[-1] is not change and changes[-1].after >= change.before / (1 + effect)
+def _made_good(series: SpeedSeries, change: Change, effect: float) -> bool:
+    """Whether the newest points are where they were before: a step up soon after one down has too few to be told."""
+    return median(series.values[-min(HEIGHTS) :]) >= change.before / (1 + effect)
 
 
 def _per_cent(factor: float) -> float:

@@ -1,0 +1,306 @@
+"""Does the trend detector keep its word? False alarms per 60 points, power and delay, on simulated series.
+
+Beside it, on the same series, what change-point libraries say with their usual settings: E-divisive as in Apache Otava
+(window 50, p 0.001), and PELT as in ruptures (squared error with a penalty of 2 * variance * log n; radial kernel with
+a penalty of log n, since the 10 of its examples finds nothing in 60 points). Neither is a dependency. They run under
+another interpreter, since they ask for other versions:
+
+    python benchmarks/bench_trend.py --libraries venv/bin/python --out reports/evidence/trend.json
+
+Every series has one point a day of a ratio near 1.25. A false alarm is a series of 60 points without a step of which
+any step is told: by the detector at any of its 60 days, by a library in one look at all 60; and, of fewer series, at
+any day from the 20th on, which is how a history is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+POINTS = 60
+LEVEL = 1.25
+SEED = 6
+FIRST_DAY = 20
+NEAR = 3  # points by which a library's step may lie beside the planted one
+DAILY = ("normal, 1.5 %", "Student's t with 3 degrees", "drift of 5 % in 60 points")
+LIBRARIES = ("E-divisive (Otava)", "PELT l2 (ruptures)", "PELT rbf (ruptures)")
+
+
+def noises(random: np.random.Generator, count: int, points: int = POINTS) -> dict[str, tuple[str, Any]]:
+    """Series of log-ratios without a step, float64 [count, points], by family; with what is promised of it."""
+    shape = (count, points)
+    normal = random.standard_normal(shape)
+    day = np.arange(points)
+    apart, seldom = random.random(shape) < 0.5, random.random(shape) < 0.15
+    turns = np.cumsum(random.random(shape) < 1 / 3, axis=1) % 2  # the other machine for three days on average
+    related = {rho: _autoregressive(random, shape, rho) for rho in (0.3, 0.6)}
+    t3 = random.standard_t(3, shape)
+    return {
+        "normal, 1.5 %": ("promised", 0.015 * normal),
+        "Student's t with 3 degrees": ("promised", 0.015 / math.sqrt(3) * t3),
+        "every tenth point 5 times as wide": ("promised", 0.01 * normal * np.where(random.random(shape) < 0.1, 5, 1)),
+        "log-normal": ("promised", 0.01 * np.exp(random.standard_normal(shape))),
+        "two machines 6 % apart, by chance, 50 %": ("promised", 0.01 * normal + 0.06 * apart),
+        "two machines 6 % apart, by chance, 15 %": ("promised", 0.01 * normal + 0.06 * seldom),
+        "drift of 5 % in 60 points": ("promised", 0.01 * normal - 0.05 * day / points),
+        "drift of 5 %, t with 3 degrees": ("promised", 0.01 / math.sqrt(3) * t3 - 0.05 * day / points),
+        "drift at random, 0.1 % a point": ("promised", 0.01 * normal + _walk(random, shape, 0.001)),
+        "neighbours alike, correlation 0.3": ("beyond", 0.015 * related[0.3]),
+        "neighbours alike, correlation 0.6": ("beyond", 0.015 * related[0.6]),
+        "drift that turns back after 2 %": ("beyond", 0.01 * normal - 0.02 * np.sin(np.pi * day / points)),
+        "drift that turns back after 4 %": ("beyond", 0.01 * normal - 0.04 * np.sin(np.pi * day / points)),
+        "drift at random, 0.3 % a point": ("beyond", 0.01 * normal + _walk(random, shape, 0.003)),
+        "two machines 6 % apart, in turns of 3 points": ("beyond", 0.01 * normal + 0.06 * turns),
+    }
+
+
+def _walk(random: np.random.Generator, shape: tuple[int, int], size: float) -> Any:
+    return np.cumsum(size * random.standard_normal(shape), axis=1)
+
+
+def _autoregressive(random: np.random.Generator, shape: tuple[int, int], rho: float) -> Any:
+    found = random.standard_normal(shape)
+    for place in range(1, shape[1]):
+        found[:, place] = rho * found[:, place - 1] + math.sqrt(1 - rho**2) * found[:, place]
+    return found
+
+
+def first_told(logs: Any, begin: int = 0, end: int | None = None) -> Any:
+    """After how many points each series is told to have a step, the number of points being between; -1 for never."""
+    from ampcheck.speed.trend.detect import LEAST, WINDOW, alarms
+
+    told = np.full(len(logs), -1)
+    for count in range(max(LEAST, begin + 1), (logs.shape[1] if end is None else end) + 1):
+        found = alarms(logs[:, max(0, count - WINDOW) : count])
+        told = np.where((told < 0) & (found.after > 0), count, told)
+    return told
+
+
+def with_step(random: np.random.Generator, count: int, before: int, sd: float, step: float, after: int = 20) -> Any:
+    """Series that fall by `step` per cent after `before` points."""
+    logs = sd * random.standard_normal((count, before + after))
+    logs[:, before:] += math.log(1 - step / 100)
+    return logs
+
+
+def false_alarms(count: int, ask: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for name, (kind, logs) in noises(np.random.default_rng(SEED), count).items():
+        row = {"noise": name, "kind": kind, "ampcheck": float((first_told(logs) >= 0).mean())}
+        row |= {library: _any(found) for library, found in ask(logs[: count // 2]).items()}
+        if name in DAILY:
+            row |= {f"{library}, daily": value for library, value in daily(logs[: count // 20], ask).items()}
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def _any(found: Any) -> float:
+    return float((found >= 0).any(axis=1).mean())
+
+
+def daily(logs: Any, ask: Callable[[Any], dict[str, Any]]) -> dict[str, float]:
+    """The share of series of which a library tells a step when it looks at them each day."""
+    days = range(FIRST_DAY, POINTS + 1)
+    prefixes = np.concatenate([np.where(np.arange(POINTS) < day, logs, np.nan) for day in days])
+    found = {name: (each >= 0).any(axis=1).reshape(len(days), len(logs)) for name, each in ask(prefixes).items()}
+    return {name: float(each.any(axis=0).mean()) for name, each in found.items()}
+
+
+def keyed(count: int) -> float:
+    """Two machines 6 % apart, each with series of its own as the history keeps them: either tells a step."""
+    random = np.random.default_rng(SEED + 1)
+    logs = 0.015 * random.standard_normal((2, count, POINTS // 2))
+    return float(((first_told(logs[0]) >= 0) | (first_told(logs[1] + 0.06) >= 0)).mean())
+
+
+def power(count: int, few: int, ask: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for before in (25, 40):
+        for step in (3, 5, 10):
+            for sd in (0.005, 0.01, 0.0125, 0.015, 0.02):
+                random = np.random.default_rng([SEED, before, step, round(sd * 1e4)])
+                logs = with_step(random, count, before, sd, step)
+                told = first_told(logs, before)
+                delay = np.where(told > 0, told - before, np.inf)
+                row: dict[str, Any] = {"before": before, "step": step, "sd": sd}
+                row |= {f"ampcheck, {n} points": float((delay <= n).mean()) for n in (5, 8, 12, 20)}
+                row["median delay"] = float(np.median(delay)) if np.isfinite(np.median(delay)) else None
+                if before == 40 and sd in (0.01, 0.015):
+                    found = ask(logs[:few, : before + 5])
+                    row |= {f"{name}, 5 points": float(_near(each, before).mean()) for name, each in found.items()}
+                rows.append(row)
+                print(row, flush=True)
+    return rows
+
+
+def _near(found: Any, before: int) -> Any:
+    return ((found >= 0) & (np.abs(found - before) <= NEAR)).any(axis=1)
+
+
+def places(count: int) -> dict[str, float]:
+    """How good the commit range is, for steps of 5 % with a noise of 1 %, 20 points later."""
+    from ampcheck.speed.trend import change_points
+
+    random = np.random.default_rng(SEED + 2)
+    logs = with_step(random, count, 40, 0.01, 5)
+    batch, held, exact, width, covered, told = first_told(logs), 0, 0, [], 0, 0
+    for row, expected in zip(logs, batch, strict=True):
+        changes = change_points(np.exp(row))
+        assert (changes[0].told + 1 if changes else -1) == expected, "the batch and the detector differ"
+        if not changes:
+            continue
+        change = changes[-1]
+        told += 1
+        held += change.earliest <= 40 <= change.latest
+        exact += change.index == 40
+        width.append(change.latest - change.earliest + 1)
+        covered += change.low <= 0.95 <= change.high
+    shares = {"range holds the commit": held, "exact": exact, "interval holds the size": covered}
+    return {
+        **{name: value / told for name, value in shares.items()},
+        "mean commits in the range": float(np.mean(width)),
+    }
+
+
+# Libraries ------------------------------------------------------------------------------------------------------------
+
+
+def asking(interpreter: str | None) -> Callable[[Any], dict[str, Any]]:
+    """Ask the libraries under `interpreter` for the steps of log-ratios; none where there is no interpreter."""
+    if interpreter is None:
+        return lambda _: {}
+
+    def ask(logs: Any) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            given, taken = Path(folder) / "given.npy", Path(folder) / "taken.npz"
+            np.save(given, logs)
+            subprocess.run([interpreter, __file__, "--judge", str(given), str(taken)], check=True)
+            with np.load(taken) as found:
+                return {name: found[name] for name in LIBRARIES if name in found}
+
+    return ask
+
+
+def judge(given: str, taken: str) -> None:
+    """The other interpreter's part: indices of steps, int [series, most], filled up with -1."""
+    logs = [row[np.isfinite(row)] for row in np.load(given)]
+    found: dict[str, list[list[int]]] = {}
+    try:
+        from otava.analysis import compute_change_points
+
+        found[LIBRARIES[0]] = [[point.index for point in compute_change_points(list(np.exp(y)))[0]] for y in logs]
+    except ImportError as error:
+        print(f"no Otava: {error}", file=sys.stderr)
+    try:
+        import ruptures
+
+        for name, kernel in zip(LIBRARIES[1:], ("linear", "rbf"), strict=True):
+            found[name] = [_pelt(ruptures, kernel, row) for row in logs]
+    except ImportError as error:
+        print(f"no ruptures: {error}", file=sys.stderr)
+    np.savez(taken, **{name: _filled(rows) for name, rows in found.items()})
+
+
+def _pelt(ruptures: Any, kernel: str, row: Any) -> list[int]:
+    gaps = np.diff(row)
+    variance = (np.median(np.abs(gaps - np.median(gaps))) / 0.6745) ** 2 / 2
+    penalty = 2 * variance * math.log(len(row)) if kernel == "linear" else math.log(len(row))
+    told: list[int] = ruptures.KernelCPD(kernel=kernel, min_size=2).fit(row).predict(pen=penalty)
+    return told[:-1]
+
+
+def _filled(rows: Sequence[Sequence[int]]) -> Any:
+    found = np.full((len(rows), max(map(len, rows), default=0) or 1), -1)
+    for number, row in enumerate(rows):
+        found[number, : len(row)] = row
+    return found
+
+
+# Report ---------------------------------------------------------------------------------------------------------------
+
+
+def report(data: dict[str, Any]) -> list[str]:
+    names = [name for name in ("ampcheck", *LIBRARIES) if name in data["false alarms"][0]]
+    worst = max(row["ampcheck"] for row in data["false alarms"] if row["kind"] == "promised")
+    lines = [
+        f"False alarms: the share of {data['series']:,} series of {POINTS} points without a step of which one is told; "
+        "ampcheck looks after every point, the libraries once (in brackets: every day from the 20th, fewer series).",
+        *("", f"At most 1 % is promised of the upper families; found at most {worst:.2%}.", ""),
+        "| noise | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+    ]
+    for kind in ("promised", "beyond"):
+        lines += [f"| *{kind}* |" + " |" * len(names)]
+        for row in data["false alarms"]:
+            if row["kind"] == kind:
+                shares = [f"{row[name]:.2%}" + _daily_text(row, name) for name in names]
+                lines.append(f"| {row['noise']} | " + " | ".join(shares) + " |")
+    lines += [
+        "",
+        f"Two machines 6 % apart, told apart by their hardware: {data['keyed']:.2%}.",
+        "",
+        "Power: the share of steps that is told within so many points after them, by the noise's standard deviation "
+        "(normal) and the points before the step. In brackets the libraries, for the same five points.",
+        "",
+        "| before | step | noise | 5 points | 8 | 12 | 20 | median delay |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in data["power"]:
+        beside = ", ".join(f"{row[f'{name}, 5 points']:.0%}" for name in LIBRARIES if f"{name}, 5 points" in row)
+        shares = [f"{row[f'ampcheck, {n} points']:.1%}" for n in (5, 8, 12, 20)]
+        shares[0] += f" ({beside})" if beside else ""
+        delay = "–" if row["median delay"] is None else f"{row['median delay']:g}"
+        lines.append(f"| {row['before']} | {row['step']} % | {row['sd']:.2%} | {' | '.join(shares)} | {delay} |")
+    told = data["places"]
+    lines += [
+        "",
+        "Of steps of 5 % with a noise of 1 %, 20 points later: "
+        + "; ".join(f"{k}: {v:.3g}" for k, v in told.items())
+        + ".",
+    ]
+    if len(names) == 1:
+        lines += ["", "The libraries were not asked: no interpreter that has them was named (--libraries)."]
+    return [*lines, "", f"Took {data['seconds']:.0f} s."]
+
+
+def _daily_text(row: dict[str, Any], name: str) -> str:
+    return f" (daily {row[f'{name}, daily']:.0%})" if f"{name}, daily" in row else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--series", type=int, default=2000, help="series of each family (default: 2000)")
+    parser.add_argument("--libraries", metavar="PYTHON", help="an interpreter with apache-otava and ruptures")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="write the evidence here")
+    parser.add_argument("--judge", nargs=2, metavar=("GIVEN", "TAKEN"), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.judge:
+        judge(*options.judge)
+        return
+    begin, ask = time.perf_counter(), asking(options.libraries)
+    data: dict[str, Any] = {"series": options.series, "points": POINTS, "seed": SEED}
+    data["false alarms"] = false_alarms(options.series, ask)
+    data["keyed"] = keyed(options.series)
+    data["power"] = power(options.series, min(300, options.series), ask)
+    data["places"] = places(min(500, options.series))
+    data["seconds"] = time.perf_counter() - begin
+    lines = report(data)
+    print("\n".join(lines))
+    if options.out:
+        from _evidence import write_evidence
+
+        write_evidence(options.out, data, lines)
+
+
+if __name__ == "__main__":
+    main()
