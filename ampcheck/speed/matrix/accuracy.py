@@ -1,7 +1,8 @@
 """Are the numbers of a cell right? Asked of the judges that audit a model: a fast cell with wrong numbers is no win.
 
 A cell in eager mode is held against float64 by what rounding in its precision explains (`precision-loss` and the
-checks beside it). A compiled cell is held, beside that, against eager mode and float64 (`compiled-error` and others).
+checks beside it); digits that the model loses in float32 already are a warning. A compiled cell is held, beside that,
+against eager mode and float64 (`compiled-error` and others).
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class Judge:
         if not self.trains:
             stats = replace(stats, errors=tuple(error for error in stats.errors if error.kind != "gradient"))
         findings = check_numerics(stats, self._limits(), VALUES)
+        if precision == "float32":  # what users have already: digits that a model loses there are no cell's fault
+            findings = [replace(f, verdict=Verdict.WARN) if _is_coarse(f) else f for f in findings]
         outputs = [error.error for error in stats.errors if error.kind == "output"]
         return judged(findings, VALUES, max(outputs, default=None))
 
@@ -115,6 +118,10 @@ class Judge:
 
     def _limits(self) -> Limits:
         return load_settings().limits.with_(self.subject.limits, f"the subject {self.subject.name}")
+
+
+def _is_coarse(finding: Finding) -> bool:
+    return finding.check == "precision-loss" and finding.verdict is Verdict.FAIL
 
 
 def judged(findings: Iterable[Finding], checks: Iterable[str], error: float | None = None) -> Judged:

@@ -20,7 +20,7 @@ from ampcheck.prepare import prepare
 from ampcheck.record import Verdict
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.fingerprint import fingerprint
-from ampcheck.speed.interval import log_ratios, paired_ratio
+from ampcheck.speed.interval import log_ratios, median_bounds, paired_ratio
 from ampcheck.speed.matrix.accuracy import Judge
 from ampcheck.speed.matrix.stats import (
     DOES_NOT,
@@ -38,7 +38,7 @@ from ampcheck.speed.paired import Step, measure_speed
 from ampcheck.speed.startup.breakeven import BreakEven, savings
 from ampcheck.speed.stats import ArmTimes, SpeedStats
 from ampcheck.speed.steps import PRECISIONS, Way, learns
-from ampcheck.speed.verdict import EFFECT, Rule, aa_noise, decide
+from ampcheck.speed.verdict import EFFECT, Rule, aa_noise
 
 MATRIX_MODES = (EAGER, "default", "reduce-overhead", "max-autotune")
 
@@ -238,14 +238,17 @@ class _Room:
 
 
 def verdict_of(reference: ArmTimes, twin: ArmTimes, arm: ArmTimes, comparisons: int) -> str:
-    """Whether an arm pays: it does when it is surely faster by more than the minimum effect and the A/A noise."""
-    twins = log_ratios(reference, twin)
-    least = max(EFFECT, aa_noise(twins))
-    if not least < 1:
-        return UNDECIDED
-    rule = Rule((1 + least) ** 2, least, comparisons)  # its floor is 1 + least
-    found = decide(log_ratios(reference, arm), twins, rule).verdict
-    return {Verdict.PASS: PAYS, Verdict.FAIL: DOES_NOT}.get(found, UNDECIDED)
+    """Whether an arm is surely faster by more than the minimum effect, surely not, or neither.
+
+    Sure is the exact interval, of which at most one in a hundred matrices has one that is wrong. A/A noise beyond the
+    minimum effect comes off at both ends.
+    """
+    noise = max(1.0, (1 + aa_noise(log_ratios(reference, twin))) / (1 + EFFECT))
+    bounds = median_bounds(log_ratios(reference, arm), Rule(comparisons=comparisons).confidence)
+    low, high = (math.exp(bound) for bound in bounds)
+    if low > (1 + EFFECT) * noise:
+        return PAYS
+    return DOES_NOT if high < (1 + EFFECT) / noise else UNDECIDED
 
 
 def break_even_of(cost: float, eager: ArmTimes, arm: ArmTimes) -> BreakEven:
@@ -312,16 +315,16 @@ def _compiling() -> Iterator[str]:
     limits[total] = max(COMPILATIONS, compiler.setting(total))
     with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
         with dynamo_still(), compiler.configured(limits):
-            _awake(folder)
+            _awake()
             yield folder
         compiler.reset()
 
 
-def _awake(folder: str) -> None:
-    """Compile something small: the first compilation of a process imports the compiler, and is charged to no arm."""
-    with compiler.own_caches(str(Path(folder, "first"))):
-        try:
-            given = torch.ones(64, requires_grad=True)
-            torch.compile(lambda x: (2 * x).sin().sum())(given).backward()
-        except Exception:  # noqa: BLE001  # no compiler: each cell that needs one will say so
-            return
+def _awake() -> None:
+    """Compile something small: the first compilation of a process imports the compiler and asks what the processor can
+    do, which is charged to no arm."""
+    try:
+        given = torch.ones(64, requires_grad=True)
+        torch.compile(lambda x: (2 * x).sin().sum())(given).backward()
+    except Exception:  # noqa: BLE001  # no compiler: each cell that needs one will say so
+        return

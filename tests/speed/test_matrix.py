@@ -1,0 +1,272 @@
+"""The matrix on planted times: what pays, what does not, what a machine lacks, what raises, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from simulated import SimulatedClock, taking
+
+from ampcheck.errors import UsageError
+from ampcheck.record import Run, Verdict
+from ampcheck.speed.matrix import WORKLOADS, MatrixStats, matrix_run, measure, measure_matrix
+from ampcheck.speed.matrix.accuracy import Judged
+from ampcheck.speed.matrix.checks import check_matrix
+from ampcheck.speed.matrix.measure import break_even_of, verdict_of
+from ampcheck.speed.matrix.stats import DOES_NOT, PAYS, UNDECIDED, WRONG, Cell, WorkloadStats, geometric_mean
+from ampcheck.speed.matrix.workloads import workload_of
+from ampcheck.speed.stats import ArmTimes, Ratio
+from ampcheck.speed.steps import Way
+from ampcheck.subject import Subject
+
+SECONDS = {
+    "eager, float32": 0.010,
+    "eager, bfloat16": 0.008,
+    "default, float32": 0.005,
+    "default, bfloat16": 0.016,
+    "max-autotune, float32": 0.0101,
+}
+
+
+@pytest.fixture(autouse=True)
+def _inductor_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is compiled by Inductor, whose first compilation takes its time."""
+    monkeypatch.setattr(measure, "_awake", lambda: None)
+
+
+def plus_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@dataclass
+class Planted:
+    """A workload whose steps say how long they take; compiled ones make a graph, unless `hollow`."""
+
+    seconds: Mapping[str, float] = field(default_factory=lambda: SECONDS)
+    raising: tuple[str, ...] = ()
+    hollow: bool = False
+    name: str = "planted"
+    trains: bool | None = False
+    optimizer: Any = None
+    built: list[str] = field(default_factory=list)
+
+    def subject(self, size: str) -> Subject:
+        return Subject((torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),)))
+
+    def step(self, way: Way, *, device: str, size: str) -> Callable[[], float]:
+        self.built.append(str(way))
+        if str(way) in self.raising:
+            raise ValueError("no such kernel")
+        step = taking(self.seconds[str(way)])
+        if way.mode != "eager" and not self.hollow:
+            code = plus_one.__code__.replace(co_name=f"plus_one_{len(self.built)}")  # what is compiled is kept by code
+            torch.compile(FunctionType(code, globals()), backend="eager")(torch.ones(1))
+        return step
+
+
+def measured(
+    planted: Planted,
+    modes: tuple[str, ...] = ("eager", "default"),
+    precisions: tuple[str, ...] = ("float32",),
+    noise: float = 0.005,
+) -> WorkloadStats:
+    stats = measure_matrix(
+        [planted], modes=modes, precisions=precisions, budget=3.0, accuracy=False, memory=False,
+        clock=SimulatedClock(noise),
+    )  # fmt: skip
+    return stats.workloads[0]
+
+
+def test_what_is_faster_pays_what_is_slower_or_hardly_faster_does_not() -> None:
+    stats = measured(Planted(), ("eager", "default", "max-autotune"), ("float32",))
+
+    fast, same = stats.cell("default", "float32"), stats.cell("max-autotune", "float32")
+    assert (fast.verdict, same.verdict) == (PAYS, DOES_NOT)
+    assert fast.ratio is not None
+    assert fast.ratio.median == pytest.approx(2, rel=0.02)
+    assert stats.best == fast
+    assert stats.cell("eager", "float32").verdict == ""
+
+
+def test_a_gain_is_against_eager_mode_in_the_same_precision_and_a_ratio_against_float32() -> None:
+    stats = measured(Planted(), precisions=("bfloat16",))
+
+    cell = stats.cell("default", "bfloat16")
+    assert cell.ratio is not None
+    assert cell.gain is not None
+    assert cell.ratio.median == pytest.approx(10 / 16, rel=0.02)
+    assert cell.gain.median == pytest.approx(8 / 16, rel=0.02)
+    assert cell.break_even is not None
+    assert cell.break_even.never
+    assert stats.cell("eager", "float32").seconds == pytest.approx(0.010, rel=0.02), "it is measured unasked"
+
+
+def test_a_noisy_twin_leaves_small_gains_undecided_and_large_ones_not() -> None:
+    reference, twin = (ArmTimes(name, tuple(times)) for name, times in (("r", [1.0] * 40), ("t", [0.9, 1.1] * 20)))
+
+    def arm(seconds: float) -> ArmTimes:
+        return ArmTimes("a", (seconds,) * 40)
+
+    assert verdict_of(reference, twin, arm(0.5), 1) == PAYS
+    assert verdict_of(reference, twin, arm(1.5), 1) == DOES_NOT
+    assert verdict_of(reference, twin, arm(1 / 1.08), 1) == UNDECIDED
+    assert verdict_of(reference, reference, arm(1 / 1.08), 1) == PAYS
+    few = [ArmTimes(name, one.seconds[:5]) for name, one in (("r", reference), ("t", reference), ("a", arm(0.5)))]
+    assert verdict_of(*few, 1) == UNDECIDED
+
+
+def test_compilation_has_paid_when_its_cost_is_saved_and_never_where_nothing_is() -> None:
+    eager, fast, slow = (ArmTimes(name, (s,) * 10) for name, s in (("e", 0.010), ("f", 0.006), ("s", 0.012)))
+
+    assert break_even_of(8.0, eager, fast).calls == pytest.approx(2000)
+    assert math.isinf(break_even_of(8.0, eager, slow).calls)
+
+
+def test_what_this_machine_lacks_is_a_cell_with_a_reason_and_is_never_built() -> None:
+    planted = Planted()
+    stats = measured(planted, ("eager", "default", "reduce-overhead"), ("float32", "tf32"))
+
+    assert "tensor cores" in stats.cell("eager", "tf32").reason
+    assert "the code of the mode default" in stats.cell("reduce-overhead", "float32").reason
+    assert not any(cell.failed for cell in stats.cells)
+    assert planted.built == ["eager, float32", "default, float32"]
+
+
+def test_a_cell_that_raises_holds_the_error_and_the_others_are_measured() -> None:
+    stats = measured(Planted(raising=("default, float32",)), precisions=("float32", "bfloat16"))
+
+    broken = stats.cell("default", "float32")
+    assert "no such kernel" in broken.reason
+    assert broken.failed
+    assert stats.cell("default", "bfloat16").ratio is not None
+    warned = [finding for finding in check_matrix(MatrixStats((stats,))) if finding.verdict is Verdict.WARN]
+    assert ["no such kernel" in finding.message for finding in warned] == [True]
+
+
+def test_without_eager_float32_nothing_is_compared_and_each_cell_says_why() -> None:
+    stats = measured(Planted(raising=("eager, float32",)), precisions=("float32", "bfloat16"))
+
+    assert all("no such kernel" in cell.reason and cell.ratio is None for cell in stats.cells)
+    assert check_matrix(MatrixStats((stats,)))[0].verdict is Verdict.SKIP
+
+
+def test_an_arm_that_was_to_be_compiled_and_made_no_graph_is_no_compiled_cell() -> None:
+    stats = measured(Planted(hollow=True), precisions=("float32", "bfloat16"))
+
+    cell = stats.cell("default", "float32")
+    assert cell.reason.startswith("it ran eager")
+    assert cell.failed
+    assert cell.ratio is None
+
+
+def test_more_arms_than_dynamo_compiles_one_function_for_still_run_compiled() -> None:
+    """The default limit is 8, and beyond it code runs eager without a word."""
+
+    def shared(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    class Crowded(Planted):
+        def step(self, way: Way, *, device: str, size: str) -> Callable[[], float]:
+            if way.mode != "eager":
+                for number in range(12):
+                    torch.compile(shared, backend="eager", dynamic=False)(torch.ones(number + 2))
+                before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+                torch.compile(shared, backend="eager", dynamic=False)(torch.ones(99))
+                assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+            return taking(0.01)
+
+    assert measured(Crowded()).cell("default", "float32").reason == ""
+
+
+def test_a_fast_cell_with_wrong_numbers_is_no_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(judge: Any, mode: str, precision: str) -> Judged:
+        return Judged(Verdict.PASS, "right", 1e-7) if mode == "eager" else Judged(Verdict.FAIL, "off by 3", 3.0)
+
+    monkeypatch.setattr(measure.Judge, "of", of)
+    clock = SimulatedClock(0.005)
+    stats = measure_matrix(
+        [Planted()], modes=("default",), precisions=("float32",), budget=1.0, memory=False, clock=clock
+    )
+    workload = stats.workloads[0]
+
+    cell = workload.cell("default", "float32")
+    assert (cell.verdict, cell.accuracy, cell.error) == (WRONG, "fail", 3.0)
+    assert workload.best is None
+    assert any("no win" in finding.message for finding in check_matrix(stats))
+    assert WRONG in matrix_run(stats).tables[0].rows[1]
+
+
+def test_figures_and_run_survive_json_with_their_infinities() -> None:
+    stats = measured(Planted(), ("eager", "default", "reduce-overhead"), ("float32", "bfloat16"))
+
+    again = WorkloadStats.from_dict(json.loads(json.dumps(stats.to_dict(), allow_nan=False)))
+    assert again == stats
+    run = matrix_run(MatrixStats((stats,)))
+    assert Run.from_json(json.loads(json.dumps(run.to_json()))) == Run.from_json(run.to_json())
+    assert run.coverage.seen["cells"] == 4
+    with pytest.raises(UsageError, match="damaged"):
+        WorkloadStats.from_dict({"schema": 1, "workload": "x"})
+
+
+def cell(mode: str, verdict: str, ratio: float) -> Cell:
+    return Cell(mode, "float32", ratio=Ratio(ratio, ratio * 0.99, ratio * 1.01), verdict=verdict, accuracy="pass")
+
+
+def test_each_workload_has_a_verdict_and_none_is_a_failure() -> None:
+    cells = {
+        Verdict.PASS: (cell("default", PAYS, 1.5), cell("max-autotune", PAYS, 1.7)),
+        Verdict.UNDECIDED: (cell("default", UNDECIDED, 1.01), cell("max-autotune", DOES_NOT, 0.7)),
+        Verdict.SKIP: (Cell("default", "float32", reason="no compiler"),),
+    }
+    for verdict, given in cells.items():
+        found = check_matrix(MatrixStats((WorkloadStats("w", (cell("eager", "", 1.0), *given)),)))
+        assert [finding.verdict for finding in found] == [verdict]
+    message = check_matrix(MatrixStats((WorkloadStats("w", cells[Verdict.PASS]),)))[0].message
+    assert "max-autotune, float32: 1.7" in message
+    none = WorkloadStats("w", (cell("default", DOES_NOT, 0.7),))
+    assert check_matrix(MatrixStats((none,)))[0].message.startswith("none of 1 cells")
+    spoilt = replace(WorkloadStats("w", cells[Verdict.PASS]), recompiled=2)
+    assert any("2 graphs" in finding.message for finding in check_matrix(MatrixStats((spoilt,))))
+    assert check_matrix(MatrixStats(()))[0].verdict is Verdict.SKIP
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"workloads": "chess"}, "no workload 'chess'"),
+        ({"workloads": []}, "no workload was asked for"),
+        ({"modes": ("fast",)}, "no mode 'fast'"),
+        ({"modes": "eager"}, "a sequence of names"),
+        ({"precisions": ("float8",)}, "no precision 'float8'"),
+        ({"size": "huge"}, "no size 'huge'"),
+        ({"budget": 0}, "budget"),
+        ({"modes": ("eager",), "precisions": ("float32",)}, "another mode or precision"),
+        ({"workloads": lambda: None}, "runs by itself"),
+        ({"device": "cuda:99"}, "not there"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_what_cannot_be_asked_for_is_refused_before_anything_runs(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        measure_matrix(**given)
+
+
+def test_workloads_are_named_or_given_and_a_users_model_is_one_too() -> None:
+    mine = Subject((torch.nn.Linear(2, 2), (torch.ones(1, 2),)), name="mine")
+
+    assert workload_of("training") is WORKLOADS["training"]
+    assert workload_of(WORKLOADS["training"]) is WORKLOADS["training"]
+    assert workload_of(mine).name == "mine"
+    assert workload_of(mine).subject("small") is mine
+    assert workload_of((torch.nn.Linear(2, 2), (torch.ones(1, 2),))).trains is None
+
+
+def test_the_geometric_mean_is_that_of_ratios() -> None:
+    assert geometric_mean([0.5, 2.0]) == pytest.approx(1)
+    assert geometric_mean([]) is None

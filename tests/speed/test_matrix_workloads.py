@@ -1,0 +1,137 @@
+"""The built-in workloads run, in every precision of the CPU, and the judges of their numbers see what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcheck.record import Verdict
+from ampcheck.speed.matrix import WORKLOADS, measure_matrix
+from ampcheck.speed.matrix.accuracy import Judge, Judged, judged
+from ampcheck.speed.matrix.stats import EAGER
+from ampcheck.speed.steps import Way
+from ampcheck.subject import Subject
+
+
+class Lossy(nn.Module):
+    """Adds and takes away so much that 16 bits keep nothing of its product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.linear(x) + 1024.0
+        return found - 1024.0
+
+
+def lossy() -> Subject:
+    torch.manual_seed(0)
+    return Subject((Lossy(), (torch.randn(8, 16),)), name="lossy")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_step_of_each_workload_runs(name: str, precision: str) -> None:
+    step = WORKLOADS[name].step(Way(EAGER, precision), device="cpu", size="small")
+    step()
+    step()
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_has_the_same_weights_and_data_whenever_it_is_made(name: str) -> None:
+    before = torch.get_rng_state()
+    one, other = (WORKLOADS[name].subject("small") for _ in range(2))
+
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(map(torch.equal, one.model.state_dict().values(), other.model.state_dict().values()))
+    assert all(torch.equal(a, b) for a, b in zip(one.calls[0].args, other.calls[0].args, strict=True))
+    assert any(p.requires_grad for p in one.model.parameters()) is bool(WORKLOADS[name].trains)
+
+
+def test_decoding_reads_what_it_wrote_into_its_cache() -> None:
+    """The logits of a token depend on the tokens before it, which only the cache holds."""
+    subject = WORKLOADS["decoding"].subject("small")
+    model, (first, second, *_) = subject.model, subject.calls
+    model(*first.args)
+    known = model(*second.args)
+    model(1 + first.args[0], first.args[1])
+
+    assert not torch.allclose(known, model(*second.args))
+
+
+@pytest.mark.parametrize("name", ["batched inference", "training, scaled"])
+def test_the_numbers_of_healthy_workloads_are_right_in_each_precision(name: str) -> None:
+    workload = WORKLOADS[name]
+    judge = Judge(workload.subject("small"), trains=bool(workload.trains), optimizer=workload.optimizer, scaled=True)
+    for precision, error in (("float32", 1e-5), ("bfloat16", 0.1), ("float16", 0.01)):
+        found = judge.of(EAGER, precision)
+        assert found.verdict is Verdict.PASS, found.why
+        assert found.error is not None
+        assert 0 < found.error < error
+
+
+def test_numbers_that_16_bits_ruin_are_wrong_in_16_bits_alone() -> None:
+    judge = Judge(lossy(), trains=True)
+
+    assert judge.of(EAGER, "float32").verdict is Verdict.WARN, "it loses digits there too, and is what users have"
+    assert judge.of(EAGER, "bfloat16").verdict is Verdict.FAIL
+
+
+def test_float16_without_a_scaler_is_judged_without_one() -> None:
+    """A gradient of 1e-9 is zero in float16 unless the loss is scaled."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    subject = Subject((model, (torch.randn(4, 8),)), loss=lambda output: 1e-8 * output.float().square().mean())
+
+    assert Judge(subject, trains=True, scaled=True).of(EAGER, "float16").verdict is Verdict.PASS
+    assert Judge(subject, trains=True).of(EAGER, "float16").verdict is Verdict.FAIL
+
+
+def test_gradients_are_not_judged_where_nothing_is_trained() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    subject = Subject((model, (torch.randn(4, 8),)), loss=lambda output: 1e-8 * output.float().square().mean())
+
+    assert Judge(subject).of(EAGER, "float16").verdict is Verdict.PASS
+
+
+def test_a_judge_that_cannot_judge_says_so_and_raises_nothing() -> None:
+    class Uncopied(nn.Linear):
+        def __deepcopy__(self, memo: object) -> object:
+            raise ValueError("no copies")
+
+    found = Judge(Subject((Uncopied(2, 2), (torch.ones(1, 2),)))).of(EAGER, "bfloat16")
+    assert found.verdict is Verdict.SKIP
+    assert "no copies" in found.why
+
+
+def test_of_two_verdicts_the_worse_counts_and_one_without_evidence_hides_nothing() -> None:
+    right, wrong = Judged(Verdict.PASS, "right", 0.1), Judged(Verdict.FAIL, "wrong", 0.2)
+    nothing = Judged(Verdict.SKIP, "nothing")
+
+    assert right + wrong == wrong
+    assert (wrong + right).verdict is Verdict.FAIL
+    assert (wrong + right).error == 0.1
+    assert (nothing + right).verdict is (right + nothing).verdict is Verdict.PASS
+    assert judged([], ["compiled-error"]).verdict is Verdict.SKIP
+
+
+def test_a_users_model_is_compiled_timed_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one real compilation here; how fast it is no test says."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    mine = Subject((nn.Linear(8, 8).eval().requires_grad_(False), (torch.randn(4, 8),)), name="mine")
+    stats = measure_matrix(mine, modes=("eager", "default"), precisions=("float32",), budget=0.05)
+
+    cell = stats.workloads[0].cell("default", "float32")
+    assert cell.reason == ""
+    assert cell.graphs == 1
+    assert cell.accuracy == "pass"
+    assert cell.compiling is not None
+    assert cell.gain == cell.ratio
+    assert cell.peak is not None
+    assert stats.workloads[0].recompiled == 0
