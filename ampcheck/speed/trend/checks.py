@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median
+from typing import TypeAlias
 
 from ampcheck.record import Chart, Coverage, Finding, Marker, Run, Scalar, Series, Table, Verdict, Where
 from ampcheck.speed.history.points import History, Point, SpeedSeries, changed_versions
@@ -20,6 +21,8 @@ RECENT = 30
 
 HERE = Where(phase="speed")
 
+_Found: TypeAlias = tuple[SpeedSeries, list[Change]]
+
 
 def check_trend(
     history: History, *, effect: float = EFFECT, recent: int = RECENT, verdict: Verdict = Verdict.WARN
@@ -30,9 +33,8 @@ def check_trend(
     it is. A step down that later points made good is none. Absolute times are skipped, since they wander by tens of
     per cent without a cause; a series of fewer than 20 points is undecided; a history without points is skipped.
     """
-    if not history.points:
-        return [Finding(SLUG, Verdict.SKIP, "history", "the history has no points: nothing was judged", HERE)]
-    return [finding for series in history.series for finding in _judged(series, effect, recent, verdict)]
+    found = [(series, changes_of(series, effect)) for series in history.series]
+    return _all_judged(found, effect, recent, verdict)
 
 
 def changes_of(series: SpeedSeries, effect: float = EFFECT) -> list[Change]:
@@ -58,7 +60,7 @@ def trend_run(
         unseen["lines or files that could not be read"] = len(history.notes)
     return Run(
         environment=dict(environment or {}),
-        findings=tuple(check_trend(history, effect=effect, recent=recent)),
+        findings=tuple(_all_judged(found, effect, recent, Verdict.WARN)),
         coverage=Coverage({"points": history.points - absolute, "series": len(judged)}, unseen),
         tables=tuple(
             table for table in (_series_table(found), _steps_table(found), _notes_table(history)) if table.rows
@@ -68,7 +70,13 @@ def trend_run(
     )
 
 
-def _judged(series: SpeedSeries, effect: float, recent: int, verdict: Verdict) -> list[Finding]:
+def _all_judged(found: list[_Found], effect: float, recent: int, verdict: Verdict) -> list[Finding]:
+    if not found:
+        return [Finding(SLUG, Verdict.SKIP, "history", "the history has no points: nothing was judged", HERE)]
+    return [finding for series, changes in found for finding in _judged(series, changes, effect, recent, verdict)]
+
+
+def _judged(series: SpeedSeries, changes: list[Change], effect: float, recent: int, verdict: Verdict) -> list[Finding]:
     subject, count = str(series.key), len(series.points)
     if series.key.absolute:
         message = (
@@ -79,7 +87,6 @@ def _judged(series: SpeedSeries, effect: float, recent: int, verdict: Verdict) -
     if count < LEAST:
         message = f"a step is told from {LEAST} points of one kind of machine on; there {_are(count)}"
         return [Finding(SLUG, Verdict.UNDECIDED, subject, message, HERE, count, LEAST, "points")]
-    changes = changes_of(series, effect)
     slower = [change for change in changes if change.slower and not _made_good(series, change, effect)]
     found = [
         Finding(
@@ -160,7 +167,7 @@ def _has_rows(table: Table) -> bool:
     return bool(table.rows)
 
 
-def _series_table(found: list[tuple[SpeedSeries, list[Change]]]) -> Table:
+def _series_table(found: list[_Found]) -> Table:
     rows: list[list[Scalar]] = []
     for series, changes in found:
         last, key = series.points[-1], series.key
@@ -175,7 +182,7 @@ def _series_table(found: list[tuple[SpeedSeries, list[Change]]]) -> Table:
     return Table("Series", columns, rows, SLUG, "Ratio: times faster than the reference. Hardware is never mixed.")
 
 
-def _steps_table(found: list[tuple[SpeedSeries, list[Change]]]) -> Table:
+def _steps_table(found: list[_Found]) -> Table:
     rows: list[list[Scalar]] = []
     for series, changes in found:
         for change in changes:
