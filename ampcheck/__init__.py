@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.formats import FloatFormat as FloatFormat
     from ampcheck.formats import format_of as format_of
     from ampcheck.health import health_of as health_of
-    from ampcheck.record import Chart as Chart
+    from ampcheck.picture import Chart as Chart
     from ampcheck.record import Coverage as Coverage
     from ampcheck.record import Finding as Finding
     from ampcheck.record import Run as Run
@@ -40,8 +40,10 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.record import collect as collect
     from ampcheck.record import emit as emit
     from ampcheck.settings import Limits as Limits
+    from ampcheck.speed.base.judge import assert_base as assert_base
     from ampcheck.speed.judge import assert_speed as assert_speed
     from ampcheck.speed.paired import measure_speed as measure_speed
+    from ampcheck.speed.startup.judge import assert_startup as assert_startup
     from ampcheck.subject import Subject as Subject
     from ampcheck.training.judge import assert_training as assert_training
     from ampcheck.training.residency.policies import ResidencyPolicy as ResidencyPolicy
@@ -51,7 +53,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
 
 _HOME = {
     "FORMATS": "ampcheck.formats",
-    "Chart": "ampcheck.record",
+    "Chart": "ampcheck.picture",
     "Coverage": "ampcheck.record",
     "Finding": "ampcheck.record",
     "FloatFormat": "ampcheck.formats",
@@ -63,6 +65,7 @@ _HOME = {
     "UsageError": "ampcheck.errors",
     "Verdict": "ampcheck.record",
     "Where": "ampcheck.record",
+    "assert_base": "ampcheck.speed.base.judge",
     "assert_compiled": "ampcheck.compiled.accuracy.judge",
     "assert_dtypes": "ampcheck.dtypes",
     "assert_graph": "ampcheck.compiled.graph.judge",
@@ -71,6 +74,7 @@ _HOME = {
     "assert_policy": "ampcheck.autocast.drift",
     "assert_policy_lock": "ampcheck.autocast.locks.lock",
     "assert_speed": "ampcheck.speed.judge",
+    "assert_startup": "ampcheck.speed.startup.judge",
     "assert_training": "ampcheck.training.judge",
     "audit": "ampcheck.audit",
     "blame": "ampcheck.compiled.blame.blame",
@@ -104,6 +108,7 @@ __all__ = [
     "Verdict",
     "Where",
     "__version__",
+    "assert_base",
     "assert_compiled",
     "assert_dtypes",
     "assert_graph",
@@ -112,6 +117,7 @@ __all__ = [
     "assert_policy",
     "assert_policy_lock",
     "assert_speed",
+    "assert_startup",
     "assert_training",
     "audit",
     "blame",

@@ -1,4 +1,4 @@
-"""The command line: `ampcheck audit`, `blame`, `explain`, `policy`, `formats`. Nothing here knows numerics."""
+"""The command line: `ampcheck audit`, `blame`, `explain`, `policy`, `speed`, `history`, `formats`. No numerics here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from ampcheck import blame_cli, policy_cli
+from ampcheck import blame_cli, history_cli, policy_cli, speed_cli
 from ampcheck.errors import UsageError
 
 FAILED, USAGE = 1, 2
@@ -81,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 
     blame_cli.add_command(commands)
     policy_cli.add_commands(commands)
+    speed_cli.add_command(commands)
+    history_cli.add_command(commands)
 
     formats = commands.add_parser("formats", help="the facts of the floating-point formats")
     formats.set_defaults(command=_formats)

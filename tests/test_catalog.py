@@ -48,6 +48,11 @@ def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -
         *GUARD_CHECKS,
         *GRAPH_CHECKS,
         *TRAINING_CHECKS,
+        "speedup",
+        "regression",
+        "start-up",
+        "compile-time",
+        "peak-memory",
     }
     assert set(OBSERVABLE) <= set(EXPLANATIONS)
 

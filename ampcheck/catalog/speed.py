@@ -1,10 +1,38 @@
-"""Pages on speed: what a start costs, when compilation has paid, memory."""
+"""Pages on speed: is it fast enough, has it become slower, what a start costs, when compilation has paid, memory."""
 
 from __future__ import annotations
 
 from ampcheck.catalog.page import Explanation
 
 PAGES: tuple[Explanation, ...] = (
+    Explanation(
+        "speedup",
+        "Each arm, such as the compiled model, is at least so many times as fast as the reference, such as eager mode. "
+        "Undecided where the machine is too noisy or the time too short to tell; noise never fails a build.",
+        "All arms and a twin of the reference take turns, block by block, in random order in one process; the ratio is "
+        "the median of the paired ratios. It fails when the exact interval of the median lies below the limit and the "
+        "median below it by more than the minimum effect (3 %); the interval's confidence allows for every comparison "
+        "of the suite and every look at the growing data, so that one suite in a hundred, at most, fails without a "
+        "cause. It is not comparable where the reference and its twin differ by more than the minimum effect, or the "
+        "limit was set on other hardware or versions.",
+        "Graph breaks, recompilations, a step so short that guards and launches cost more than fusion saves, eager "
+        "kernels that are as good already, memory-bound work in which nothing can be fused, casts of autocast.",
+        "Look at ampcheck.assert_graph first, then at a profile; compare modes with ampcheck speed --matrix. "
+        "Undecided: raise the budget, or leave other work off the machine.",
+    ),
+    Explanation(
+        "regression",
+        "The head is as fast as the base. In a history: no step down that stays.",
+        "With ampcheck speed --base: base, a twin of it, and head run in processes of their own that take turns block "
+        "by block, in at least three launches, since two launches of the same compiled code differ by 2 to 3 %; the "
+        "interval carries the variation of launches. What Dynamo counts, graph breaks and recompilations, is compared "
+        "first. In a history steps are sought in each series of one hardware by a detector with at most 1 % of false "
+        "alarms in 60 points; a step is a warning, since a build of today cannot mend the past.",
+        "More work in the step, a graph break, a shape that compiles anew, a cast that autocast did not make before, "
+        "a new release of PyTorch, a changed flag.",
+        "The finding says whether the reference became faster or the arm slower, and the commits between which it "
+        "happened; torch.profiler shows the ops that grew.",
+    ),
     Explanation(
         "start-up",
         "A process that starts with warm caches, or that loads what torch.compiler.save_cache_artifacts saved, makes "
@@ -16,8 +44,8 @@ PAGES: tuple[Explanation, ...] = (
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES or a setting that switches a cache off; a model that differs from process "
         "to process in a constant, a name or an order; artifacts of another release, device or setting; a graph that "
         "PyTorch refuses to cache, for the reason it gives.",
-        "Switch the caches on, and mend what the key is told to differ in. A hit is not all: on a CPU the artifacts "
-        "hold no compiler's headers and no probe of its instructions, so that an empty folder still costs time; keep "
+        "Switch the caches on, and mend what the key is told to differ in. A hit is not all: on a CPU an empty folder "
+        "costs time even where the artifacts have every graph (measured: 54 s of 121 s remained); keep "
         "the whole of TORCHINDUCTOR_CACHE_DIR from run to run where you can.",
     ),
     Explanation(

@@ -17,7 +17,7 @@ def check_matrix(stats: MatrixStats) -> list[Finding]:
 
     PASS: a cell pays. UNDECIDED: none surely does, and of some it is not known. SKIP: none was measured.
     """
-    check = "speed-matrix"
+    check = "speedup"
     found = []
     for workload in stats.workloads:
         verdict, message, ratio, hint = _best(workload)

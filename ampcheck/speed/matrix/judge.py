@@ -54,7 +54,7 @@ def matrix_table(stats: WorkloadStats) -> Table:
         f"{stats.workload}, {stats.size}, on {stats.device}",
         COLUMNS,
         [_row(cell) for cell in stats.cells],
-        check="speed-matrix",
+        check="speedup",
         note=note,
     )
 
@@ -95,5 +95,5 @@ def _speedups(stats: MatrixStats) -> Chart:
     ]
     note = "5th percentile of the paired ratios, then the interval of their median."
     return Chart(
-        "range", "speed of each cell", "times as fast as eager float32", series=rows, check="speed-matrix", note=note
+        "range", "speed of each cell", "times as fast as eager float32", series=rows, check="speedup", note=note
     )
