@@ -93,7 +93,11 @@ def test_importing_twice_adds_nothing_twice(tmp_path: Path) -> None:
     assert load(tmp_path / "h").points == 3
 
 
-def test_what_pytest_wrote_itself_is_read(pytester: pytest.Pytester, tmp_path: Path) -> None:
+def test_what_pytest_wrote_itself_is_read(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        monkeypatch.delenv(name, raising=False)  # pytest-benchmark measures nothing where it sees them
     pytester.makepyfile(f"""
         def test_fast(benchmark):
             benchmark.extra_info["ampcheck"] = {record(1.5).to_dict()!r}
