@@ -13,8 +13,8 @@ PAGES: tuple[Explanation, ...] = (
         "the median of the paired ratios. It fails when the exact interval of the median lies below the limit and the "
         "median below it by more than the minimum effect (3 %); the interval's confidence allows for every comparison "
         "of the suite and every look at the growing data, so that one suite in a hundred, at most, fails without a "
-        "cause. It is not comparable where the reference and its twin differ by more than the minimum effect, or the "
-        "limit was set on other hardware or versions.",
+        "cause. It is not comparable where reference and twin differ by more than the minimum effect and the arm by no "
+        "more than they do, or where the limit was set on other hardware or versions.",
         "Graph breaks, recompilations, a step so short that guards and launches cost more than fusion saves, eager "
         "kernels that are as good already, memory-bound work in which nothing can be fused, casts of autocast.",
         "Look at ampcheck.assert_graph first, then at a profile; compare modes with ampcheck speed --matrix. "

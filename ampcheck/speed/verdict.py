@@ -4,7 +4,10 @@ The requirement is `ratio >= limit`; what lies less than the minimum effect belo
 
 - FAIL: the whole interval lies below the limit *and* the median lies below limit / (1 + effect).
 - PASS: the whole interval lies above limit / (1 + effect).
-- UNDECIDED: anything else, and whatever the A/A twin of the reference shows to be noise ("not comparable").
+- UNDECIDED: anything else.
+
+Where the A/A twin of the reference shows more noise than the minimum effect, a verdict must stand clear of the limit by
+that noise: the whole interval above limit * (1 + noise), or below limit / (1 + noise). Else it is "not comparable".
 
 The interval's confidence is `1 - 2 * false_alarms / (comparisons * looks)`: of all comparisons of a suite, each looked
 at several times while it ran, together at most `false_alarms` fail without a cause (Bonferroni's inequality, which
@@ -85,6 +88,10 @@ def decide(logs: Logs, twin: Logs, rule: Rule) -> Decision:
 def conclude(found: float, low: float, high: float, noise: float, rule: Rule) -> Decision:
     """The verdict on a ratio with its interval at the rule's confidence. noise: of the reference's twin, a share."""
     if noise > rule.effect:
+        if high * (1 + noise) < rule.limit:
+            return Decision(Verdict.FAIL, found, low, high)
+        if low > rule.limit * (1 + noise):
+            return Decision(Verdict.PASS, found, low, high)
         return Decision(Verdict.UNDECIDED, found, low, high, NOISE)
     if high < rule.limit and found < rule.floor:
         return Decision(Verdict.FAIL, found, low, high)

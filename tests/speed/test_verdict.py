@@ -58,10 +58,16 @@ def test_too_few_cycles_decide_nothing_and_say_how_many_are_needed() -> None:
     assert "budget" in finding.hint
 
 
-def test_a_twin_that_differs_from_the_reference_makes_the_machine_not_comparable() -> None:
-    (finding,) = check_speed(stats_of(0.5, twin=0.9))
+@pytest.mark.parametrize("ratio", [0.95, 1.0, 1.05])
+def test_a_twin_that_differs_from_the_reference_makes_what_differs_no_more_not_comparable(ratio: float) -> None:
+    (finding,) = check_speed(stats_of(ratio, twin=0.9))
     assert finding.verdict is Verdict.UNDECIDED
     assert finding.message.startswith("not comparable: base and its own twin differ by up to")
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.5, Verdict.FAIL), (2.0, Verdict.PASS)])
+def test_what_stands_clear_of_the_noise_is_judged_all_the_same(ratio: float, verdict: Verdict) -> None:
+    assert verdict_of(ratio, twin=0.9) is verdict
 
 
 def test_a_requirement_of_another_machine_is_not_comparable_and_says_in_what() -> None:
