@@ -90,7 +90,8 @@ def _speed(options: argparse.Namespace) -> int:
         progress("loading torch and the target", 0, 1)
         run = _measured(options)(options, progress)
     console = Console()
-    print_run(run, console, verbose=options.verbose)
+    # Of two revisions there is little to say: why nothing was decided is told in full.
+    print_run(run, console, verbose=options.verbose or options.base is not None)
     console.print()
     print_tables(run.tables if options.verbose or options.base is None else [run.tables[0], *run.tables[2:]])
     if options.html:

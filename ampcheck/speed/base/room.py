@@ -180,6 +180,8 @@ def require_origin(target: str, root: Path, repository: Path) -> None:
 
 
 def _inside(origin: str, root: Path) -> bool:
+    if not os.path.isabs(origin):  # modules that PyTorch makes up, such as torch.ops
+        return False
     path = Path(origin).resolve()
     installed = path.is_relative_to(Path(sys.prefix).resolve()) or "site-packages" in path.parts
     return path.is_relative_to(root) and not installed
