@@ -9,8 +9,17 @@ from collections.abc import Mapping
 from ampcheck.environment import environment
 from ampcheck.record import Scalar
 
-HARDWARE = ("device", "platform", "threads")
-VERSIONS = ("torch", "python", "CUDA", "triton", "float32 matmul precision", "TF32 in matmul", "TF32 in cuDNN")
+HARDWARE = ("device", "threads")
+VERSIONS = (
+    "platform",
+    "torch",
+    "python",
+    "CUDA",
+    "triton",
+    "float32 matmul precision",
+    "TF32 in matmul",
+    "TF32 in cuDNN",
+)
 KEYED = (*HARDWARE, *VERSIONS)
 """What of the environment a time depends on besides the code that is measured."""
 

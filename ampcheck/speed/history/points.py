@@ -164,7 +164,7 @@ def changed_versions(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) 
     """What of the software differs between two fingerprints; empty where nothing does."""
     return [
         (name, before.get(name, "unknown"), after.get(name, "unknown"))
-        for name in (*VERSIONS, "platform")
+        for name in VERSIONS
         if before.get(name) != after.get(name)
     ]
 
