@@ -52,11 +52,18 @@ def test_the_worktree_holds_the_base_and_leaves_the_users_own_as_it_is(repo):
 @pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt, SystemExit], ids=lambda kind: kind.__name__)
 def test_it_is_removed_whatever_happens(repo, raised):
     found, before = Repository.around(repo), state(repo)
-    with pytest.raises(raised), worktree(found, found.commit("HEAD~1")) as place:
-        (place / "model.py").write_text("changed")
-        (place / "more").write_text("untracked")
-        raise raised
-    assert not place.parent.exists()
+    places = []
+
+    def work():
+        with worktree(found, found.commit("HEAD~1")) as place:
+            places.append(place)
+            (place / "model.py").write_text("changed")
+            (place / "more").write_text("untracked")
+            raise raised
+
+    with pytest.raises(raised):
+        work()
+    assert not places[0].parent.exists()
     assert state(repo) == before
 
 
@@ -192,7 +199,7 @@ def test_code_from_outside_of_the_checkout_is_refused(repo, tmp_path, monkeypatc
     import pack.inner
 
     with worktree(found, found.commit("HEAD~1")) as place:
-        with pytest.raises(UsageError, match=r"pack.inner must be imported from the checkout that is measured, and came"):
+        with pytest.raises(UsageError, match=r"pack.inner must be imported from the checkout that is measured, and"):
             require_origin("pack.inner:make", place, repo)
         with pytest.raises(UsageError, match=r"pack.inner must be .* working tree of the head \(src/pack/inner.py\)"):
             require_origin("model.py:make", place, repo)

@@ -1,8 +1,9 @@
-"""The rounds: who is launched from where, when it ends, and what is told of a side that fails; with a simulated worker."""
+"""The rounds: who is launched from where, when it ends, and what a side that fails leaves; with simulated workers."""
 
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ from ampcheck.speed.verdict import Rule
 class Simulated:
     """A worker whose seconds are drawn."""
 
-    started: list = []
-    slower, luck, fails, wants, fingerprints = 0.0, 0.0, "", {}, {}
-    random = np.random.default_rng(0)
+    started: ClassVar[list[Any]]
+    random: ClassVar[Any]
+    slower, luck, fails = 0.0, 0.0, ""
+    wants: ClassVar[dict[str, int]] = {}
+    fingerprints: ClassVar[dict[str, int]] = {}
 
     def __init__(self, room, *, name, cwd, env, pythonpath):
         self.side, self.cwd, self.paths = name.partition(",")[0], cwd, pythonpath
@@ -59,7 +62,7 @@ def workers(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "MOST_CYCLES", 40)
 
     class Fresh(Simulated):
-        started = []
+        started: ClassVar[list[Any]] = []
         random = np.random.default_rng(1)
 
     monkeypatch.setattr(measure, "Worker", Fresh)
@@ -134,7 +137,7 @@ def test_a_base_that_fails_is_a_result_with_what_its_checkout_lacks(workers, tmp
 
 def test_a_head_that_fails_is_a_usage_error_that_says_so(workers):
     workers.fails = "head"
-    with pytest.raises(UsageError, match="^head: it raised ImportError: no _C$"):
+    with pytest.raises(UsageError, match=r"^head: it raised ImportError: no _C$"):
         run()
     assert all(one.closed for one in workers.started)
 
