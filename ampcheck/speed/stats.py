@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from statistics import median
@@ -135,8 +136,9 @@ class SpeedRecord:
     fingerprint: Mapping[str, Scalar] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """This record as data for `json.dumps`."""
+        """This record as data for `json.dumps`; an infinite bound, of too few cycles, becomes null."""
         plain = {known.name: getattr(self, known.name) for known in fields(self)}
+        plain |= {name: None for name in ("high", "noise") if math.isinf(plain[name])}
         return {"schema": SCHEMA, **plain, "fingerprint": dict(self.fingerprint)}
 
     @classmethod
@@ -144,7 +146,9 @@ class SpeedRecord:
         """The record that `to_dict` made. Raises `UsageError` for a newer schema or damaged data."""
         require_schema(data, "this", "speed record of ampcheck", SCHEMA)
         try:
-            record = cls(**{known.name: data[known.name] for known in fields(cls) if known.name in data})
+            given = {known.name: data[known.name] for known in fields(cls) if known.name in data}
+            given |= {name: math.inf for name in ("high", "noise") if given.get(name, 0) is None}
+            record = cls(**given)
         except TypeError as error:
             raise UsageError(f"this speed record of ampcheck is damaged ({error}): write it anew") from error
         for known in fields(cls):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError, Verdict
 from ampcheck.speed.paired import PairedMeasurement
-from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
+from ampcheck.speed.stats import TWIN, ArmTimes, SpeedRecord, SpeedStats
 from ampcheck.speed.verdict import Rule, check_speed, decide, is_decided, record_of
 
 
@@ -137,19 +138,19 @@ def test_a_slowdown_of_a_tenth_is_found() -> None:
 
 
 def test_what_is_kept_of_an_arm_survives_the_way_through_json() -> None:
-    import json
-
-    from ampcheck.speed.stats import SpeedRecord
-
     record = record_of(stats_of(1.3, fingerprint={"threads": 2}), "head", name="bench", verdict="pass")
     assert SpeedRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
     assert record.low <= record.ratio <= record.high
 
 
+def test_an_interval_without_an_end_is_kept_as_strict_json() -> None:
+    record = record_of(stats_of(1.3, cycles=1), "head", name="bench")
+    assert math.isinf(record.high)
+    assert SpeedRecord.from_dict(json.loads(json.dumps(record.to_dict(), allow_nan=False))) == record
+
+
 @pytest.mark.parametrize("damage", [{"schema": 99}, {"ratio": "fast"}, {"cycles": True}, {"fingerprint": 3}])
 def test_a_damaged_or_newer_record_is_refused_in_a_sentence(damage: dict[str, object]) -> None:
-    from ampcheck.speed.stats import SpeedRecord
-
     data = record_of(stats_of(1.3), "head", name="bench").to_dict()
     with pytest.raises(UsageError):
         SpeedRecord.from_dict({**data, **damage})
