@@ -138,7 +138,7 @@ class SpeedRecord:
     def to_dict(self) -> dict[str, Any]:
         """This record as data for `json.dumps`; an infinite bound, of too few cycles, becomes null."""
         plain = {known.name: getattr(self, known.name) for known in fields(self)}
-        plain |= {name: None for name in ("high", "noise") if math.isinf(plain[name])}
+        plain |= {name: None for name in ("high", "noise") if plain[name] == math.inf}
         return {"schema": SCHEMA, **plain, "fingerprint": dict(self.fingerprint)}
 
     @classmethod
