@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,3 +231,22 @@ def test_pytorch_tells_how_long_it_compiled_and_how_many_kernels_it_made() -> No
     assert seconds is not None
     assert seconds > before[0]
     assert compiler.kernel_count() == before[1]  # the backend is not Inductor
+
+
+def test_caches_of_ones_own_take_what_is_compiled_and_are_left_again(tmp_path: Path) -> None:
+    before = dict(os.environ)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    with compiler.own_caches(str(tmp_path)):
+        torch.compile(function)(torch.ones(7))
+        kept = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert dict(os.environ) == before
+    assert kept, "what Inductor wrote must lie in the folder that was asked for"
+
+
+def test_the_bound_of_compilations_is_a_setting_of_this_pytorch() -> None:
+    name = compiler.recompile_limit()
+    with compiler.configured({name: 3}):
+        assert compiler.setting(name) == 3
