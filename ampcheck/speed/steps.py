@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,6 +14,7 @@ from ampcheck.errors import UsageError
 from ampcheck.numerics.arms import forward_through, total_loss
 from ampcheck.prepare import Prepared, is_compiled_already, prepare, recompiled
 from ampcheck.speed.paired import Step
+from ampcheck.speed.tf32 import tf32
 from ampcheck.subject import Kind, Subject
 
 Optimizer: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -208,26 +209,3 @@ def _drop_gradients(prepared: Prepared) -> None:
     if prepared.root is not None:
         for parameter in prepared.root.parameters():
             parameter.grad = None
-
-
-def tf32(precision: str, kind: str) -> Callable[[], AbstractContextManager[None]]:
-    """A context in which TF32 is on, for `tf32`, or off, for `float32`; nothing where there is none."""
-    if kind != "cuda":
-        if precision == "tf32":
-            raise UsageError(f"TF32 is a mode of NVIDIA's tensor cores, and the device is {kind}: leave tf32 out")
-        return nullcontext
-    if precision not in ("float32", "tf32"):
-        return nullcontext
-    wanted = precision == "tf32"
-
-    @contextmanager
-    def switched() -> Iterator[None]:
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = matmul.allow_tf32, cudnn.allow_tf32
-        matmul.allow_tf32 = cudnn.allow_tf32 = wanted
-        try:
-            yield
-        finally:
-            matmul.allow_tf32, cudnn.allow_tf32 = before
-
-    return switched

@@ -21,7 +21,8 @@ from ampcheck.numerics import NumericsStats, check_numerics, measure_numerics, m
 from ampcheck.numerics.reference import Reference
 from ampcheck.record import SEVERITY, Finding, Verdict
 from ampcheck.settings import Limits, load_settings
-from ampcheck.speed.steps import EAGER, PRECISIONS, Optimizer, tf32
+from ampcheck.speed.steps import EAGER, PRECISIONS, Optimizer
+from ampcheck.speed.tf32 import tf32
 from ampcheck.subject import Subject
 
 VALUES = ("precision-loss", "overflow", "nonfinite-gradient", "low-precision-error")
