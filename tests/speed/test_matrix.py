@@ -15,6 +15,7 @@ from simulated import SimulatedClock, taking
 
 from ampcheck.errors import UsageError
 from ampcheck.record import Run, Verdict
+from ampcheck.speed import compiling
 from ampcheck.speed.matrix import WORKLOADS, MatrixStats, matrix_run, measure, measure_matrix
 from ampcheck.speed.matrix.accuracy import Judged
 from ampcheck.speed.matrix.checks import check_matrix
@@ -37,7 +38,7 @@ SECONDS = {
 @pytest.fixture(autouse=True)
 def _inductor_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is compiled by Inductor, whose first compilation takes its time."""
-    monkeypatch.setattr(measure, "_awake", lambda: None)
+    monkeypatch.setattr(compiling, "_awake", lambda device: None)
 
 
 def plus_one(x: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import torch
 from ampcheck import compiler
 from ampcheck.compiled.options import MODES
 from ampcheck.errors import UsageError, brief
-from ampcheck.numerics.compiled import dynamo_still
 from ampcheck.prepare import prepare
 from ampcheck.record import Verdict
 from ampcheck.speed.clock import Clock, clock_of
+from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.interval import log_ratios, median_bounds, paired_ratio
 from ampcheck.speed.matrix.accuracy import Judge
@@ -44,9 +44,6 @@ MATRIX_MODES = (EAGER, "default", "reduce-overhead", "max-autotune")
 
 BUDGET = 30.0
 """Seconds of timed blocks for one workload. Compilation and the judges come to that."""
-
-COMPILATIONS = 256
-"""How often one function may be compiled: all arms of a workload share the code of its modules."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -147,7 +144,7 @@ class _Room:
     def measure(self, ways: Sequence[Way], *, accuracy: bool, memory: bool) -> WorkloadStats:
         """All cells; the first way is eager float32."""
         name = self.workload.name
-        with _compiling() as folder:
+        with many_compilations(self.device), _caches_folder() as folder:
             arms = []
             for way in ways:
                 self.told(f"{name}: {way} begins")
@@ -173,7 +170,7 @@ class _Room:
         arm = _Arm(way, Cell(way.mode, way.precision, reason=lacks(way, self.device)))
         if arm.cell.reason:
             return arm
-        before = {group: compiler.counters(group) for group in ("stats", "graph_break")}
+        made_since = compilations()
         try:
             with self._caches(way, folder):
                 step = self.workload.step(way, device=self.device, size=self.size)
@@ -182,12 +179,10 @@ class _Room:
         except Exception as error:  # noqa: BLE001  # the workload's or the compiler's: the cell tells it
             arm.cell = replace(arm.cell, reason=f"it raised {brief(error)}", failed=True)
             return arm
-        since = {group: compiler.counters(group) - known for group, known in before.items()}
-        graphs, breaks = since["stats"]["unique_graphs"], sum(since["graph_break"].values())
-        arm.cell = replace(arm.cell, graphs=graphs, breaks=breaks)
-        if way.mode != EAGER and not graphs:
-            why = next(iter(since["graph_break"]), "torch.compile made no graph").strip().splitlines()[0]
-            arm.cell = replace(arm.cell, reason=f"it ran eager: {why}", failed=True)
+        made = made_since()
+        arm.cell = replace(arm.cell, graphs=made.graphs, breaks=made.breaks)
+        if way.mode != EAGER and not made.graphs:
+            arm.cell = replace(arm.cell, reason=f"it ran eager: {made.why}", failed=True)
             return arm
         arm.step = step
         return arm
@@ -306,25 +301,5 @@ def _all_known(given: tuple[Any, ...]) -> bool:
     return all(isinstance(one, str) or hasattr(one, "name") for one in given)
 
 
-@contextmanager
-def _compiling() -> Iterator[str]:
-    """A folder for caches; the compiler is awake, keeps still, and may compile one function for many arms."""
-    compiler.reset()
-    limits = {compiler.recompile_limit(): COMPILATIONS}
-    total = compiler.recompile_limit().replace("config.", "config.accumulated_")
-    limits[total] = max(COMPILATIONS, compiler.setting(total))
-    with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
-        with dynamo_still(), compiler.configured(limits):
-            _awake()
-            yield folder
-        compiler.reset()
-
-
-def _awake() -> None:
-    """Compile something small: the first compilation of a process imports the compiler and asks what the processor can
-    do, which is charged to no arm."""
-    try:
-        given = torch.ones(64, requires_grad=True)
-        torch.compile(lambda x: (2 * x).sin().sum())(given).backward()
-    except Exception:  # noqa: BLE001  # no compiler: each cell that needs one will say so
-        return
+def _caches_folder() -> AbstractContextManager[str]:
+    return tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True)
