@@ -41,12 +41,13 @@ def add_command(commands: Any) -> None:
     what.add_argument("--matrix", action="store_true", help="every mode in every precision, with the accuracy of each")
     speed.add_argument(
         "--mode",
-        help="of torch.compile; several, separated by commas, without --base (default: default, but with --base the "
-        "target as it is)",
+        help="of torch.compile; several, separated by commas, without --base (default: default; with --base the "
+        "target as it is; with --matrix every mode)",
     )
     speed.add_argument(
         "--precision",
-        help="float32, tf32, float16 or bfloat16; several, separated by commas, without --base (default: float32)",
+        help="float32, tf32, float16 or bfloat16; several, separated by commas, without --base (default: "
+        "float32; with --matrix all four)",
     )
     speed.add_argument("--size", help="of the matrix's own workloads: small (default) or large")
     speed.add_argument("--device", default="cpu", help="where to run; it must be there (default: cpu)")
@@ -150,7 +151,7 @@ def _against_base(options: argparse.Namespace, progress: Progress) -> Run:
     return judge_base(
         options.target,
         options.base,
-        rule=_rule(options, 1.0),
+        rule=_rule(options),
         mode=_one(options.mode, "--mode"),
         precision=_one(options.precision, "--precision"),
         device=options.device,
@@ -192,49 +193,32 @@ def _matrix(options: argparse.Namespace, progress: Progress) -> Run:
 
 def _against_eager(options: argparse.Namespace, progress: Progress) -> Run:
     """Every mode in every precision against eager mode in the first precision, in this process."""
-    from dataclasses import replace
-
-    from ampcheck.record import Verdict
-    from ampcheck.speed.clock import clock_of
-    from ampcheck.speed.judge import speed_run
-    from ampcheck.speed.paired import measure_speed
-    from ampcheck.speed.steps import EAGER, Way, step_of
-    from ampcheck.speed.verdict import check_speed, is_decided
+    from ampcheck.speed.paired import BUDGET
+    from ampcheck.speed.steps import EAGER, Way
+    from ampcheck.speed.verdict import EFFECT
+    from ampcheck.speed.ways import judge_ways
     from ampcheck.subject import load_subject
 
     precisions, modes = _several(options.precision) or ["float32"], _several(options.mode) or ["default"]
     ways = [Way(mode, precision) for precision in precisions for mode in (EAGER, *modes)]
-    ways = list(dict.fromkeys(ways))
-    if len(ways) < 2:
-        raise UsageError(
-            f"two arms are required, and {ways[0]} is one: name a mode of torch.compile or more precisions"
-        )
-    clock_of(options.device)
     subject = load_subject(options.target)
-    progress(f"compiling {len(ways) - 1} arms and timing them", 0, 1)
-    arms = {str(way): step_of(subject, way, device=options.device) for way in ways}
-    rule = _rule(options, 1.0 if options.at_least is None else options.at_least, len(ways) - 1)
-    required = [str(way) for way in ways[1:] if way.mode != EAGER or options.at_least is None]
-    rules = dict.fromkeys(required, rule)
-    stats = measure_speed(
-        arms,
-        subject=subject.name,
+    progress("compiling the arms and timing them", 0, 1)
+    return judge_ways(
+        subject,
+        ways,
+        at_least=options.at_least,
+        effect=EFFECT if options.effect is None else options.effect,
+        comparisons=options.comparisons,
         device=options.device,
-        budget=10.0 if options.budget is None else options.budget,
-        width=None,
-        decided=lambda seen: is_decided(seen, rules),
+        budget=BUDGET if options.budget is None else options.budget,
     )
-    findings = check_speed(stats, rules)
-    if options.at_least is None:  # a question, not a requirement
-        findings = [replace(one, verdict=Verdict.WARN) if one.verdict is Verdict.FAIL else one for one in findings]
-    return speed_run(stats, findings)
 
 
-def _rule(options: argparse.Namespace, limit: float, comparisons: int = 1) -> Rule:
+def _rule(options: argparse.Namespace) -> Rule:
     from ampcheck.speed.verdict import EFFECT, Rule
 
     effect = EFFECT if options.effect is None else options.effect
-    return Rule(limit, effect, comparisons if options.comparisons is None else options.comparisons)
+    return Rule(1.0, effect, 1 if options.comparisons is None else options.comparisons)
 
 
 def _several(text: str | None) -> list[str]:

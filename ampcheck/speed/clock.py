@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from ampcheck.errors import UsageError
@@ -67,13 +68,14 @@ class CudaClock:
     def block(self, call: Callable[[], object], calls: int) -> float:
         """Seconds between an event before the first call and one behind the last."""
         cuda = self._torch.cuda
-        self._flush.zero_()
-        begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(calls):
-            call()
-        end.record()
-        end.synchronize()
+        with cuda.device(self._device):  # an event is recorded on the current device's stream
+            self._flush.zero_()
+            begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+            begin.record()
+            for _ in range(calls):
+                call()
+            end.record()
+            end.synchronize()
         milliseconds: float = begin.elapsed_time(end)
         return milliseconds / 1000
 
@@ -107,7 +109,7 @@ def clock_of(device: str) -> Clock:
     if place.type == "cpu":
         return WallClock()
     backend: Any = getattr(torch, place.type)
-    return WallClock(backend.synchronize)
+    return WallClock(partial(backend.synchronize, place) if place.index is not None else backend.synchronize)
 
 
 def summarised(seen: list[dict[str, float]]) -> dict[str, Scalar]:

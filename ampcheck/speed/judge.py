@@ -9,9 +9,9 @@ import numpy as np
 from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, verify
 from ampcheck.speed.clock import Clock
 from ampcheck.speed.interval import log_ratios, paired_ratio
-from ampcheck.speed.paired import Step, measure_speed
+from ampcheck.speed.paired import BUDGET, Step, measure_speed
 from ampcheck.speed.stats import ArmTimes, SpeedStats
-from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Rule, aa_noise, check_speed, is_decided
+from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Rule, aa_noise, check_speed, is_decided, limits_of
 
 
 def assert_speed(
@@ -23,7 +23,7 @@ def assert_speed(
     false_alarms: float = FALSE_ALARMS,
     subject: str = "subject",
     device: str = "cpu",
-    budget: float = 10.0,
+    budget: float = BUDGET,
     clock: Clock | None = None,
     seed: int = 0,
 ) -> Run:
@@ -37,11 +37,25 @@ def assert_speed(
     Raises `AssertionError` for a FAIL, never for an UNDECIDED; `UsageError` as `measure_speed` does.
     """
     __tracebackhide__ = True
-    names = list(arms)[1:] if isinstance(arms, Mapping) else []
-    limits = at_least if isinstance(at_least, Mapping) else dict.fromkeys(names, at_least)
-    number = comparisons or max(1, len(limits))
+    limits = limits_of(arms, at_least)
+    number = max(1, len(limits)) if comparisons is None else comparisons
     rules = {name: Rule(limit, effect, number, false_alarms) for name, limit in limits.items()}
-    stats = measure_speed(
+    stats = measure_until_decided(arms, rules, subject=subject, device=device, budget=budget, clock=clock, seed=seed)
+    return verify(speed_run(stats, check_speed(stats, rules)))
+
+
+def measure_until_decided(
+    arms: Mapping[str, Step],
+    rules: Mapping[str, Rule],
+    *,
+    subject: str = "subject",
+    device: str = "cpu",
+    budget: float = BUDGET,
+    clock: Clock | None = None,
+    seed: int = 0,
+) -> SpeedStats:
+    """Measure until each rule's verdict stands, or the budget is spent. Parameters as of `measure_speed`."""
+    return measure_speed(
         arms,
         subject=subject,
         device=device,
@@ -51,7 +65,6 @@ def assert_speed(
         clock=clock,
         seed=seed,
     )
-    return verify(speed_run(stats, check_speed(stats, rules)))
 
 
 def speed_run(stats: SpeedStats, findings: Sequence[Finding] = ()) -> Run:

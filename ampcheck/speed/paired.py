@@ -9,10 +9,11 @@ the same minutes as the answer.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import median
 
@@ -24,6 +25,9 @@ from ampcheck.speed.stats import LOOKS, TWIN, ArmTimes, SpeedStats
 
 BLOCK = 0.001
 """Seconds that a block should last, far above the clock's resolution; the shorter, the fewer of them are disturbed."""
+
+BUDGET = 10.0
+"""Seconds of timed blocks, unless more or fewer are asked for."""
 
 ENOUGH = 20
 """Cycles without which no interval is called narrow."""
@@ -97,10 +101,9 @@ class PairedMeasurement:
                 arm.warm_up(self._clock, block=self._block, least=least, seconds=seconds)
         self._arms[1].calls, self._arms[1].first = self._arms[0].calls, self._arms[0].first
 
-    def run(self, seconds: float) -> None:
-        """Cycles until `seconds` have passed in them, at least one. A cycle that raises leaves no half of itself."""
+    def run(self, until: float) -> None:
+        """Cycles until `until` seconds of all have passed in them, at least one. A cycle that raises leaves no half."""
         self._seen.append(self._clock.conditions())
-        until = self._spent + seconds
         while True:
             begin = time.perf_counter()
             with without_collector():
@@ -116,7 +119,12 @@ class PairedMeasurement:
                 break
         self._seen.append(self._clock.conditions())
 
-    def stats(self, *, stopped: str = "budget", looks: int = 1) -> SpeedStats:
+    @property
+    def spent(self) -> float:
+        """Seconds in cycles so far."""
+        return self._spent
+
+    def stats(self) -> SpeedStats:
         """What was measured so far."""
         return SpeedStats(
             subject=self._subject,
@@ -125,8 +133,6 @@ class PairedMeasurement:
             fingerprint=fingerprint(self._device),
             conditions=summarised(self._seen),
             spent=self._spent,
-            stopped=stopped,
-            looks=looks,
         )
 
 
@@ -135,7 +141,7 @@ def measure_speed(
     *,
     subject: str = "subject",
     device: str = "cpu",
-    budget: float = 10.0,
+    budget: float = BUDGET,
     width: float | None = 0.005,
     decided: Callable[[SpeedStats], bool] | None = None,
     clock: Clock | None = None,
@@ -146,24 +152,24 @@ def measure_speed(
 
     arms: name to a callable without arguments, one step of the arm. budget: seconds of timed blocks, warm-up and
     compilation apart. width: stop when the 95 per cent interval of every ratio is at most this share to each side;
-    None for never. decided: asked at each look whether the verdict stands; it is told the number of looks so far.
+    None for never. decided: asked at each look, instead of `width`, whether the verdict stands.
 
     Raises `UsageError` for fewer than two arms, an arm that raises, or a device that is not there.
     """
-    if not budget > 0:
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
         raise UsageError(f"budget is seconds of measurement, above 0; found {budget!r}")
     measurement = PairedMeasurement(arms, subject=subject, device=device, clock=clock, block=block, seed=seed)
     measurement.warm_up()
-    done = 0.0
-    for look, share in enumerate(LOOKS, 1):
-        measurement.run((share - done) * budget)
-        done = share
-        stats = measurement.stats(looks=look)
+    for share in LOOKS:
+        if measurement.spent >= share * budget:  # one long cycle may pass several looks
+            continue
+        measurement.run(share * budget)
+        stats = measurement.stats()
         if decided is not None and decided(stats):
-            return measurement.stats(stopped="decided", looks=look)
+            return replace(stats, stopped="decided")
         if width is not None and decided is None and _narrow(stats, width):
-            return measurement.stats(stopped="narrow", looks=look)
-    return measurement.stats(stopped="budget", looks=len(LOOKS))
+            return replace(stats, stopped="narrow")
+    return measurement.stats()
 
 
 def _narrow(stats: SpeedStats, width: float) -> bool:

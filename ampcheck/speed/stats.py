@@ -48,7 +48,7 @@ class SpeedStats:
 
     arms: the first is the reference, the second its A/A twin. fingerprint: of hardware and versions. conditions: what
     the machine did meanwhile (load, clocks). spent: seconds in the cycles. stopped: why it ended: `narrow`,
-    `decided` or `budget`. looks: how often the data were looked at before, with an eye to stopping.
+    `decided` or `budget`.
     """
 
     subject: str
@@ -58,7 +58,6 @@ class SpeedStats:
     conditions: Mapping[str, Scalar] = field(default_factory=dict)
     spent: float = 0.0
     stopped: str = "budget"
-    looks: int = 1
 
     @property
     def reference(self) -> ArmTimes:

@@ -47,6 +47,10 @@ class Rule:
     false_alarms: float = FALSE_ALARMS
 
     def __post_init__(self) -> None:
+        for name in ("limit", "effect", "comparisons", "false_alarms"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise UsageError(f"{name} of a rule is a number; found {value!r}")
         if not (self.limit > 0 and math.isfinite(self.limit)):
             raise UsageError(f"the least ratio is a positive number, such as 1.2; found {self.limit!r}")
         if not 0 < self.effect < 1:
@@ -120,11 +124,36 @@ def check_speed(
     """
     if isinstance(rules, Mapping):
         asked = {stats.arm(name).name: rule for name, rule in rules.items()}
+        if not asked or not set(asked) <= {arm.name for arm in stats.compared}:
+            named = ", ".join(arm.name for arm in stats.compared)
+            raise UsageError(f"rules name at least one arm beside the reference and its twin; there are {named}")
     else:
         rule = rules or Rule(comparisons=max(1, len(stats.compared)))
         asked = {arm.name: rule for arm in stats.compared}
     other = [] if against is None else differences(against, stats.fingerprint)
     return [_finding(stats, stats.arm(name), rule, check, other) for name, rule in asked.items()]
+
+
+def limits_of(arms: object, at_least: object) -> dict[str, float]:
+    """What each arm that is judged must reach, before anything runs.
+
+    arms: a mapping whose first name is the reference. at_least: one ratio for all others, or one for some by name.
+    Raises `UsageError` where no arm would be judged, one is not there, or a limit is no number.
+    """
+    names = list(arms)[1:] if isinstance(arms, Mapping) else []
+    limits: dict[str, object] = dict(at_least) if isinstance(at_least, Mapping) else dict.fromkeys(names, at_least)
+    if wrong := [name for name in limits if name not in names]:
+        raise UsageError(
+            f"at_least names {wrong[0]!r}, which is no arm beside the reference; there are {', '.join(names)}"
+        )
+    if names and not limits:
+        raise UsageError(f"at_least names no arm to judge; there are {', '.join(names)}")
+    found: dict[str, float] = {}
+    for name, limit in limits.items():
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+            raise UsageError(f"at_least is a number, or one for each arm; found {limit!r}")
+        found[name] = float(limit)
+    return found
 
 
 def is_decided(stats: SpeedStats, rules: Mapping[str, Rule] | Rule | None = None) -> bool:

@@ -37,6 +37,18 @@ def test_each_arm_may_have_a_limit_of_its_own_and_those_without_are_shown_only()
     assert len(run.tables[0].rows) == 4
 
 
+@pytest.mark.parametrize(
+    ("at_least", "found"),
+    [({}, "names no arm to judge"), ({"eager": 1.0}, "'eager'"), ({"typo": 1.0}, "'typo'"), ("1.2", "'1.2'")],
+)
+def test_a_limit_that_judges_nothing_is_refused_before_anything_runs(at_least: object, found: str) -> None:
+    def never() -> float:
+        raise AssertionError("ran")
+
+    with pytest.raises(ampcheck.UsageError, match=found):
+        assert_speed({"eager": never, "compiled": never}, at_least=at_least)  # type: ignore[arg-type]
+
+
 def test_its_run_is_collected_like_every_other_and_survives_json() -> None:
     with ampcheck.collect() as runs:
         run = assert_speed({"a": taking(0.01), "b": taking(0.01)}, clock=SimulatedClock())

@@ -100,7 +100,12 @@ def test_arms_that_cannot_be_compared_are_refused_in_a_sentence(arms: object, fo
         measure_speed(arms)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
+def test_long_steps_do_not_overrun_the_budget_by_more_than_one_cycle() -> None:
+    stats = measure_speed({"a": taking(2.0), "b": taking(2.0)}, clock=SimulatedClock(0.0), budget=10, width=None)
+    assert stats.cycles == 2  # 6 s each
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, float("nan"), float("inf"), "3"])
 def test_a_budget_is_seconds_above_zero(budget: float) -> None:
     with pytest.raises(UsageError, match="budget is seconds"):
         measure_speed({"a": taking(1.0), "b": taking(1.0)}, budget=budget)

@@ -95,7 +95,17 @@ def test_a_finding_says_requirement_observation_interval_and_confidence() -> Non
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"limit": 0}, {"limit": math.inf}, {"effect": 0}, {"effect": 1}, {"comparisons": 0}, {"false_alarms": 0}],
+    [
+        {"limit": 0},
+        {"limit": "1.2"},
+        {"effect": "a"},
+        {"comparisons": "3"},
+        {"limit": math.inf},
+        {"effect": 0},
+        {"effect": 1},
+        {"comparisons": 0},
+        {"false_alarms": 0},
+    ],
 )
 def test_a_rule_that_means_nothing_is_refused_in_a_sentence(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="found"):
@@ -105,6 +115,12 @@ def test_a_rule_that_means_nothing_is_refused_in_a_sentence(wrong: dict[str, flo
 def test_a_rule_for_an_arm_that_did_not_run_is_refused() -> None:
     with pytest.raises(UsageError, match="no arm 'compiled'; there are base"):
         check_speed(stats_of(1.0), {"compiled": Rule()})
+
+
+@pytest.mark.parametrize("rules", [{}, {"base": Rule()}, {TWIN: Rule()}])
+def test_rules_that_judge_nothing_or_the_reference_itself_are_refused(rules: dict[str, Rule]) -> None:
+    with pytest.raises(UsageError, match="at least one arm beside the reference"):
+        check_speed(stats_of(1.0), rules)
 
 
 def test_the_more_comparisons_a_suite_makes_the_surer_each_must_be() -> None:
@@ -117,8 +133,8 @@ def gate(ratio: float, seed: int, noise: float, rule: Rule, tails: float | None 
     steps = {"base": taking(0.01), "head": taking(0.01 / ratio)}
     measurement = PairedMeasurement(steps, clock=clock, seed=seed)
     measurement.warm_up()
-    for _ in range(4):
-        measurement.run(0.6)
+    for until in (0.3, 0.6, 1.2, 2.4):
+        measurement.run(until)
         if is_decided(measurement.stats(), rule):
             break
     (finding,) = check_speed(measurement.stats(), rule)
