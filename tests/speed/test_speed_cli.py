@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from ampcheck import speed_cli
 from ampcheck.errors import UsageError
 from ampcheck.record import Coverage, Finding, Run, Table, Verdict
-from ampcheck.speed import paired
+from ampcheck.speed import ways
 from ampcheck.speed.base import judge as base_judge
+from ampcheck.speed.compiling import Made
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 
 TARGETS = """
@@ -46,7 +48,7 @@ def times(monkeypatch):
     """Milliseconds of each arm in place of a measurement; the reference takes 1."""
     asked = {}
 
-    def measured(arms, **settings):
+    def measured(arms, rules, **settings):
         asked.update(settings, arms=list(arms))
         first, *rest = arms
         given = [ArmTimes(first, (0.001,) * 40), ArmTimes(TWIN, (0.001,) * 40)]
@@ -54,7 +56,10 @@ def times(monkeypatch):
         return SpeedStats(settings["subject"], tuple(given))
 
     asked["slower"] = 0.5
-    monkeypatch.setattr(paired, "measure_speed", measured)
+    monkeypatch.setattr(ways, "measure_until_decided", measured)
+    monkeypatch.setattr(ways, "many_compilations", lambda device: nullcontext())
+    monkeypatch.setattr(ways, "compilations", lambda: lambda: Made(graphs=1, breaks=0, why=""))
+    monkeypatch.setattr(ways, "step_of", lambda subject, way, device: lambda: None)
     return asked
 
 
@@ -111,7 +116,7 @@ def test_against_a_base_the_options_arrive_and_all_three_files_are_written(speed
         (("timed.py:training",), "cannot be chosen for it"),
         (("timed.py:make", "--mode", "fast"), "there is no mode 'fast'"),
         (("timed.py:make", "--precision", "float12"), "there is no precision 'float12'"),
-        (("timed.py:make", "--mode", "eager"), "two arms are required"),
+        (("timed.py:make", "--mode", "eager"), "two ways are required"),
         (("timed.py:make", "--device", "toaster"), "'toaster' is not there"),
         (("timed.py:make", "--launches", "3"), "--launches is not heeded here"),
         (("timed.py:make", "--base", "main", "--at-least", "2"), "--at-least is not heeded here"),
