@@ -8,7 +8,7 @@ PAGES: tuple[Explanation, ...] = (
     Explanation(
         "speedup",
         "Each arm, such as the compiled model, is at least so many times as fast as the reference, such as eager mode. "
-        "Undecided where the machine is too noisy or the time too short to tell; noise never fails a build.",
+        "Undecided where the machine is too noisy or the time too short to tell.",
         "All arms and a twin of the reference take turns, block by block, in random order in one process; the ratio is "
         "the median of the paired ratios. It fails when the exact interval of the median lies below the limit and the "
         "median below it by more than the minimum effect (3 %); the interval's confidence allows for every comparison "
