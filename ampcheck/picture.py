@@ -45,6 +45,9 @@ class Chart:
 
     kind `line`: each series has x and y. kind `range`: each series is one row, its x being five values in
     rising order: smallest, 5th percentile, median, 95th percentile, largest.
+
+    scale, of a range chart: what its x values are, `exponent` (of two: 3 stands for 8 and minus infinity for 0) or
+    `linear` (the values themselves).
     """
 
     kind: str
@@ -56,3 +59,4 @@ class Chart:
     check: str = ""
     note: str = ""
     markers: Sequence[Marker] = ()
+    scale: str = "exponent"

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 from ampcheck.errors import UsageError
 from ampcheck.record import Band, Chart, Marker, Series
+from ampcheck.report.scales import SCALES, Scale
 from ampcheck.report.text import clean, number, shorten_middle
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ _LABEL_LENGTH = 40
 _MARKER_LENGTH = 26
 _FONT = 8.5
 _STRIP = 15.0
-_FAR = 2000.0  # no exponent of a float64 lies further out
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: small, searchable, read aloud
     "text.parse_math": False,  # a module path with a dollar sign is no formula
@@ -57,6 +57,8 @@ def chart_svg(chart: Chart, *, key: str = "chart") -> str:
     drawers = {"range": _draw_range, "line": _draw_line}
     if chart.kind not in drawers:
         raise UsageError(f"a chart must be of kind {' or '.join(drawers)}, not {chart.kind!r}")
+    if chart.scale not in SCALES:
+        raise UsageError(f"the scale of a chart must be {' or '.join(SCALES)}, not {chart.scale!r}")
     with style.context(["default", {**_STYLE, "svg.hashsalt": key}]), _without_warnings():
         figure = drawers[chart.kind](chart)
         stream = io.StringIO()
@@ -84,12 +86,13 @@ def _draw_range(chart: Chart) -> Figure:
     """Rows of modules: a thin line from smallest to largest, a thick one from p05 to p95, a dot at the median."""
     rows = list(dict.fromkeys(series.label for series in chart.series))
     groups = list(dict.fromkeys(series.group for series in chart.series))
-    lanes = _lanes(chart.bands)
-    low, high = _limits(chart, lanes)
+    scale = SCALES[chart.scale]
+    lanes = _lanes(chart.bands, scale.far)
+    low, high = _limits(chart, lanes, scale)
     prefix = _common_prefix(rows)
     names = [shorten_middle(clean(row[len(prefix) :]), _LABEL_LENGTH) or "(root)" for row in rows]
 
-    marks: dict[str, list[tuple[float, float]]] = {"zero": [], "inf": [], "NaN": []}
+    marks: dict[str, list[tuple[float, float]]] = {scale.below: [], "inf": [], "NaN": []}
     outside = f"outside {clean(_format(lanes[0][0]))}" if lanes else ""
     longest = max([len(name) for name in names], default=0)
     left = 14 + max(longest, 16) * _FONT * 0.6
@@ -97,7 +100,10 @@ def _draw_range(chart: Chart) -> Figure:
     height = max(len(rows), 1) * pitch
     strips = _STRIP * len(lanes)
     figure, axes = _canvas(
-        left=left, top=_legend_height([*groups, *_marks_in(chart), outside]) + strips, inner_height=height, bottom=34
+        left=left,
+        top=_legend_height([*groups, *_marks_in(chart, scale), outside]) + strips,
+        inner_height=height,
+        bottom=34,
     )
     axes.set_xlim(low, high)
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
@@ -109,7 +115,7 @@ def _draw_range(chart: Chart) -> Figure:
         members = [(rows.index(s.label) + shift, s.x) for s in chart.series if s.group == group]
         _draw_rows(axes, members, _COLOURS[index % len(_COLOURS)], clean(group), marks)
     for (name, points), marker in zip(marks.items(), "<>x", strict=True):
-        if points:  # not finite as an exponent: drawn at the edge, as there is no place beyond it
+        if points:  # not finite, or zero as an exponent: drawn at the edge, as there is no place beyond it
             mark: dict[str, Any] = {
                 "marker": marker,
                 "markersize": 4.5,
@@ -124,17 +130,18 @@ def _draw_range(chart: Chart) -> Figure:
         head = shorten_middle(clean(prefix), max(longest, 16))
         at_labels: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
         axes.annotate(head, (0, 1), (-3.5, 4), color="#555555", fontfamily="monospace", **at_labels)
-    _power_ticks(axes, low, high)
+    axes.set_xticks(*scale.ticks(low, high))
+    axes.grid(axis="x")
     axes.set_xlabel(clean(chart.x_label))
     axes.set_ylabel(clean(chart.y_label))
-    _draw_strips(figure, axes, lanes)
+    _draw_strips(figure, axes, lanes, scale)
     _legend(figure, axes)
     return figure
 
 
-def _marks_in(chart: Chart) -> list[str]:
+def _marks_in(chart: Chart, scale: Scale) -> list[str]:
     values = [value for series in chart.series for value in series.x]
-    found = {"zero": -math.inf in values, "inf": math.inf in values, "NaN": any(map(math.isnan, values))}
+    found = {scale.below: -math.inf in values, "inf": math.inf in values, "NaN": any(map(math.isnan, values))}
     return [name for name, there in found.items() if there]
 
 
@@ -155,11 +162,12 @@ def _draw_rows(
     marks: dict[str, list[tuple[float, float]]],
 ) -> None:
     low, high = axes.get_xlim()
+    below = next(iter(marks))
     thin, thick, medians = [], [], []
     for y, values in rows:
         inside = [min(max(value, low), high) for value in values if not math.isnan(value)]
         marks["NaN"] += [(high, y)] * (len(inside) < len(values))
-        marks["zero"] += [(low, y)] * (-math.inf in values)
+        marks[below] += [(low, y)] * (-math.inf in values)
         marks["inf"] += [(high, y)] * (math.inf in values)
         if inside:
             thin.append((y, inside[0], inside[-1]))
@@ -180,11 +188,11 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _lanes(bands: Sequence[Band]) -> list[list[Band]]:
+def _lanes(bands: Sequence[Band], far: float) -> list[list[Band]]:
     """Bands of one format (the first word of the label) side by side; the narrowest format first."""
     lanes: dict[str, list[Band]] = {}
     for band in bands:
-        if -_FAR <= band.low < band.high <= _FAR:
+        if -far <= band.low < band.high <= far:
             lanes.setdefault(_format(band), []).append(band)
     return sorted(lanes.values(), key=_extent)
 
@@ -197,12 +205,12 @@ def _extent(lane: Sequence[Band]) -> float:
     return max(band.high for band in lane) - min(band.low for band in lane)
 
 
-def _limits(chart: Chart, lanes: Sequence[Sequence[Band]]) -> tuple[float, float]:
+def _limits(chart: Chart, lanes: Sequence[Sequence[Band]], scale: Scale) -> tuple[float, float]:
     """All values and the whole of the narrowest format; wider formats reach beyond the picture."""
-    points = [x for series in chart.series for x in series.x if abs(x) <= _FAR]
+    points = [x for series in chart.series for x in series.x if abs(x) <= scale.far]
     points += [edge for band in (lanes[0] if lanes else ()) for edge in (band.low, band.high)]
     low, high = (min(points), max(points)) if points else (-1.0, 1.0)
-    margin = max(0.03 * (high - low), 1.0)
+    margin = max(0.03 * (high - low), scale.least(low, high))
     return low - margin, high + margin
 
 
@@ -227,7 +235,7 @@ def _coloured(lane: Sequence[Band], index: int) -> Iterator[tuple[str, Band]]:
         yield (main if band is widest else other), band
 
 
-def _draw_strips(figure: Figure, axes: Axes, lanes: Sequence[Sequence[Band]]) -> None:
+def _draw_strips(figure: Figure, axes: Axes, lanes: Sequence[Sequence[Band]], scale: Scale) -> None:
     """The formats as labelled strips above the rows, on the same x axis."""
     box = axes.get_position()
     low, high = axes.get_xlim()
@@ -243,22 +251,11 @@ def _draw_strips(figure: Figure, axes: Axes, lanes: Sequence[Sequence[Band]]) ->
             if shown_low >= shown_high:
                 continue
             strip.axvspan(shown_low, shown_high, facecolor=colour, edgecolor="white", linewidth=0.8)
-            span = f"{_power(band.low)} … {_power(band.high)}"
+            span = f"{scale.tell(band.low)} … {scale.tell(band.high)}"
             name = clean(band.label)
             room = (shown_high - shown_low) * points / (0.56 * (_FONT - 1.5))
             label = next((text for text in (f"{name}: {span}", name, name.split(" ")[-1]) if len(text) < room), "")
             strip.text((shown_low + shown_high) / 2, 0.46, label, ha="center", va="center", fontsize=_FONT - 1.5)
-
-
-def _power_ticks(axes: Axes, low: float, high: float) -> None:
-    step = next((step for step in (1, 2, 4, 8, 16, 32, 64, 128) if (high - low) / step <= 14), 512)
-    ticks = range(math.ceil(low / step) * step, math.floor(high) + 1, step)
-    axes.set_xticks(list(ticks), [_power(tick) for tick in ticks])
-    axes.grid(axis="x")
-
-
-def _power(exponent: float) -> str:
-    return "2" + number(round(exponent, 1)).translate(str.maketrans("-0123456789.", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹·"))
 
 
 def _draw_line(chart: Chart) -> Figure:

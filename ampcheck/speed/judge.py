@@ -103,7 +103,8 @@ def _spread(stats: SpeedStats) -> Chart:
         Series(arm.name, [float(1000 * q) for q in np.quantile(arm.seconds, (0, 0.05, 0.5, 0.95, 1))])
         for arm in stats.arms
     ]
-    return Chart("range", f"time of one call of {stats.subject}", "milliseconds", series=rows, check="speedup")
+    title = f"time of one call of {stats.subject}"
+    return Chart("range", title, "milliseconds", series=rows, check="speedup", scale="linear")
 
 
 def _environment(stats: SpeedStats) -> dict[str, Scalar]:

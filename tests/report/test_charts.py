@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 from sample_run import BFLOAT16, FLOAT16, sample_run
 
 from ampcheck.errors import UsageError
-from ampcheck.record import Band, Chart, Series
+from ampcheck.record import Band, Chart, Run, Series
 from ampcheck.report.charts import chart_svg, describe_chart
 
 NAN, INF = math.nan, math.inf
@@ -117,3 +118,64 @@ def test_the_description_says_what_is_to_be_seen() -> None:
 def test_an_unknown_kind_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="range or line, not 'pie'"):
         chart_svg(Chart("pie", "t", "x"))
+
+
+# Values themselves ----------------------------------------------------------------------------------------------------
+
+
+def linear(*values: float, label: str = "compiled") -> Chart:
+    return Chart("range", "t", "times as fast", series=(Series(label, values),), scale="linear")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((0.4, 0.8, 1.0, 1.2, 1.6), {"0.4", "1", "1.6"}),
+        ((0.98, 0.99, 1.0, 1.01, 1.02), {"0.98", "1", "1.02"}),
+        ((0.002, 0.003, 0.004, 0.005, 0.006), {"0.002", "0.004", "0.006"}),
+        ((1000.0, 2500.0, 4000.0, 9000.0, 40000.0), {"5,000", "40,000"}),
+        ((1.5, 1.5, 1.5, 1.5, 1.5), {"1.5"}),
+    ],
+)
+def test_ratios_and_times_have_ticks_of_their_own_and_no_powers_of_two(
+    values: tuple[float, ...], expected: set[str]
+) -> None:
+    words = texts(chart_svg(linear(*values)))
+    assert expected <= set(words), words
+    assert not [word for word in words if word.startswith("2") and set(word) & set("⁻⁰¹²³⁴⁵⁶⁷⁸⁹")]
+
+
+def drawn(chart: Chart) -> tuple[float, float]:
+    """Where the thick line of the first row begins and ends, as shares of the width of the picture."""
+    root = ElementTree.fromstring(chart_svg(chart))
+    width = float((root.get("viewBox") or "").split()[2])
+    paths = [path.get("d") or "" for path in root.iter("path") if "stroke-width: 3.6" in (path.get("style") or "")]
+    numbers = [float(word) for word in re.findall(r"-?[\d.]+", next(p for p in paths if p.count("L") == 1))]
+    return numbers[0] / width, numbers[2] / width
+
+
+def test_a_picture_of_values_is_as_wide_as_they_are_however_small_or_large() -> None:
+    for factor in (1e-6, 1.0, 1e6):
+        begin, end = drawn(linear(*(factor * x for x in (0.9, 0.95, 1.0, 1.05, 1.1))))
+        assert end - begin > 0.3, factor
+
+
+def test_a_chart_says_its_scale_and_older_charts_are_of_exponents() -> None:
+    run = Run(charts=(linear(1.0, 1.1, 1.2, 1.3, 1.4),))
+    data = run.to_json()
+    assert Run.from_json(data) == replace(run, charts=(Run.from_json(data).charts[0],))
+    assert Run.from_json(data).charts[0].scale == "linear"
+    del data["charts"][0]["scale"]
+    assert Run.from_json(data).charts[0].scale == "exponent"
+
+
+def test_an_unknown_scale_is_told() -> None:
+    with pytest.raises(UsageError, match="scale of a chart must be exponent or linear, not 'log'"):
+        chart_svg(replace(linear(1.0), scale="log"))
+
+
+def test_values_that_are_not_finite_are_marks_at_the_edge_and_minus_infinity_is_no_zero() -> None:
+    words = texts(chart_svg(linear(-INF, 1.0, NAN, 2.0, INF)))
+    assert {"-inf", "inf", "NaN"} <= set(words)
+    assert "zero" not in words
+    assert texts(chart_svg(linear())) is not None
