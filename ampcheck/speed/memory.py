@@ -37,8 +37,8 @@ def peak_memory(step: Callable[[], object], *, device: str = "cpu", held: int | 
     free what the one before it left. Not to be called under another profiler, which would be ended.
 
     held: bytes on an accelerator to count from, of `held_memory`; None: what is held when the step begins. What a step
-    keeps between calls, such as the pool of CUDA graphs, is counted only from an earlier `held`. The CPU counts from
-    the beginning of the step.
+    keeps between calls, such as the pool of CUDA graphs, is counted only from an earlier `held`; what a graph computes
+    in its pool is free to the allocator, and taken nonetheless. The CPU counts from the beginning of the step.
     """
     import torch
 
@@ -53,15 +53,53 @@ def peak_memory(step: Callable[[], object], *, device: str = "cpu", held: int | 
     backend.reset_peak_memory_stats(device)
     step()
     backend.synchronize(device)
-    return Peak(int(backend.max_memory_allocated(device)) - before, f"torch.{kind}.max_memory_allocated")
+    most = int(backend.max_memory_allocated(device)) + _idle_pools(backend, device)
+    return Peak(most - before, f"torch.{kind}.max_memory_allocated")
 
 
 def held_memory(device: str) -> int:
-    """Bytes of tensors on an accelerator now; 0 where it does not tell."""
+    """Bytes of tensors on an accelerator now, and what is free in pools of CUDA graphs; 0 where it does not tell."""
     import torch
 
-    told: Any = getattr(getattr(torch, torch.device(device).type, None), "memory_allocated", None)
-    return int(told(device)) if told is not None else 0
+    backend: Any = getattr(torch, torch.device(device).type, None)
+    told: Any = getattr(backend, "memory_allocated", None)
+    return int(told(device)) + _idle_pools(backend, device) if told is not None else 0
+
+
+def available_memory(device: str) -> int | None:
+    """Bytes that new tensors may take on a device; None where neither it nor the system tells."""
+    import torch
+
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return _of_system()
+    backend: Any = getattr(torch, kind, None)
+    if not hasattr(backend, "mem_get_info"):
+        return None
+    kept = int(backend.memory_reserved(device)) - int(backend.memory_allocated(device))
+    return int(backend.mem_get_info(device)[0]) + kept
+
+
+def _of_system(table: Path = Path("/proc/meminfo")) -> int | None:
+    """What Linux can give without swapping."""
+    try:
+        lines = table.read_text(encoding="utf-8").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _idle_pools(backend: Any, device: str) -> int:
+    """Bytes that the pools of CUDA graphs hold and no tensor has: a replay writes there, and tells no allocator."""
+    import torch
+
+    told: Any = getattr(backend, "memory_snapshot", None)
+    if torch.device(device).type != "cuda" or told is None:
+        return 0
+    index = torch.device(device).index
+    number = backend.current_device() if index is None else index
+    pools = [one for one in told() if one.get("device", number) == number and tuple(one["segment_pool_id"]) != (0, 0)]
+    return sum(int(one["total_size"]) - int(one["allocated_size"]) for one in pools)
 
 
 def _on_cpu(step: Callable[[], object]) -> Peak:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from types import FunctionType
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from matrix_plants import Planted, measured
 from simulated import SimulatedClock, taking
 
 from ampcheck.errors import UsageError
@@ -26,62 +26,11 @@ from ampcheck.speed.stats import ArmTimes, Ratio
 from ampcheck.speed.steps import Way
 from ampcheck.subject import Subject
 
-SECONDS = {
-    "eager, float32": 0.010,
-    "eager, bfloat16": 0.008,
-    "default, float32": 0.005,
-    "default, bfloat16": 0.016,
-    "max-autotune, float32": 0.0101,
-}
-
 
 @pytest.fixture(autouse=True)
 def _inductor_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is compiled by Inductor, whose first compilation takes its time."""
     monkeypatch.setattr(compiling, "_awake", lambda device: None)
-
-
-def plus_one(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-@dataclass
-class Planted:
-    """A workload whose steps say how long they take; compiled ones make a graph, unless `hollow`."""
-
-    seconds: Mapping[str, float] = field(default_factory=lambda: SECONDS)
-    raising: tuple[str, ...] = ()
-    hollow: bool = False
-    name: str = "planted"
-    trains: bool | None = False
-    optimizer: Any = None
-    built: list[str] = field(default_factory=list)
-
-    def subject(self, size: str) -> Subject:
-        return Subject((torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),)))
-
-    def step(self, way: Way, *, device: str, size: str) -> Callable[[], float]:
-        self.built.append(str(way))
-        if str(way) in self.raising:
-            raise ValueError("no such kernel")
-        step = taking(self.seconds[str(way)])
-        if way.mode != "eager" and not self.hollow:
-            code = plus_one.__code__.replace(co_name=f"plus_one_{len(self.built)}")  # what is compiled is kept by code
-            torch.compile(FunctionType(code, globals()), backend="eager")(torch.ones(1))
-        return step
-
-
-def measured(
-    planted: Planted,
-    modes: tuple[str, ...] = ("eager", "default"),
-    precisions: tuple[str, ...] = ("float32",),
-    noise: float = 0.005,
-) -> WorkloadStats:
-    stats = measure_matrix(
-        [planted], modes=modes, precisions=precisions, budget=3.0, accuracy=False, memory=False,
-        clock=SimulatedClock(noise),
-    )  # fmt: skip
-    return stats.workloads[0]
 
 
 def test_what_is_faster_pays_what_is_slower_or_hardly_faster_does_not() -> None:
@@ -91,7 +40,7 @@ def test_what_is_faster_pays_what_is_slower_or_hardly_faster_does_not() -> None:
     assert (fast.verdict, same.verdict) == (PAYS, DOES_NOT)
     assert fast.ratio is not None
     assert fast.ratio.median == pytest.approx(2, rel=0.02)
-    assert stats.best == fast
+    assert stats.paying == [fast]
     assert stats.cell("eager", "float32").verdict == ""
 
 
@@ -203,9 +152,11 @@ def test_a_fast_cell_with_wrong_numbers_is_no_win(monkeypatch: pytest.MonkeyPatc
     assert WRONG in matrix_run(stats).tables[0].rows[1]
 
 
-def test_figures_and_run_survive_json_with_their_infinities() -> None:
-    stats = measured(Planted(), ("eager", "default", "reduce-overhead"), ("float32", "bfloat16"))
+@pytest.mark.parametrize("budget", [3.0, 0.15], ids=["many cycles", "too few for any interval"])
+def test_figures_and_run_survive_json_with_their_infinities(budget: float) -> None:
+    stats = measured(Planted(), ("eager", "default", "reduce-overhead"), ("float32", "bfloat16"), budget=budget)
 
+    assert math.isinf(stats.noise) is (stats.cycles < 6) is (budget < 1)
     again = WorkloadStats.from_dict(json.loads(json.dumps(stats.to_dict(), allow_nan=False)))
     assert again == stats
     run = matrix_run(MatrixStats((stats,)))
@@ -215,8 +166,42 @@ def test_figures_and_run_survive_json_with_their_infinities() -> None:
         WorkloadStats.from_dict({"schema": 1, "workload": "x"})
 
 
-def cell(mode: str, verdict: str, ratio: float) -> Cell:
-    return Cell(mode, "float32", ratio=Ratio(ratio, ratio * 0.99, ratio * 1.01), verdict=verdict, accuracy="pass")
+def cell(mode: str, verdict: str, ratio: float, accuracy: str = "pass") -> Cell:
+    return Cell(mode, "float32", ratio=Ratio(ratio, ratio * 0.99, ratio * 1.01), verdict=verdict, accuracy=accuracy)
+
+
+@pytest.mark.parametrize("accuracy", ["", "skip", "undecided"])
+def test_a_cell_that_nobody_judged_is_fast_and_is_not_called_right(accuracy: str) -> None:
+    unjudged = cell("max-autotune", PAYS, 1.7, accuracy)
+    workload = WorkloadStats("w", (cell("eager", "", 1.0), unjudged))
+    (found,) = check_matrix(MatrixStats((workload,)))
+    assert found.verdict is Verdict.UNDECIDED
+    assert "not judged" in found.message
+    assert "max-autotune, float32: 1.7 times" in found.message
+    assert workload.best is None
+
+    judged = cell("default", PAYS, 1.5)
+    (found,) = check_matrix(MatrixStats((WorkloadStats("w", (cell("eager", "", 1.0), unjudged, judged)),)))
+    assert found.verdict is Verdict.PASS
+    assert "fastest such is default, float32: 1.5" in found.message
+    assert "not judged is max-autotune, float32: 1.7" in found.message
+
+
+def test_a_matrix_without_accuracy_calls_nothing_right() -> None:
+    found = check_matrix(MatrixStats((measured(Planted()),)))
+
+    assert [one.verdict for one in found] == [Verdict.UNDECIDED]
+    assert "not judged" in found[0].message
+
+
+def test_the_load_of_each_workload_is_kept_by_its_name() -> None:
+    same, cells = {"device": "cpu", "torch": "2"}, (cell("eager", "", 1.0), cell("default", PAYS, 1.5))
+    one = WorkloadStats("one", cells, fingerprint=same, conditions={"load, highest": 0.5})
+    two = WorkloadStats("two", cells, fingerprint={**same, "torch": "3"}, conditions={"load, highest": 7.0})
+
+    told = matrix_run(MatrixStats((one, two))).environment
+    assert (told["one, meanwhile: load, highest"], told["two, meanwhile: load, highest"]) == (0.5, 7.0)
+    assert (told["device"], told["one: torch"], told["two: torch"]) == ("cpu", "2", "3")
 
 
 def test_each_workload_has_a_verdict_and_none_is_a_failure() -> None:

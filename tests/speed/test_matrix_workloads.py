@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcheck.record import Verdict
-from ampcheck.speed.matrix import WORKLOADS, measure_matrix
-from ampcheck.speed.matrix.accuracy import Judge, Judged, judged
+from ampcheck.compiled.accuracy.stats import AccuracyStats
+from ampcheck.record import Finding, Verdict
+from ampcheck.speed.matrix import WORKLOADS, accuracy, measure_matrix
+from ampcheck.speed.matrix.accuracy import COMPILED, Judge, Judged, judged
 from ampcheck.speed.matrix.stats import EAGER
 from ampcheck.speed.steps import Way
 from ampcheck.subject import Subject
@@ -116,8 +117,44 @@ def test_of_two_verdicts_the_worse_counts_and_one_without_evidence_hides_nothing
     assert right + wrong == wrong
     assert (wrong + right).verdict is Verdict.FAIL
     assert (wrong + right).error == 0.1
-    assert (nothing + right).verdict is (right + nothing).verdict is Verdict.PASS
+    assert (nothing + right).verdict is (right + nothing).verdict is Verdict.SKIP
+    assert (wrong + nothing).verdict is (nothing + wrong).verdict is Verdict.FAIL
+    assert (right + nothing).error is None, "eager mode's error is not that of compiled code"
     assert judged([], ["compiled-error"]).verdict is Verdict.SKIP
+
+
+def test_compiled_code_whose_numbers_nobody_compared_is_not_judged() -> None:
+    """That it has eager mode's dtypes, and raises nothing, says nothing of its numbers."""
+    dtype = Finding("compiled-dtype", Verdict.PASS, "s", "the same dtypes")
+    error = Finding("compiled-error", Verdict.PASS, "s", "near")
+    none = Finding("compiled-error", Verdict.SKIP, "s", "not comparable: it draws random numbers")
+    needed = ("compiled-error",)
+
+    assert judged([dtype, none], COMPILED, needed).verdict is Verdict.SKIP
+    assert "random numbers" in judged([dtype, none], COMPILED, needed).why
+    assert judged([dtype], COMPILED, needed).verdict is Verdict.SKIP
+    assert judged([dtype, error, none], COMPILED, needed).verdict is Verdict.PASS
+    assert judged([dtype, error], COMPILED, (*needed, "compiled-gradient")).verdict is Verdict.SKIP
+
+
+def test_a_compiled_model_that_draws_random_numbers_is_not_called_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outputs cannot be compared with eager mode's, which are right."""
+
+    def measured(subject: Subject, **asked: object) -> AccuracyStats:
+        shapes = {"output": "float32 [4, 8]"}
+        return AccuracyStats(
+            subject.name, "float32", "float32", "cpu", graphs=1, incomparable="it draws random numbers",
+            eager_shapes=shapes, compiled_shapes=shapes,
+        )  # fmt: skip
+
+    monkeypatch.setattr(accuracy, "measure_accuracy", measured)
+    torch.manual_seed(0)
+    judge = Judge(Subject((nn.Linear(8, 8).eval(), (torch.randn(4, 8),))))
+
+    found = judge.of("default", "float32")
+    assert judge.of(EAGER, "float32").verdict is Verdict.PASS
+    assert (found.verdict, found.error) == (Verdict.SKIP, None)
+    assert "random numbers" in found.why
 
 
 def test_a_users_model_is_compiled_timed_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

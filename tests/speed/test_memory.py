@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from ampcheck.speed.memory import Peak, held_memory, peak_memory
+from ampcheck.speed.memory import Peak, _of_system, available_memory, held_memory, peak_memory
 
 MIB = 2**20
 
@@ -90,3 +90,67 @@ def test_a_device_that_tells_nothing_is_told():
 def test_a_temporary_on_the_gpu_is_counted():
     found = peak_memory(lambda: torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda"), device="cuda")
     assert found == Peak(64 * MIB, "torch.cuda.max_memory_allocated")
+
+
+class Accelerator:
+    """Stands for `torch.cuda`, with 100 bytes of tensors and a pool of a CUDA graph in which 40 of 64 are free."""
+
+    def __init__(self):
+        self.segments = [
+            {"device": 0, "segment_pool_id": (0, 0), "total_size": 1000, "allocated_size": 76},
+            {"device": 0, "segment_pool_id": (0, 1), "total_size": 64, "allocated_size": 24},
+            {"device": 1, "segment_pool_id": (0, 2), "total_size": 512, "allocated_size": 0},
+        ]
+        self.allocated = 100
+
+    def memory_allocated(self, device):
+        return self.allocated
+
+    def max_memory_allocated(self, device):
+        return self.allocated + 10
+
+    def memory_reserved(self, device):
+        return 1064
+
+    def mem_get_info(self, device):
+        return 5000, 80000
+
+    def memory_snapshot(self):
+        return self.segments
+
+    def current_device(self):
+        return 0
+
+    def synchronize(self, device):
+        pass
+
+    def reset_peak_memory_stats(self, device):
+        pass
+
+
+def test_what_a_replay_computes_in_the_pool_of_its_graph_is_counted(monkeypatch):
+    """A replay allocates nothing; the pool was filled when the graph was recorded, and is nobody else's."""
+    accelerator = Accelerator()
+    monkeypatch.setattr(torch, "cuda", accelerator)
+
+    assert held_memory("cuda") == held_memory("cuda:0") == 140
+    assert held_memory("cuda:1") == 100 + 512
+    assert peak_memory(lambda: None, device="cuda", held=100).bytes == 50
+    assert peak_memory(lambda: None, device="cuda").bytes == 10
+
+
+def test_what_is_free_on_an_accelerator_is_told_with_what_its_allocator_keeps(monkeypatch):
+    monkeypatch.setattr(torch, "cuda", Accelerator())
+
+    assert available_memory("cuda") == 5000 + 1064 - 100
+    assert available_memory("meta") is None
+
+
+def test_what_is_free_on_a_cpu_is_what_linux_gives(tmp_path):
+    table = tmp_path / "meminfo"
+    table.write_text("MemTotal: 9 kB\nMemAvailable:    2 kB\n")
+
+    assert _of_system(table) == 2048
+    table.write_text("MemTotal: 9 kB\n")
+    assert _of_system(table) is None
+    assert _of_system(tmp_path / "none") is None

@@ -38,12 +38,10 @@ class Judged:
     error: float | None = None
 
     def __add__(self, other: Judged) -> Judged:
-        """The worse of two, with the error of the second, which is that of the cell."""
-        first = min(other, self, key=lambda one: _ORDER.index(one.verdict))
-        return Judged(first.verdict, first.why, self.error if other.error is None else other.error)
-
-
-_ORDER = (*(verdict for verdict in SEVERITY if verdict is not Verdict.SKIP), Verdict.SKIP)
+        """The worse of two, not judged being worse than right, with the error of the second alone, which is the cell's
+        own."""
+        first = min(other, self, key=lambda one: SEVERITY.index(one.verdict))
+        return Judged(first.verdict, first.why, other.error)
 
 
 @dataclass(slots=True)
@@ -101,7 +99,7 @@ class Judge:
         if precision == "float32":  # what users have already: digits that a model loses there are no cell's fault
             findings = [replace(f, verdict=Verdict.WARN) if _is_coarse(f) else f for f in findings]
         outputs = [error.error for error in stats.errors if error.kind == "output"]
-        return judged(findings, VALUES, max(outputs, default=None))
+        return judged(findings, VALUES, ("precision-loss",), max(outputs, default=None))
 
     def _judge_compiled(self, mode: str, precision: str) -> Judged:
         limits = self._limits()
@@ -115,7 +113,8 @@ class Judge:
             backward=self.trains,
         )
         outputs = [found.compiled[0] for found in stats.deviations if found.kind == "output" and found.compiled]
-        return judged(check_accuracy(stats, limits, COMPILED), COMPILED, max(outputs, default=None))
+        needed = ("compiled-error", "compiled-gradient") if self.trains else ("compiled-error",)
+        return judged(check_accuracy(stats, limits, COMPILED), COMPILED, needed, max(outputs, default=None))
 
     def _limits(self) -> Limits:
         return load_settings().limits.with_(self.subject.limits, f"the subject {self.subject.name}")
@@ -125,11 +124,26 @@ def _is_coarse(finding: Finding) -> bool:
     return finding.check == "precision-loss" and finding.verdict is Verdict.FAIL
 
 
-def judged(findings: Iterable[Finding], checks: Iterable[str], error: float | None = None) -> Judged:
-    """The worst finding of these checks, but a check that had nothing to look at says nothing beside one that had."""
+def judged(
+    findings: Iterable[Finding], checks: Iterable[str], needed: Iterable[str] = (), error: float | None = None
+) -> Judged:
+    """The worst finding of these checks.
+
+    A check that had nothing to look at says nothing beside one that had. But what is right has passed each `needed`
+    check, which compares numbers: where one of them had nothing to look at, nothing is known.
+    """
     known: Mapping[str, int] = {check: place for place, check in enumerate(checks)}
     told = [finding for finding in findings if finding.check in known]
     told.sort(key=lambda finding: (_ORDER.index(finding.verdict), known[finding.check]))
     if not told:
         return Judged(Verdict.SKIP, "no check had anything to look at", error)
+    if told[0].verdict is Verdict.PASS:
+        passed = {finding.check for finding in told if finding.verdict is Verdict.PASS}
+        for check in needed:
+            if check not in passed:
+                why = next((finding.message for finding in told if finding.check == check), "it was not asked")
+                return Judged(Verdict.SKIP, f"not judged by {check}: {why}", error)
     return Judged(told[0].verdict, told[0].message, error)
+
+
+_ORDER = (*(verdict for verdict in SEVERITY if verdict is not Verdict.SKIP), Verdict.SKIP)

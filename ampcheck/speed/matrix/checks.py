@@ -15,7 +15,8 @@ WHERE = Where(phase="speed")
 def check_matrix(stats: MatrixStats) -> list[Finding]:
     """For each workload the fastest cell that pays and is right; a warning for each that is fast and wrong, or broken.
 
-    PASS: a cell pays. UNDECIDED: none surely does, and of some it is not known. SKIP: none was measured.
+    PASS: a cell pays and was judged to be right, or none pays. UNDECIDED: of some it is not known whether they pay, or
+    whether they are right. SKIP: none was measured.
     """
     check = "speedup"
     found = []
@@ -44,22 +45,38 @@ def _best(workload: WorkloadStats) -> tuple[Verdict, str, float | None, str]:
     if not timed:
         reason = next((cell.reason for cell in workload.cells if cell.reason), "no cell was measured")
         return Verdict.SKIP, f"nothing was compared: {reason}", None, ""
-    best = workload.best
-    least = max(EFFECT, workload.noise)
+    best, paying = workload.best, workload.paying
     if best is not None and best.ratio is not None:
-        ratio = best.ratio
         message = (
-            f"a cell pays that is more than {100 * least:.2g} % faster than eager float32 and right; of {len(timed)} "
-            f"the fastest such is {best.name}: {ratio.median:.3g} times as fast ({ratio.low:.3g} to {ratio.high:.3g})"
-            + ("" if best.accuracy == Verdict.PASS.value else f", accuracy {best.accuracy or 'not judged'}")
+            f"a cell pays that is {_least(best.noise)} and right; of {len(timed)} the fastest such is {_speed(best)}"
+            + ("" if best.accuracy == Verdict.PASS.value else f", accuracy {best.accuracy}")
+            + ("" if paying[0] is best else f"; not judged is {_speed(paying[0])}")
         )
-        return Verdict.PASS, message, ratio.median, ""
+        return Verdict.PASS, message, best.ratio.median, ""
+    if paying and paying[0].ratio is not None:
+        first = paying[0]
+        message = (
+            f"a cell pays that is {_least(first.noise)} and right; of {len(timed)} the fastest is {_speed(first)}, and "
+            f"its numbers were not judged{': ' if first.why else ''}{first.why}"
+        )
+        return Verdict.UNDECIDED, message, paying[0].ratio.median, "compare its outputs with those of eager float32"
     open_ = [cell.name for cell in timed if cell.verdict == "undecided"]
     if open_:
         message = f"none of {len(timed)} cells is surely faster than eager float32; undecided: {'; '.join(open_)}"
         return Verdict.UNDECIDED, message, None, "raise the budget, or leave other work off this machine"
-    message = f"none of {len(timed)} cells is right and faster than eager float32 by more than {100 * least:.2g} %"
+    message = f"none of {len(timed)} cells is right and {_least(workload.noise)}"
     return Verdict.PASS, message, None, ""
+
+
+def _least(noise: float) -> str:
+    return f"more than {100 * max(EFFECT, noise):.2g} % faster than eager float32"
+
+
+def _speed(cell: Cell) -> str:
+    ratio = cell.ratio
+    return (
+        "" if ratio is None else f"{cell.name}: {ratio.median:.3g} times as fast ({ratio.low:.3g} to {ratio.high:.3g})"
+    )
 
 
 def _warnings(cell: Cell) -> list[tuple[str, str]]:

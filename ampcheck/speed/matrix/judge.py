@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from ampcheck.record import Chart, Coverage, Run, Scalar, Series, Table
 from ampcheck.speed.matrix.checks import check_matrix
-from ampcheck.speed.matrix.stats import Cell, MatrixStats, WorkloadStats
+from ampcheck.speed.matrix.stats import SLOW, Cell, MatrixStats, WorkloadStats
 from ampcheck.speed.stats import Ratio
 
 COLUMNS = (
@@ -20,12 +22,8 @@ def matrix_run(stats: MatrixStats) -> Run:
     for _, cell in cells:
         if cell.reason:
             unseen[cell.reason] = unseen.get(cell.reason, 0) + 1
-    environment: dict[str, Scalar] = {}
-    for workload in stats.workloads:
-        environment |= workload.fingerprint
-        environment |= {f"meanwhile: {name}": value for name, value in workload.conditions.items()}
     return Run(
-        environment=environment,
+        environment=_environment(stats),
         findings=tuple(check_matrix(stats)),
         coverage=Coverage(
             {
@@ -41,14 +39,26 @@ def matrix_run(stats: MatrixStats) -> Run:
     )
 
 
+def _environment(stats: MatrixStats) -> dict[str, Scalar]:
+    """What all workloads were measured on, once; what differs between them, such as the load, for each by its name."""
+    found: dict[str, Scalar] = {}
+    for workload in stats.workloads:
+        for name, value in workload.fingerprint.items():
+            shared = all(other.fingerprint.get(name) == value for other in stats.workloads)
+            found[name if shared else f"{workload.workload}: {name}"] = value
+        found |= {f"{workload.workload}, meanwhile: {name}": value for name, value in workload.conditions.items()}
+    return found
+
+
 def matrix_table(stats: WorkloadStats) -> Table:
     """The cells of one workload; one that was not measured says why in the place of its verdict."""
+    noise = f"up to {100 * stats.noise:.2g} %" if math.isfinite(stats.noise) else "not known, of so few"
     note = (
         f"Times as fast as eager float32: median of {stats.cycles:,} paired cycles, 95 % bootstrap interval; noise "
-        f"between eager float32 and its twin up to {100 * stats.noise:.2g} %. Accuracy: the worst of what the judges "
-        "say against float64; error: the largest relative one of an output. Compiling: the first call beyond a typical "
+        f"between eager float32 and its twin {noise}. {_apart(stats)}Accuracy: the worst of what the judges say "
+        "against float64; error: the largest relative one of an output. Compiling: the first call beyond a typical "
         "one, with empty caches. Has paid after: calls, against eager mode in the same precision. Peak: tensors of one "
-        "step beyond what is held when it begins."
+        "step beyond what is held when it begins, on an accelerator with what it keeps, such as a pool of CUDA graphs."
     )
     return Table(
         f"{stats.workload}, {stats.size}, on {stats.device}",
@@ -56,6 +66,17 @@ def matrix_table(stats: WorkloadStats) -> Table:
         [_row(cell) for cell in stats.cells],
         check="speedup",
         note=note,
+    )
+
+
+def _apart(stats: WorkloadStats) -> str:
+    names = [cell.name for cell in stats.cells if cell.apart]
+    if not names:
+        return ""
+    return (
+        f"Much slower (more than {SLOW:g} times), or of a precision that has such, and timed in a measurement of "
+        f"their own with eager float32 and its twin, {stats.apart:,} cycles, so that they do not take the time of the "
+        f"others: {'; '.join(names)}. "
     )
 
 
@@ -95,5 +116,6 @@ def _speedups(stats: MatrixStats) -> Chart:
     ]
     note = "5th percentile of the paired ratios, then the interval of their median."
     return Chart(
-        "range", "speed of each cell", "times as fast as eager float32", series=rows, check="speedup", note=note
-    )
+        "range", "speed of each cell", "times as fast as eager float32", series=rows, check="speedup", note=note,
+        scale="linear",
+    )  # fmt: skip

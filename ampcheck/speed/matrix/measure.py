@@ -1,7 +1,12 @@
-"""Workloads in every mode and precision: all of a workload's arms paired in one job, then each of them judged."""
+"""Workloads in every mode and precision: a workload's arms paired in one job, then each of them judged.
+
+Arms much slower than eager float32, such as float16 on a CPU, would take nearly all of the time; they have a
+measurement of their own.
+"""
 
 from __future__ import annotations
 
+import gc
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +21,18 @@ from ampcheck import compiler
 from ampcheck.compiled.options import MODES
 from ampcheck.errors import UsageError, brief
 from ampcheck.prepare import prepare
-from ampcheck.record import Verdict
+from ampcheck.record import Scalar, Verdict
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.interval import log_ratios, median_bounds, paired_ratio
 from ampcheck.speed.matrix.accuracy import Judge
+from ampcheck.speed.matrix.copies import require_room
 from ampcheck.speed.matrix.stats import (
     DOES_NOT,
     EAGER,
     PAYS,
+    SLOW,
     UNDECIDED,
     WRONG,
     Cell,
@@ -33,7 +40,7 @@ from ampcheck.speed.matrix.stats import (
     WorkloadStats,
 )
 from ampcheck.speed.matrix.workloads import SIZES, WORKLOADS, Workload, workload_of
-from ampcheck.speed.memory import peak_memory
+from ampcheck.speed.memory import held_memory, peak_memory
 from ampcheck.speed.paired import Step, measure_speed
 from ampcheck.speed.startup.breakeven import BreakEven, savings
 from ampcheck.speed.stats import ArmTimes, SpeedStats
@@ -67,8 +74,13 @@ def measure_matrix(
     seconds of timed blocks for each workload. accuracy, memory: whether these are measured at all. progress: told
     before each stage: what begins, how many are done, how many there are. Dynamo is reset.
 
+    Each arm, which is a mode in a precision, has a copy of the model, up to 16 in all, and all of a workload's lie on
+    the device at once. The arms share the budget; those that take more than `SLOW` times as long as eager float32 have
+    their share in a measurement of their own.
+
     A mode or precision that this machine lacks is a cell with a reason, one that raises a cell with the error. Raises
-    `UsageError` for an unknown workload, mode, precision or size, and for a device that is not there.
+    `UsageError` for an unknown workload, mode, precision or size, for a device that is not there, and for copies that
+    cannot lie on it.
     """
     made = [workload_of(one) for one in _several(workloads)]
     for what, asked, known in (("mode", modes, (EAGER, *MODES)), ("precision", precisions, tuple(PRECISIONS))):
@@ -84,6 +96,9 @@ def measure_matrix(
     ways = list(dict.fromkeys((Way(), *ways)))
     if len(ways) < 2:
         raise UsageError("a matrix compares with eager float32: ask for another mode or precision beside it")
+    clock = clock or clock_of(device)
+    for workload in made:
+        require_room(workload, device=device, size=size, arms=sum(not lacks(way, device) for way in ways))
     comparisons = (len(ways) - 1) * len(made)
     tell = progress or (lambda stage, done, total: None)
     total = len(made) * (len(ways) + 1 + (len(ways) if accuracy else 0))
@@ -96,8 +111,8 @@ def measure_matrix(
 
     found = []
     for workload in made:
-        room = _Room(workload, device, size, budget, comparisons, clock or clock_of(device), told)
-        found.append(room.measure(ways, accuracy=accuracy, memory=memory))
+        room = _Room(workload, device, size, budget, comparisons, clock, memory, told)
+        found.append(room.measure(ways, accuracy=accuracy))
     return MatrixStats(tuple(found))
 
 
@@ -123,6 +138,7 @@ class _Arm:
     cell: Cell
     step: Step | None = None
     first: float = 0.0
+    typical: float = 0.0
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,9 +155,10 @@ class _Room:
     budget: float
     comparisons: int
     clock: Clock
+    memory: bool
     told: Callable[[str], None]
 
-    def measure(self, ways: Sequence[Way], *, accuracy: bool, memory: bool) -> WorkloadStats:
+    def measure(self, ways: Sequence[Way], *, accuracy: bool) -> WorkloadStats:
         """All cells; the first way is eager float32."""
         name = self.workload.name
         with many_compilations(self.device), _caches_folder() as folder:
@@ -150,7 +167,7 @@ class _Room:
                 self.told(f"{name}: {way} begins")
                 arms.append(self._begun(way, folder))
             self.told(f"{name}: the arms in turn")
-            stats = self._timed(arms, memory)
+            stats = self._timed(arms)
             if not accuracy:
                 return stats
             judge = self._judge()
@@ -174,8 +191,14 @@ class _Room:
         try:
             with self._caches(way, folder):
                 step = self.workload.step(way, device=self.device, size=self.size)
+                gc.collect()  # what an arm that failed has left is not freed while this one's memory is counted
+                held = held_memory(self.device)  # all other arms, and this one's weights; nothing that it makes
                 arm.first = self.clock.block(step, 1)
             self.clock.block(step, 2)  # the second call may compile once more, for gradients that are there now
+            arm.typical = min(self.clock.block(step, 1) for _ in range(3))
+            if self.memory:
+                peak = peak_memory(step, device=self.device, held=held)
+                arm.cell = replace(arm.cell, peak=peak.bytes)
         except Exception as error:  # noqa: BLE001  # the workload's or the compiler's: the cell tells it
             arm.cell = replace(arm.cell, reason=f"it raised {brief(error)}", failed=True)
             return arm
@@ -187,9 +210,9 @@ class _Room:
         arm.step = step
         return arm
 
-    def _timed(self, arms: Sequence[_Arm], memory: bool) -> WorkloadStats:
-        """The arms that run, in turn."""
-        running = {arm.name: arm.step for arm in arms if arm.step is not None}
+    def _timed(self, arms: Sequence[_Arm]) -> WorkloadStats:
+        """The arms that run, in turn; those that are much slower after the others."""
+        running = [arm for arm in arms if arm.step is not None]
         stats = WorkloadStats(
             self.workload.name, tuple(arm.cell for arm in arms), device=self.device, size=self.size,
             fingerprint=fingerprint(self.device),
@@ -198,26 +221,33 @@ class _Room:
             return _without(stats, f"eager float32, with which all are compared, does not run: {arms[0].cell.reason}")
         if len(running) < 2:
             return _without(stats, "nothing else ran that it could be compared with")
-        peaks = {}
-        if memory:
-            peaks = {name: peak_memory(step, device=self.device).bytes for name, step in running.items()}
-        graphs = compiler.counters("stats")["unique_graphs"]
-        try:
-            times = measure_speed(
-                running, subject=stats.workload, device=self.device, budget=self.budget, width=0.005, clock=self.clock
-            )
-        except UsageError as error:
-            return _without(stats, str(error))
-        noise = aa_noise(log_ratios(times.reference, times.twin))
-        cells = [_cell(arm, times, peaks, noise, self.comparisons) for arm in arms]
+        made_since = compilations()
+        for number, group in enumerate(rounds(running)):
+            share = (len(group) - 1) / (len(running) - 1)
+            try:
+                stats = self._with_round(stats, group, share * self.budget, apart=number > 0)
+            except UsageError as error:
+                if not number:
+                    return _without(stats, str(error))
+                cells = {arm.name: replace(arm.cell, reason=str(error), failed=True) for arm in group[1:]}
+                stats = replace(stats, cells=tuple(cells.get(cell.name, cell) for cell in stats.cells))
+        return replace(stats, recompiled=made_since().graphs)
+
+    def _with_round(self, stats: WorkloadStats, group: Sequence[_Arm], budget: float, *, apart: bool) -> WorkloadStats:
+        """The figures with those of one paired measurement, whose first arm is eager float32."""
+        times = measure_speed(
+            {arm.name: arm.step for arm in group if arm.step is not None},
+            subject=stats.workload, device=self.device, budget=budget, width=0.005, clock=self.clock,
+        )  # fmt: skip
+        timed = {arm.name: _cell(arm, times, self.comparisons, apart) for arm in group[apart:]}
         return replace(
             stats,
-            cells=tuple(cells),
-            noise=noise,
-            cycles=times.cycles,
-            spent=times.spent,
-            recompiled=compiler.counters("stats")["unique_graphs"] - graphs,
-            conditions=times.conditions,
+            cells=tuple(timed.get(cell.name, cell) for cell in stats.cells),
+            noise=max([stats.noise, *(cell.noise for cell in timed.values())]),
+            cycles=stats.cycles if apart else times.cycles,
+            apart=times.cycles if apart else 0,
+            spent=stats.spent + times.spent,
+            conditions=_joined(stats.conditions, times.conditions),
         )
 
     def _caches(self, way: Way, folder: str) -> Any:
@@ -230,6 +260,20 @@ class _Room:
         trains = workload.trains if workload.trains is not None else learns(prepare(subject, device=self.device))
         scaled = bool(getattr(workload, "scaler", False))
         return Judge(subject, self.device, bool(trains), workload.optimizer, scaled)
+
+
+def rounds(arms: Sequence[_Arm]) -> list[list[_Arm]]:
+    """Which arms are timed in turn, in one measurement or two that each begin with eager float32, the first of `arms`.
+
+    The second has the arms that are much slower, and with one of another precision all of that precision, since they
+    are compared with one another as well.
+    """
+    first, *others = arms
+    slow = {arm.name for arm in others if arm.typical > SLOW * first.typical}
+    precisions = {arm.way.precision for arm in others if arm.name in slow} - {first.way.precision}
+    apart = [arm for arm in others if arm.name in slow or arm.way.precision in precisions]
+    quick = [arm for arm in others if arm not in apart]
+    return [[first, *group] for group in (quick, apart) if group]
 
 
 def verdict_of(reference: ArmTimes, twin: ArmTimes, arm: ArmTimes, comparisons: int) -> str:
@@ -256,11 +300,11 @@ def break_even_of(cost: float, eager: ArmTimes, arm: ArmTimes) -> BreakEven:
     return BreakEven(calls(saving), calls(high), calls(low), cost, saving)
 
 
-def _cell(arm: _Arm, times: SpeedStats, peaks: Mapping[str, int | None], noise: float, comparisons: int) -> Cell:
-    if arm.step is None:
-        return arm.cell
+def _cell(arm: _Arm, times: SpeedStats, comparisons: int, apart: bool) -> Cell:
     own = times.arm(arm.name)
-    cell = replace(arm.cell, seconds=own.median, peak=peaks.get(arm.name), ratio=paired_ratio(times.reference, own))
+    noise = aa_noise(log_ratios(times.reference, times.twin))
+    ratio = paired_ratio(times.reference, own)
+    cell = replace(arm.cell, seconds=own.median, ratio=ratio, noise=noise, apart=apart)
     if arm.way != Way():
         cell = replace(cell, verdict=verdict_of(times.reference, times.twin, own, comparisons))
     if arm.way.mode == EAGER:
@@ -272,6 +316,16 @@ def _cell(arm: _Arm, times: SpeedStats, peaks: Mapping[str, int | None], noise: 
         even = break_even_of(cell.compiling or 0.0, plain, own)
         cell = replace(cell, gain=paired_ratio(plain, own), break_even=even)
     return cell
+
+
+def _joined(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The lowest of the lowest and the highest of the highest."""
+    found = {**one, **other}
+    for name in one.keys() & other.keys():
+        pair = [value for value in (one[name], other[name]) if isinstance(value, (int, float))]
+        if len(pair) == 2:
+            found[name] = max(pair) if name.endswith("highest") else min(pair)
+    return found
 
 
 def _with_accuracy(cell: Cell, accuracy: str, why: str, error: float | None) -> Cell:

@@ -19,6 +19,9 @@ PAYS, DOES_NOT, UNDECIDED, WRONG = "pays", "does not pay", "undecided", "no win:
 
 EAGER, FLOAT32 = "eager", "float32"
 
+SLOW = 3.0
+"""Arms that take more than so many times as long as eager float32 are timed apart, with it and its twin."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -26,9 +29,11 @@ class Cell:
 
     reason: why there are no times; "" where there are. seconds: of the typical step. ratio: times faster than eager
     mode in float32; gain: than eager mode in the same precision, None for eager mode itself. verdict: `PAYS`,
-    `DOES_NOT`, `UNDECIDED` or `WRONG` on the ratio. accuracy: an `ampcheck.Verdict`, "" where nothing was judged, and
-    why in words; error: the largest relative error of an output against float64. peak: bytes, None where it is unknown.
-    compiling: seconds that the first call took beyond a typical one, with empty caches. breaks: graph breaks.
+    `DOES_NOT`, `UNDECIDED` or `WRONG` on the ratio. noise: how far the A/A twin of eager float32 was from it while the
+    cell was timed, as a share. apart: timed in the measurement of what is much slower. accuracy: an `ampcheck.Verdict`,
+    "" where nothing was judged, and why in words; error: the largest relative error of an output against float64. peak:
+    bytes, None where it is unknown. compiling: seconds that the first call took beyond a typical one, with empty
+    caches. breaks: graph breaks.
     """
 
     mode: str
@@ -39,6 +44,8 @@ class Cell:
     ratio: Ratio | None = None
     gain: Ratio | None = None
     verdict: str = ""
+    noise: float = 0.0
+    apart: bool = False
     accuracy: str = ""
     why: str = ""
     error: float | None = None
@@ -53,13 +60,19 @@ class Cell:
         """Mode and precision."""
         return f"{self.mode}, {self.precision}"
 
+    @property
+    def right(self) -> bool:
+        """Whether its numbers were judged, and are not wrong."""
+        return self.accuracy in ("pass", "warn")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadStats:
     """All cells of one workload, whose times are paired.
 
-    noise: how far the A/A twin of eager float32 is from it, as a share. cycles: paired blocks of each arm. spent:
-    seconds of timed blocks. recompiled: graphs that were compiled while the arms were timed, which spoils a time.
+    noise: how far the A/A twin of eager float32 is from it at most, as a share. cycles: paired blocks of each arm;
+    apart: of each arm that is much slower, 0 where there is none. spent: seconds of timed blocks. recompiled: graphs
+    that were compiled while the arms were timed, which spoils a time.
     """
 
     workload: str
@@ -68,6 +81,7 @@ class WorkloadStats:
     size: str = "small"
     noise: float = 0.0
     cycles: int = 0
+    apart: int = 0
     spent: float = 0.0
     recompiled: int = 0
     fingerprint: Mapping[str, Scalar] = field(default_factory=dict)
@@ -83,9 +97,14 @@ class WorkloadStats:
 
     @property
     def best(self) -> Cell | None:
-        """The fastest cell that surely pays and whose numbers are not wrong."""
-        paying = [cell for cell in self.cells if cell.verdict == PAYS and cell.ratio is not None]
-        return max(paying, key=lambda cell: cell.ratio.low if cell.ratio else 0.0, default=None)
+        """The fastest cell that surely pays and whose numbers are judged, and not wrong."""
+        return next((cell for cell in self.paying if cell.right), None)
+
+    @property
+    def paying(self) -> list[Cell]:
+        """The cells that surely pay and are not known to be wrong, judged or not, the fastest first."""
+        found = [cell for cell in self.cells if cell.verdict == PAYS and cell.ratio is not None]
+        return sorted(found, key=lambda cell: -cell.ratio.low if cell.ratio else 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """These figures as data for `json.dumps`; what is infinite stands as None."""
@@ -98,7 +117,8 @@ class WorkloadStats:
         require_schema(data, "this", "matrix of ampcheck", SCHEMA)
         try:
             plain = {name: value for name, value in data.items() if name != "schema"}
-            return cls(**{**plain, "cells": tuple(_cell(one) for one in plain["cells"])})
+            cells = tuple(_cell(one) for one in plain["cells"])
+            return cls(**{**plain, "cells": cells, "noise": _infinite(plain.get("noise", 0.0))})
         except (KeyError, TypeError) as error:
             raise UsageError(f"this matrix of ampcheck is damaged ({error}): measure it anew") from error
 
@@ -122,7 +142,7 @@ def geometric_mean(ratios: Iterable[float]) -> float | None:
 
 
 def _cell(data: Mapping[str, Any]) -> Cell:
-    held: dict[str, Any] = {**data}
+    held: dict[str, Any] = {**data, "noise": _infinite(data.get("noise", 0.0))}
     for name in ("ratio", "gain"):
         held[name] = Ratio(**{k: _infinite(v) for k, v in held[name].items()}) if held.get(name) else None
     if held.get("break_even"):
