@@ -3,32 +3,36 @@
     python benchmarks/bench_compile_cost.py [SUBJECT ...] [--device cuda] [--size large] [--json PATH]
 
 Each start is a fresh process with cache folders of its own. Steady states of eager, full and regional are paired in
-one job. Evidence is written after each subject, and what it holds already of the same size is not measured again,
-unless it is named. The machine should be quiet. `bench_matrix.py` compares with what is commonly reported.
+one job. Evidence is written after each subject. What it holds already of the same size, options and machine is not
+measured again, unless it is named; what it holds of others stays as it is. The machine should be quiet.
+`bench_matrix.py` compares with what is commonly reported.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from _evidence import write_evidence
-from bench_matrix import EVIDENCE, rows, slug, table_rows
+from _evidence import Row, Rows, grouped, is_current, options_of, read_rows, write_rows
+from bench_matrix import CHEAPER, EVIDENCE, GAIN, KEPT, NOTHING, rows, slug, table_rows
 from speed_subjects import sized
 
 from ampcheck.compiled.graph.judge import measure_graph
 from ampcheck.record import Table
+from ampcheck.speed.compiling import many_compilations
+from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.startup.stats import COLD, REGIONAL
+from ampcheck.speed.stats import SpeedStats
 from ampcheck.speed.steps import Way, step_of
+from ampcheck.speed.verdict import EFFECT
 
 STARTS = ("deep", "deep_training")
 SHAPES = ("fixed", "varying")
@@ -38,36 +42,49 @@ def started(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Full and regional compilation in fresh processes, and their steady states in one."""
     target = f"{Path(__file__).with_name('speed_subjects.py')}:{name}" + ("" if options.size == "small" else "_large")
     stats = measure_startup(
-        target, device=options.device, regional=True, cold=options.cold, warm=options.warm, budget=options.budget / 5
+        target,
+        device=options.device,
+        regional=True,
+        cold=options.cold,
+        warm=options.warm,
+        budget=options.budget / 5,
+        env={"OMP_NUM_THREADS": str(options.threads)},
     )
     run = startup_run(stats)
     subject = sized(name, options.size)
-    torch.compiler.reset()
     ways = {"eager": Way(), "full": Way("default"), "regional": Way("default", regional=True)}
-    arms = {arm: step_of(subject, way, device=options.device) for arm, way in ways.items()}
-    times = measure_speed(arms, subject=subject.name, device=options.device, budget=options.budget)
-    full, regional = (paired_ratio(times.reference, times.arm(arm)) for arm in ("full", "regional"))
-    beside = paired_ratio(times.arm("full"), times.arm("regional"))
+    with many_compilations(options.device):
+        arms = {arm: step_of(subject, way, device=options.device) for arm, way in ways.items()}
+        times = measure_speed(arms, subject=subject.name, device=options.device, budget=options.budget)
     costs = {arm.name: median(stats.cost(arm)) for arm in stats.arms}
-    gains = (full.median - 1, regional.median - 1)
     return {
-        "subject": name,
-        "size": options.size,
-        "regional": {
-            "subject": subject.name,
-            "full, s": round(costs[COLD], 2),
-            "regional, s": round(costs[REGIONAL], 2),
-            "compiles so many times faster": round(costs[COLD] / costs[REGIONAL], 3) if costs[REGIONAL] else None,
-            "full, times eager": round(full.median, 3),
-            "regional, times eager": round(regional.median, 3),
-            "part of the speedup that is kept": round(beside.median, 3),
-            "from": round(beside.low, 3),
-            "to": round(beside.high, 3),
-            "part of the gain that is kept": round(gains[1] / gains[0], 3) if gains[0] > 0.03 else None,
-            "cycles": times.cycles,
-        },
+        "regional": regional_row(times, costs[COLD], costs[REGIONAL]),
         "starts": [_plain(table) for table in run.tables],
         "findings": [f"{finding.verdict}: {finding.message}" for finding in run.findings],
+    }
+
+
+def regional_row(times: SpeedStats, full_cost: float, regional_cost: float) -> dict[str, Any]:
+    """Regional beside full compilation. times: of eager, full and regional; costs in seconds.
+
+    Where full compilation does not surely pay there is nothing that regional compilation could keep; two times that are
+    as good as eager mode's would look like all of it.
+    """
+    full, regional = (paired_ratio(times.reference, times.arm(arm)) for arm in ("full", "regional"))
+    beside = paired_ratio(times.arm("full"), times.arm("regional"))
+    pays = full.low > 1 + EFFECT
+    return {
+        "subject": times.subject,
+        "full, s": round(full_cost, 2),
+        "regional, s": round(regional_cost, 2),
+        CHEAPER: round(full_cost / regional_cost, 3) if regional_cost else None,
+        "full, times eager": round(full.median, 3),
+        "regional, times eager": round(regional.median, 3),
+        KEPT: round(beside.median, 3) if pays else NOTHING,
+        "from": round(beside.low, 3) if pays else None,
+        "to": round(beside.high, 3) if pays else None,
+        GAIN: round((regional.median - 1) / (full.median - 1), 3) if pays else NOTHING,
+        "cycles": times.cycles,
     }
 
 
@@ -75,10 +92,11 @@ def shaped(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """What Dynamo compiles of calls with one length and with four, and how fast the calls are then."""
     subject = sized(name, options.size)
     counted = {way: measure_graph(subject, device=options.device, dynamic=way) for way in (None, True, False)}
-    arms = {"eager": step_of(subject, Way(), device=options.device)}
-    for way in counted:
-        arms[f"dynamic={way}"] = step_of(subject, Way("default", dynamic=way), device=options.device)
-    times = measure_speed(arms, subject=subject.name, device=options.device, budget=options.budget)
+    with many_compilations(options.device):
+        arms = {"eager": step_of(subject, Way(), device=options.device)}
+        for way in counted:
+            arms[f"dynamic={way}"] = step_of(subject, Way("default", dynamic=way), device=options.device)
+        times = measure_speed(arms, subject=subject.name, device=options.device, budget=options.budget)
     found = []
     for way, graphs in counted.items():
         arm = times.arm(f"dynamic={way}")
@@ -96,31 +114,44 @@ def shaped(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 "cycles": times.cycles,
             }
         )
-    return {"subject": name, "size": options.size, "shapes": found}
+    return {"shapes": found}
 
 
 def _plain(table: Table) -> dict[str, Any]:
     return {"title": table.title, "rows": list(table_rows(table)), "note": table.note}
 
 
-def markdown(found: list[dict[str, Any]]) -> Iterator[str]:
+def markdown(held: Rows) -> Iterator[str]:
+    """A part for each size and machine."""
+    for title, found in grouped(held, STARTS + SHAPES):
+        yield from (f"## {title}", "")
+        yield from (f"{row['name']}: {options_of(row)}." for row in found)
+        yield ""
+        yield from _part(found)
+
+
+def _part(found: list[Row]) -> Iterator[str]:
     regional = [one["regional"] for one in found if "regional" in one]
     if regional:
-        yield from ("## Full and regional compilation", "")
-        yield "Seconds of a cold start beyond an eager one; the part that is kept is full time through regional time."
+        yield from ("### Full and regional compilation", "")
+        yield (
+            "Seconds of a cold start beyond an eager one. Of the speedup is kept: the regional one through the full "
+            f"one, with its interval; of the gain: what both have beyond 1. {NOTHING.capitalize()}: full compilation "
+            f"is not surely more than {100 * EFFECT:g} % faster than eager mode."
+        )
         yield ""
         yield from rows(regional)
         yield ""
     shapes = [row for one in found for row in one.get("shapes", ())]
     if shapes:
-        yield from ("## Fixed and varying shapes", "")
+        yield from ("### Fixed and varying shapes", "")
         yield "Graphs and recompilations are the same in every run. First pass: in this process, caches as they are."
         yield ""
         yield from rows(shapes)
         yield ""
     for one in found:
         for table in one.get("starts", ()):
-            yield from (f"## {table['title']}: {one['regional']['subject']}", "", table["note"], "")
+            yield from (f"### {table['title']}: {one['regional']['subject']}", "", table["note"], "")
             yield from rows(table["rows"])
             yield ""
 
@@ -140,19 +171,23 @@ def main() -> None:
         "--json", type=Path, metavar="PATH", help="by default compile_cost_DEVICE.json in reports/evidence"
     )
     options = parser.parse_args()
+    if unknown := [name for name in options.subjects if name not in STARTS + SHAPES]:
+        parser.error(f"there is no subject {unknown[0]!r}; there are {', '.join(STARTS + SHAPES)}")
     torch.set_num_threads(options.threads)
     path = options.json or EVIDENCE / f"compile_cost_{slug(options.device)}.json"
     if not path.parent.is_dir():
         parser.error(f"there is no folder {path.parent} for the evidence")
-    held = json.loads(path.read_text(encoding="utf-8"))["subjects"] if path.is_file() else []
-    found = {one["subject"]: one for one in held if one["size"] == options.size}
-    for name in options.subjects or [name for name in STARTS + SHAPES if name not in found]:
+    held = read_rows(path)
+    asked = {name: getattr(options, name) for name in ("budget", "cold", "warm", "threads")}
+    known = fingerprint(options.device)
+    mine = {name for (size, name), row in held.items() if size == options.size and is_current(row, asked, known)}
+    for name in options.subjects or [name for name in STARTS + SHAPES if name not in mine]:
         print(name, flush=True)
-        found[name] = started(name, options) if name in STARTS else shaped(name, options)
-        ordered = [found[known] for known in STARTS + SHAPES if known in found]
-        regional = [one["regional"] for one in ordered if "regional" in one]
-        write_evidence(path, {"regional": regional, "subjects": ordered}, markdown(ordered))
-    print("\n".join(markdown([found[known] for known in STARTS + SHAPES if known in found])))
+        figures = started(name, options) if name in STARTS else shaped(name, options)
+        own = {"size": options.size, "name": name, "options": asked, "fingerprint": known}
+        held[options.size, name] = {**own, **figures}
+        write_rows(path, held, {}, markdown(held))
+    print("\n".join(markdown(held)))
 
 
 if __name__ == "__main__":

@@ -2,28 +2,28 @@
 
     python benchmarks/bench_matrix.py [--device cuda] [--size large] [--only NAME ...] [--budget S] [--json PATH]
 
-Each workload's arms are paired in one job. Evidence is written after each workload, and what it holds already of the
-same device and size is not measured again, unless it is named by `--only`. The machine should be quiet. Behind the
-tables stands a comparison with the speedups that are commonly reported, computed from them and from the evidence of
-`bench_compile_cost.py` beside them.
+Each workload's arms are paired in one job. Evidence is written after each workload. What it holds already of the same
+size, options and machine is not measured again, unless it is named by `--only`; what it holds of others stays as it is.
+The machine should be quiet. Behind the tables stands a comparison with the speedups that are commonly reported,
+computed from them and from the evidence of `bench_compile_cost.py` beside them. Each arm has a copy of the model.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from _evidence import write_evidence
+from _evidence import Row, Rows, grouped, is_current, machine_of, options_of, read_rows, write_rows
 
 from ampcheck.record import Scalar, Table
+from ampcheck.speed.fingerprint import differences, fingerprint
 from ampcheck.speed.matrix.judge import matrix_table, shown
 from ampcheck.speed.matrix.measure import BUDGET, MATRIX_MODES, measure_matrix
-from ampcheck.speed.matrix.stats import MatrixStats, WorkloadStats, geometric_mean
+from ampcheck.speed.matrix.stats import WorkloadStats, geometric_mean
 from ampcheck.speed.matrix.workloads import SIZES, WORKLOADS
 from ampcheck.speed.steps import PRECISIONS
 
@@ -36,8 +36,17 @@ REPORTED = (
 )
 """What is commonly said of compiled against eager mode in the same precision: of what, precisions, speedup, trained."""
 
-REGIONAL = {"compiles so many times faster": (5.0, 8.0), "part of the speedup that is kept": (0.8, 0.9)}
-"""And of regional against full compilation."""
+CHEAPER, KEPT, GAIN = (
+    "compiles so many times faster",
+    "part of the speedup that is kept",
+    "part of the gain that is kept",
+)
+REGIONAL = {CHEAPER: (5.0, 8.0), KEPT: (0.8, 0.9), GAIN: None}
+"""And of regional against full compilation. What is reported to be kept is the ratio of the two speedups, which is near
+1 whatever compilation gains; of the gain itself nothing is reported."""
+
+NOTHING = "nothing to keep"
+"""Where full compilation does not surely pay."""
 
 CLOSE = 0.1
 """Two speedups agree when they differ by no more than this share."""
@@ -51,42 +60,52 @@ def slug(device: str) -> str:
 
 
 def speedups(found: Iterable[WorkloadStats], precisions: tuple[str, ...], trained: bool | None) -> list[float]:
-    """Of the mode `default` against eager mode in the same precision, where the numbers are not wrong."""
+    """Of the mode `default` against eager mode in the same precision, where the numbers were judged and are right."""
     return [
         cell.gain.median
         for workload in found
         if trained is None or bool(WORKLOADS[workload.workload].trains) is trained
         for cell in workload.cells
-        if cell.mode == "default" and cell.precision in precisions and cell.gain is not None and cell.accuracy != "fail"
+        if cell.mode == "default" and cell.precision in precisions and cell.gain is not None and cell.right
     ]
 
 
-def compared(found: list[WorkloadStats], costs: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Each figure commonly reported, ours, and whether they agree."""
+def compared(found: list[WorkloadStats], costs: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    """Each figure commonly reported, ours, and whether they agree.
+
+    found: workloads of one size and machine. costs: rows of `bench_compile_cost.py`, of which those count that are of
+    the same size and machine.
+    """
     for what, precisions, reported, trained in REPORTED:
-        ours = speedups(found, precisions, trained)
-        mean = geometric_mean(ours)
-        yield {
-            "of": f"speedup {what}",
-            "reported": f"{reported:g}",
-            "here": None if mean is None else round(mean, 3),
-            "from": None if mean is None else round(min(ours), 3),
-            "to": None if mean is None else round(max(ours), 3),
-            "cells": len(ours),
-            "verdict": "not measured" if mean is None else _verdict(mean, reported, reported, CLOSE),
-        }
-    for what, (low, high) in REGIONAL.items():
-        ours = [row[what] for row in (costs or {}).get("regional", ()) if row.get(what) is not None]
-        mean = geometric_mean(ours)
-        yield {
-            "of": f"regional compilation: {what}",
-            "reported": f"{low:g} to {high:g}",
-            "here": None if mean is None else round(mean, 3),
-            "from": None if mean is None else round(min(ours), 3),
-            "to": None if mean is None else round(max(ours), 3),
-            "cells": len(ours),
-            "verdict": "not measured" if mean is None else _verdict(mean, low, high, 0.0),
-        }
+        ours: list[Any] = speedups(found, precisions, trained)
+        yield _beside(f"speedup {what}", ours, (reported, reported), CLOSE)
+    same = [row["regional"] for row in costs if "regional" in row and _is_beside(row, found)]
+    for what, range_ in REGIONAL.items():
+        ours = [row[what] for row in same if row.get(what) is not None]
+        yield _beside(f"regional compilation: {what}", ours, range_, 0.0)
+
+
+def _is_beside(row: Row, found: list[WorkloadStats]) -> bool:
+    return all(row["size"] == one.size and not differences(row["fingerprint"], one.fingerprint) for one in found)
+
+
+def _beside(what: str, ours: list[Any], reported: tuple[float, float] | None, close: float) -> dict[str, Any]:
+    """ours: figures, or `NOTHING`."""
+    figures = [one for one in ours if one != NOTHING]
+    mean = geometric_mean(one for one in figures if one > 0) if all(one > 0 for one in figures) else None
+    if not figures:
+        verdict = NOTHING if ours else "not measured"
+    else:
+        verdict = "not reported" if reported is None else _verdict(mean or 0.0, *reported, close)
+    return {
+        "of": what,
+        "reported": None if reported is None else " to ".join(f"{one:g}" for one in dict.fromkeys(reported)),
+        "here": None if mean is None else round(mean, 3),
+        "from": round(min(figures), 3) if figures else None,
+        "to": round(max(figures), 3) if figures else None,
+        "cells": len(figures),
+        "verdict": verdict,
+    }
 
 
 def _verdict(ours: float, low: float, high: float, close: float) -> str:
@@ -127,37 +146,55 @@ def table_rows(table: Table) -> Iterator[dict[str, Scalar]]:
     return (dict(zip(table.columns, row, strict=True)) for row in table.rows)
 
 
-def markdown(found: list[WorkloadStats], costs: dict[str, Any] | None) -> Iterator[str]:
-    judged = list(compared(found, costs))
-    agree = sum(row["verdict"] == "agrees" for row in judged)
-    measured = sum(row["verdict"] != "not measured" for row in judged)
-    yield f"{len(found)} workloads. Of {len(judged)} figures commonly reported {measured} were measured, {agree} agree."
-    yield ""
-    yield "## Beside what is commonly reported"
-    yield ""
-    yield f"Geometric means of the mode default; from, to: of single cells; speedups agree within {100 * CLOSE:g} %."
-    yield ""
-    yield from rows(judged)
-    yield ""
-    yield "## Geometric means over the workloads"
-    yield ""
-    yield from rows(means(found))
-    for workload in found:
-        table = matrix_table(workload)
-        yield from ("", f"## {table.title}", "")
-        best = workload.best
-        told = "no cell surely pays" if best is None or best.ratio is None else f"{best.name}, {shown(best.ratio)}"
-        yield f"Best: {told}. {table.note}"
+def markdown(rows_held: Rows, costs: Iterable[Row]) -> Iterator[str]:
+    """A part for each size and machine."""
+    costs = list(costs)
+    for title, held in grouped(rows_held, list(WORKLOADS)):
+        found = workloads_of(held)
+        judged = list(compared(found, costs))
+        reported = [row for row in judged if row["reported"] is not None]
+        measured = sum(row["cells"] > 0 for row in reported)
+        agree = sum(row["verdict"] == "agrees" for row in reported)
+        yield from (f"## {title}", "")
+        yield (
+            f"{len(found)} workloads. Of {len(reported)} figures commonly reported {measured} were measured, {agree} "
+            "agree."
+        )
+        yield from ("", "### Beside what is commonly reported", "")
+        yield (
+            f"Geometric means of the mode default; from, to: of single cells; speedups agree within {100 * CLOSE:g} %. "
+            "Regional compilation keeps something only where full compilation surely pays."
+        )
         yield ""
-        yield from rows(table_rows(table))
+        yield from rows(judged)
+        yield from ("", "### Geometric means over the workloads", "")
+        yield from rows(means(found))
+        for row, workload in zip(held, found, strict=True):
+            table = matrix_table(workload)
+            yield from ("", f"### {table.title}", "")
+            best = workload.best
+            told = "no cell surely pays and is right"
+            if best is not None and best.ratio is not None:
+                told = f"{best.name}, {shown(best.ratio)}"
+            yield f"Best: {told}. {table.note}"
+            yield from ("", f"Measured on {machine_of(row)}; {options_of(row)}", "")
+            yield from rows(table_rows(table))
+        yield ""
 
 
-def kept(path: Path, size: str) -> list[WorkloadStats]:
-    """The workloads of this size that the evidence has."""
-    if not path.is_file():
-        return []
-    held = json.loads(path.read_text(encoding="utf-8")).get("workloads", [])
-    return [found for found in map(WorkloadStats.from_dict, held) if found.size == size]
+def workloads_of(held: Iterable[Row]) -> list[WorkloadStats]:
+    return [WorkloadStats.from_dict(row["stats"]) for row in held]
+
+
+def save(path: Path, held: Rows, costs: Iterable[Row]) -> None:
+    """Everything that is held, of this machine and of others."""
+    costs = list(costs)
+    groups = [(title, workloads_of(rows)) for title, rows in grouped(held, list(WORKLOADS))]
+    data = {
+        "compared": {title: list(compared(found, costs)) for title, found in groups},
+        "means": {title: list(means(found)) for title, found in groups},
+    }
+    write_rows(path, held, data, markdown(held, costs))
 
 
 def main() -> None:
@@ -173,27 +210,20 @@ def main() -> None:
     parser.add_argument("--costs", type=Path, metavar="PATH", help="evidence of bench_compile_cost.py; found beside it")
     parser.add_argument("--compare", action="store_true", help="measure nothing; write the tables anew")
     options = parser.parse_args()
+    if unknown := [name for name in options.only if name not in WORKLOADS]:
+        parser.error(f"there is no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
     torch.set_num_threads(options.threads)
     place = slug(options.device)
     path = options.json or EVIDENCE / f"matrix_{place}.json"
     if not path.parent.is_dir():
         parser.error(f"there is no folder {path.parent} for the evidence")
     costs_path = options.costs or path.with_name(f"compile_cost_{place}.json")
-    costs = json.loads(costs_path.read_text(encoding="utf-8")) if costs_path.is_file() else None
-    found = {one.workload: one for one in kept(path, options.size)}
-
-    def save() -> None:
-        ordered = [found[name] for name in WORKLOADS if name in found]
-        data = {
-            "size": options.size,
-            "compared": list(compared(ordered, costs)),
-            "means": list(means(ordered)),
-            "workloads": [one.to_dict() for one in ordered],
-        }
-        write_evidence(path, data, markdown(ordered, costs))
-
-    for name in [] if options.compare else options.only or [name for name in WORKLOADS if name not in found]:
-        stats: MatrixStats = measure_matrix(
+    costs, held = list(read_rows(costs_path).values()), read_rows(path)
+    asked = {name: getattr(options, name) for name in ("budget", "modes", "precisions", "threads")}
+    known = fingerprint(options.device)
+    mine = {name for (size, name), row in held.items() if size == options.size and is_current(row, asked, known)}
+    for name in [] if options.compare else options.only or [name for name in WORKLOADS if name not in mine]:
+        (stats,) = measure_matrix(
             name,
             modes=options.modes,
             precisions=options.precisions,
@@ -201,11 +231,17 @@ def main() -> None:
             size=options.size,
             budget=options.budget,
             progress=lambda stage, done, total: print(f"{done}/{total} {stage}", flush=True),
-        )
-        found[name] = stats.workloads[0]
-        save()
-    save()
-    print("\n".join(markdown([found[name] for name in WORKLOADS if name in found], costs)))
+        ).workloads
+        held[options.size, name] = {
+            "size": options.size,
+            "name": name,
+            "options": asked,
+            "fingerprint": dict(stats.fingerprint),
+            "stats": stats.to_dict(),
+        }
+        save(path, held, costs)
+    save(path, held, costs)
+    print("\n".join(markdown(held, costs)))
 
 
 if __name__ == "__main__":
