@@ -168,13 +168,13 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """This run as data for `json.dumps`, in the form that `from_json` reads."""
         data = {"schema": SCHEMA, **{f.name: _plain(getattr(self, f.name)) for f in fields(self)}}
-        return {key: _tag_nonfinite(value) for key, value in data.items()}
+        return {key: tag_nonfinite(value) for key, value in data.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
         """The run that `to_json` wrote. Raises `UsageError` for damaged data or a newer schema."""
         require_schema(data, "this", "run of ampcheck", SCHEMA)
-        plain = _untag_nonfinite(dict(data))
+        plain = untag_nonfinite(dict(data))
         try:
             if not all(isinstance(plain[name], tuple) for name in ("findings", "tables", "charts")):
                 raise TypeError("findings, tables and charts must be lists")
@@ -182,7 +182,7 @@ class Run:
                 raise TypeError("coverage must be counts")
             run: Run = _checked(
                 cls(
-                    environment={key: _untag_nonfinite(value) for key, value in data["environment"].items()},
+                    environment={key: untag_nonfinite(value) for key, value in data["environment"].items()},
                     findings=tuple(finding_from_dict(item) for item in plain["findings"]),
                     coverage=_checked(Coverage(**plain["coverage"])),
                     tables=tuple(_checked(Table(**item)) for item in plain["tables"]),
@@ -210,13 +210,13 @@ class Run:
 
 def finding_to_dict(finding: Finding) -> dict[str, Any]:
     """A finding as plain data that crosses process borders (JSON, execnet)."""
-    plain: dict[str, Any] = _tag_nonfinite(_plain(finding))
+    plain: dict[str, Any] = tag_nonfinite(_plain(finding))
     return plain
 
 
 def finding_from_dict(data: Mapping[str, Any]) -> Finding:
     """The finding that `finding_to_dict` made."""
-    plain = _untag_nonfinite(dict(data))
+    plain = untag_nonfinite(dict(data))
     where = _checked(Where(**plain["where"]))
     finding: Finding = _checked(Finding(**{**plain, "verdict": Verdict(plain["verdict"]), "where": where}))
     return finding
@@ -264,24 +264,25 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _tag_nonfinite(value: Any) -> Any:
+def tag_nonfinite(value: Any) -> Any:
     """JSON has no NaN and no infinity: they travel as {"float": "nan"}, which no other value looks like."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(float(value))}  # numpy's own repr would not be read back
     if isinstance(value, dict):
-        return {key: _tag_nonfinite(item) for key, item in value.items()}
+        return {key: tag_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_tag_nonfinite(item) for item in value]
+        return [tag_nonfinite(item) for item in value]
     return value
 
 
-def _untag_nonfinite(value: Any) -> Any:
+def untag_nonfinite(value: Any) -> Any:
+    """What `tag_nonfinite` was given; lists become tuples."""
     if isinstance(value, dict):
         if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
             return float(value["float"])
-        return {key: _untag_nonfinite(item) for key, item in value.items()}
+        return {key: untag_nonfinite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(_untag_nonfinite(item) for item in value)
+        return tuple(untag_nonfinite(item) for item in value)
     return value
 
 

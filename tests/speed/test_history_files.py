@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ def test_lines_of_a_newer_schema_are_kept_and_told_and_not_judged(tmp_path: Path
     assert file.read_text(encoding="utf-8").count(newer) == 2
 
 
+def line_of(time: str = "2026-01-01T00:00:00+00:00", **changed: object) -> str:
+    """A whole line, with what is changed of it."""
+    return json.dumps(
+        {"schema": 1, "time": time, "commit": "", "dirty": None, "record": {**record().to_dict(), **changed}}
+    )
+
+
+TIMES = {"name": "a", "seconds": 10**400, "precision": "", "fingerprint": {}}
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -92,9 +103,17 @@ def test_lines_of_a_newer_schema_are_kept_and_told_and_not_judged(tmp_path: Path
         '{"schema": 1, "time": "2026-01-01T00:00:00+00:00", "commit": "", "dirty": null, "times": {"name": "a"}}',
         '{"schema": 1, "time": "2026-01-01T00:00:00+00:00", "commit": 3, "dirty": null, "record": {}}',
         "[" * 100_000,
+        '{"a":' * 900 + "1" + "}" * 900,
+        line_of(time="0001-01-01T00:00:00+23:00"),
+        line_of(time="9999-12-31T23:59:59-23:00"),
+        line_of(ratio=10**400),
+        line_of(low=10**400),
+        line_of(reference_seconds=10**400),
+        json.dumps({**json.loads(line_of()), "times": TIMES, "record": None}),
+        json.dumps({**{k: v for k, v in json.loads(line_of()).items() if k != "record"}, "times": TIMES}),
         "<<<<<<< HEAD",
     ],
-    ids=lambda line: line[:70],
+    ids=lambda line: f"{line[:70]} {zlib.crc32(line.encode())}",
 )
 def test_a_damaged_line_is_told_with_its_number_and_the_others_are_read(tmp_path: Path, line: str) -> None:
     append(tmp_path, [record(1.0)], commit="", time=day(0))

@@ -93,6 +93,51 @@ def test_importing_twice_adds_nothing_twice(tmp_path: Path) -> None:
     assert load(tmp_path / "h").points == 3
 
 
+def test_what_the_session_kept_itself_is_known_although_pytest_benchmark_noted_another_moment(tmp_path: Path) -> None:
+    append(tmp_path, [record(1.5), record(1.7, arm="max-autotune")], commit=commit(0), dirty=False, time=day(1))
+    both = [record(1.5).to_dict(), record(1.7, arm="max-autotune").to_dict()]
+    done = import_benchmarks(tmp_path, [stored(tmp_path / "a.json", both)])
+    assert (done.added, done.known) == (0, 2)
+    assert load(tmp_path).points == 2
+
+
+def test_the_same_figures_of_another_commit_are_another_point(tmp_path: Path) -> None:
+    append(tmp_path, [record(1.5)], commit=commit(0), time=day(0))
+    assert import_benchmarks(tmp_path, [stored(tmp_path / "a.json", record(1.5).to_dict(), number=1)]).added == 1
+
+
+def test_times_of_a_benchmark_of_which_there_are_ratios_at_that_commit_are_known(tmp_path: Path) -> None:
+    name = "tests/test_speed.py::test_0"
+    append(tmp_path, [record(1.5, name=name)], commit=commit(0), time=day(0))
+    done = import_benchmarks(
+        tmp_path, [stored(tmp_path / "a.json", None, None), stored(tmp_path / "b.json", None, number=1)]
+    )
+    assert (done.added, done.known) == (2, 1)
+    assert [(series.key.name, series.key.absolute, len(series.points)) for series in load(tmp_path).series] == [
+        (name, False, 1),
+        (name, True, 1),
+        ("tests/test_speed.py::test_1", True, 1),
+    ]
+
+
+def test_equal_times_of_unknown_commits_are_two_points(tmp_path: Path) -> None:
+    files = [stored(tmp_path / f"{n}.json", None, number=n, commit_info={}) for n in range(2)]
+    assert import_benchmarks(tmp_path / "h", files).added == 2
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"ratio": 10**400}, {"low": 10**400}, {"minimum": 10**400}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_number_that_is_no_float_is_told_and_the_others_are_imported(tmp_path: Path, changed: dict[str, int]) -> None:
+    file = stored(tmp_path / "a.json", {**record().to_dict(), **changed}, record().to_dict())
+    done = import_benchmarks(tmp_path / "h", [file])
+    assert (done.added, len(done.notes)) == (1, 1)
+    far = stored(tmp_path / "far.json", record().to_dict(), datetime="0001-01-01T00:00:00+23:00")
+    assert len(import_benchmarks(tmp_path / "h", [far]).notes) == 1
+
+
 def test_what_pytest_wrote_itself_is_read(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

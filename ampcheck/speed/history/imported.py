@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Any
 
 from ampcheck.errors import UsageError
 from ampcheck.record import Scalar
-from ampcheck.speed.history.lines import append_points, known_lines, load
-from ampcheck.speed.history.points import Note, Point, Times
+from ampcheck.speed.history.lines import append_points, load
+from ampcheck.speed.history.points import Note, Point, Times, record_from_dict
 from ampcheck.speed.stats import SpeedRecord
 
 EXTRA = "ampcheck"
@@ -33,21 +33,28 @@ def import_benchmarks(folder: str | os.PathLike[str], files: Sequence[str | os.P
     """Add the benchmarks of pytest-benchmark's JSON files to the history in `folder`; a folder stands for all in it.
 
     A benchmark with our records in its `extra_info` gives ratios, any other a time of which nothing is judged. What the
-    history has already is not added again. Raises `UsageError` for a file that is none of pytest-benchmark's, before
+    history has already is not added again: pytest-benchmark notes another moment than the session that kept the same
+    measurement, so a point is known by what was measured and the commit. Nor are times of a benchmark of which the
+    history has ratios at that commit. Raises `UsageError` for a file that is none of pytest-benchmark's, before
     anything is added.
     """
     notes: list[Note] = []
     points = [point for file in _files(files) for point in _points(file, notes)]
     place = Path(folder)
-    held = load(place) if place.is_dir() else None
-    known = known_lines(point for series in held.series for point in series.points) if held else set()
-    new: dict[str, Point] = {}
+    held = [point for series in load(place).series for point in series.points] if place.is_dir() else []
+    known = {point.identity for point in held}
+    judged = _judged([*held, *points])
+    new: dict[tuple[str, ...], Point] = {}
     for point in points:
-        (line,) = known_lines([point])
-        if line not in known:
-            new.setdefault(line, point)
+        if point.identity not in known and not (point.absolute and (point.commit, point.measured.name) in judged):
+            new.setdefault(point.identity, point)
     added = append_points(place, list(new.values()))
     return Imported(added, len(points) - added, tuple(notes))
+
+
+def _judged(points: Iterable[Point]) -> set[tuple[str, str]]:
+    """Known commits and benchmarks of which there is a ratio."""
+    return {(point.commit, point.measured.name) for point in points if point.commit and not point.absolute}
 
 
 def _files(given: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
@@ -83,7 +90,7 @@ def _points(path: Path, notes: list[Note]) -> Iterator[Point]:
             for measured in _measured(benchmark, machine):
                 point = Point(time, measured, name, dirty if name and isinstance(dirty, bool) else None)
                 yield Point.from_dict(point.to_dict())  # says now what would not be read back later
-        except (KeyError, TypeError, ValueError, AttributeError) as error:  # noqa: PERF203  # each on its own
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # noqa: PERF203  # each alone
             reason = str(error) if isinstance(error, UsageError) else repr(error)
             notes.append(Note(f"{path.name}, benchmark {number}", f"was not imported: {reason}"))
 
@@ -91,7 +98,7 @@ def _points(path: Path, notes: list[Note]) -> Iterator[Point]:
 def _measured(benchmark: Mapping[str, Any], machine: Mapping[str, Any]) -> list[SpeedRecord | Times]:
     kept = (benchmark.get("extra_info") or {}).get(EXTRA)
     if kept:
-        return [SpeedRecord.from_dict(item) for item in (kept if isinstance(kept, list) else [kept])]
+        return [record_from_dict(item) for item in (kept if isinstance(kept, list) else [kept])]
     seconds = float(benchmark["stats"]["median"])
     return [Times(str(benchmark.get("fullname") or benchmark["name"]), seconds, fingerprint=_fingerprint(machine))]
 

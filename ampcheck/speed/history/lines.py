@@ -12,17 +12,16 @@ process that died left of a line stays where it is: the next line begins on its 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import time as clock
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from ampcheck.errors import UsageError
+from ampcheck.record import tag_nonfinite, untag_nonfinite
 from ampcheck.speed.fingerprint import key_of
 from ampcheck.speed.history.points import SCHEMA, History, Note, Point
 from ampcheck.speed.history.working_tree import commit_of
@@ -113,7 +112,7 @@ def _read(name: str, data: bytes, notes: list[Note]) -> Iterator[tuple[str, Poin
             continue
         place = f"{name}, line {number}"
         try:
-            plain = json.loads(line.decode("utf-8"))
+            plain = untag_nonfinite(json.loads(line.decode("utf-8")))
         except (ValueError, RecursionError):
             torn = number == len(whole) + 1
             what = "is torn: the process that wrote it did not end it" if torn else "is damaged"
@@ -124,7 +123,7 @@ def _read(name: str, data: bytes, notes: list[Note]) -> Iterator[tuple[str, Poin
             newer[schema] = newer.get(schema, 0) + 1
             continue
         try:
-            point = Point.from_dict(_untag(plain))
+            point = Point.from_dict(plain)
         except UsageError as error:
             notes.append(Note(place, f"{error}; it was left as it is"))
             continue
@@ -142,24 +141,7 @@ def _file_of(point: Point) -> str:
 
 
 def _line(point: Point) -> str:
-    return json.dumps(_tag(point.to_dict()), allow_nan=False) + "\n"
-
-
-def _tag(value: Any) -> Any:
-    """JSON has no infinity, which the interval of a single cycle has: it travels as in a run of ampcheck."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(float(value))}
-    if isinstance(value, Mapping):
-        return {key: _tag(item) for key, item in value.items()}
-    return value
-
-
-def _untag(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
-            return float(value["float"])
-        return {key: _untag(item) for key, item in value.items()}
-    return value
+    return json.dumps(tag_nonfinite(point.to_dict()), allow_nan=False) + "\n"
 
 
 def _prepare(place: Path) -> None:
@@ -217,8 +199,3 @@ def _locked(handle: int) -> Iterator[bool]:
     finally:
         if alone:
             fcntl.flock(handle, fcntl.LOCK_UN)
-
-
-def known_lines(points: Iterable[Point]) -> set[str]:
-    """What points say, each as one text, to tell whether a history has them."""
-    return {_line(point) for point in points}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -40,7 +41,7 @@ class Times:
         """What `to_dict` made. Raises `UsageError` for damaged data."""
         try:
             times = cls(str(data["name"]), float(data["seconds"]), str(data["precision"]), dict(data["fingerprint"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"these times are damaged ({error!r}): import them anew") from error
         if not (math.isfinite(times.seconds) and times.seconds > 0):
             raise UsageError(f"these times are damaged: a median cannot be {times.seconds!r} s")
@@ -112,6 +113,15 @@ class Point:
         """The commit as people write it, with a + where the working tree had changes."""
         return (self.commit[:10] or "unknown commit") + "+" * bool(self.dirty)
 
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What no other measurement shares: all that was measured, and the commit; not when it was written down.
+
+        Times alone may well be equal, so that those of no known commit need their time as well.
+        """
+        time = self.time.isoformat() if self.absolute and not self.commit else ""
+        return json.dumps(self.measured.to_dict(), sort_keys=True), self.commit, time
+
     def to_dict(self) -> dict[str, Any]:
         """This as data of one line, in a fixed order."""
         kind = "times" if self.absolute else "record"
@@ -132,14 +142,27 @@ class Point:
             if time.tzinfo is None or not isinstance(commit, str) or not isinstance(dirty, bool | None):
                 raise ValueError("time, commit or dirty is none")
             inside = data["record"] if "record" in data else data["times"]
-            measured = SpeedRecord.from_dict(inside) if "record" in data else Times.from_dict(inside)
-        except (KeyError, TypeError, ValueError) as error:
+            measured = record_from_dict(inside) if "record" in data else Times.from_dict(inside)
+            time = time.astimezone(timezone.utc)  # the first and the last day of the calendar have no other zone
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(f"this line is damaged: {error!r}") from error
         if not (math.isfinite(measured_value(measured)) and measured_value(measured) > 0):
             raise UsageError(f"this line is damaged: a ratio or a time cannot be {measured_value(measured)!r}")
-        return cls(time.astimezone(timezone.utc), measured, commit, dirty)
+        return cls(time, measured, commit, dirty)
+
+
+def record_from_dict(data: Any) -> SpeedRecord:
+    """The record that `to_dict` made. Raises `UsageError` for a newer schema, damaged data, or what is no float64."""
+    record = SpeedRecord.from_dict(data)
+    for known in fields(record):
+        if known.type == "float":
+            try:
+                float(getattr(record, known.name))  # JSON has integers without end
+            except OverflowError as error:
+                raise UsageError(f"this speed record of ampcheck is damaged: {known.name}: {error}") from error
+    return record
 
 
 def measured_value(measured: Measured) -> float:
