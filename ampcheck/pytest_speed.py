@@ -8,7 +8,7 @@ and pytest-benchmark is then told the seconds of the first judged arm, through t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from ampcheck.errors import UsageError
+from ampcheck.pytest_scope import Scope, is_speed_test, why_disabled
 
 if TYPE_CHECKING:
     from ampcheck.record import Finding, Run
@@ -100,6 +101,7 @@ class Speed:
         """Require that each arm is at least `at_least` times as fast as the first, as `ampcheck.assert_speed` does.
 
         What is left out is taken from the marker `speed`, then from `assert_speed`; `device` is `--ampcheck-device`.
+        A marker that says `width`, which is for `measure`, is an error.
         comparisons: by default the speed tests of this session times the arms that are judged in this one.
         Where pytest-benchmark is disabled (by its option, by xdist) each arm is called once, and the verdict is SKIP.
 
@@ -110,11 +112,9 @@ class Speed:
         from ampcheck.record import verify
         from ampcheck.speed.benchmark import judge_benchmark, skip_benchmark
 
-        given = {"at_least": at_least, "effect": effect, "budget": budget, "precision": precision}
+        given = {"at_least": at_least, "effect": effect, "budget": budget, "precision": precision, "device": device}
         given |= {"comparisons": comparisons, "false_alarms": false_alarms, "subject": subject, "seed": seed}
-        name = self._begin()
-        with self._telling():
-            asked = self._asked({**given, "device": device, "clock": clock})
+        with self._asking({**given, "clock": clock}, JUDGED) as (name, asked):
             if reason := self._disabled():
                 run = skip_benchmark(arms, asked, name=name, reason=reason)
                 self._benchmark.pedantic(lambda: None)
@@ -137,6 +137,8 @@ class Speed:
     ) -> SpeedStats:
         """Measure without a verdict, as `ampcheck.measure_speed` does; it is kept like any other measurement.
 
+        A marker that says what a verdict needs (`at_least`, `comparisons`, `false_alarms`) is an error. Its `effect`
+        counts where the baseline of `--benchmark-compare` is compared with.
         Where pytest-benchmark is disabled each arm is called once and the test is skipped: there are no figures.
         """
         __tracebackhide__ = True
@@ -144,9 +146,7 @@ class Speed:
         from ampcheck.speed.benchmark import measure_benchmark, skip_benchmark
 
         given = {"width": width, "budget": budget, "precision": precision, "subject": subject, "seed": seed}
-        name = self._begin()
-        with self._telling():
-            asked = self._asked({**given, "device": device, "clock": clock})
+        with self._asking({**given, "device": device, "clock": clock}, MEASURED) as (name, asked):
             if not (reason := self._disabled()):
                 found = measure_benchmark(arms, asked, name=name)
                 emit(self._keep(found, arms, asked))
@@ -155,7 +155,12 @@ class Speed:
             self._benchmark.pedantic(lambda: None)
         pytest.skip(f"nothing was measured: {reason}")
 
-    def _begin(self) -> str:
+    @contextmanager
+    def _asking(self, given: Mapping[str, Any], taken: frozenset[str]) -> Iterator[tuple[str, Asked]]:
+        """The name of the test and what it asks for.
+
+        What ends the test before pytest-benchmark was used is told to it as well: it would warn of that.
+        """
         __tracebackhide__ = True
         if self._used or self._benchmark.stats is not None:
             raise UsageError(
@@ -163,16 +168,29 @@ class Speed:
                 "give all arms at once, or make two tests of it"
             )
         self._used = True
-        return self._item.nodeid
+        try:
+            yield self._item.nodeid, self._asked(given, taken)
+        except Exception as error:
+            with suppress(Exception):
+                self._benchmark.pedantic(_raising(error))
+            raise
 
-    def _asked(self, given: Mapping[str, Any]) -> Asked:
+    def _asked(self, given: Mapping[str, Any], taken: frozenset[str]) -> Asked:
         from ampcheck.speed.benchmark import Asked
 
         marker = self._item.get_closest_marker("speed")
+        said = marker.kwargs if marker is not None else {}
         if marker is not None and marker.args:
             raise UsageError(f"the marker speed takes names with values, such as at_least=1.2, not {marker.args[0]!r}")
+        if lost := [name for name in said if name in KEYWORDS - taken]:
+            how = "speed(...) measures until its verdict stands" if taken is JUDGED else "speed.measure judges nothing"
+            other = "speed.measure" if taken is JUDGED else "speed(...)"
+            raise UsageError(
+                f"{self._item.name} is marked with {lost[0]}, which would count for nothing: {how}; take it out of the "
+                f"marker, or call {other}"
+            )
         named = {name: value for name, value in given.items() if value is not None}
-        return Asked.of({"device": self._device}, marker.kwargs if marker is not None else {}, named)
+        return Asked.of({"device": self._device}, said, named)
 
     def _disabled(self) -> str:
         """Why pytest-benchmark measures nothing; "" where it does."""
@@ -190,16 +208,14 @@ class Speed:
         self._session.keep(found.records, run)
         return run
 
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Tell pytest-benchmark of what ends the test before it was used: it would warn of that."""
-        __tracebackhide__ = True
-        try:
-            yield
-        except Exception as error:
-            with suppress(Exception):
-                self._benchmark.pedantic(_raising(error))
-            raise
+
+JUDGED = frozenset(Speed.__call__.__kwdefaults__ or ())
+"""What a test that judges may be marked with."""
+
+MEASURED = frozenset(Speed.measure.__kwdefaults__ or ()) | {"effect"}
+"""What one that measures alone may be marked with."""
+
+KEYWORDS = JUDGED | MEASURED
 
 
 def _raising(error: Exception) -> Callable[[], NoReturn]:
@@ -222,6 +238,8 @@ class SpeedSession:
         self._saved: list[Mapping[str, Any]] = []
         self._baseline: Baseline | None = None
         self._before: Before | None = None
+        self._ever: Baseline | None = None
+        self._scope = Scope(config)
         self._counts: Counter[str] = Counter()
 
     @pytest.hookimpl(optionalhook=True)
@@ -229,15 +247,24 @@ class SpeedSession:
         """Take the benchmarks of each file that pytest-benchmark compares with."""
         self._saved += compared_benchmark.get("benchmarks", [])
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, object]:
+        """Take the names of the tests that there are, before any are deselected."""
+        if self.history is not None or self.config.getoption("benchmark_compare", None):
+            self._scope.collected(items)
+        return (yield)
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Count the speed tests that are to run, which share the false alarms of the suite, and read the history."""
         found = sum(is_speed_test(item) for item in session.items)
         self.tests = max(1, found)
+        self._scope.selected(session.items)
         if found and self.history is not None and self.history.exists() and not why_disabled(self.config):
             from ampcheck.speed.benchmark import Before
 
             try:
                 self._before = Before.load(self.history)
+                self._ever = self._before.all()
             except UsageError as error:
                 raise pytest.UsageError(f"--ampcheck-history={self.history}: {error}") from error
 
@@ -254,7 +281,7 @@ class SpeedSession:
             args, kwargs = (marker.args, marker.kwargs) if marker is not None else ((), {})
             item.stash[_REPLAY] = replay = Replay()
             item.add_marker(pytest.mark.benchmark.with_args(*args, **{**kwargs, "timer": replay}), append=False)
-        elif (marker := item.get_closest_marker("speed")) is not None and marker.kwargs:
+        elif marker := _misplaced(item):
             raise UsageError(
                 f"{item.name} is marked with speed({', '.join(marker.kwargs)}) and does not take the fixture speed, "
                 "so nothing would be measured: add it to the test's arguments"
@@ -266,7 +293,7 @@ class SpeedSession:
 
         given, baseline = list(records), self._compared_with()
         found = [] if baseline is None else check_baseline(given, baseline, effect=effect)
-        return found if self._before is None else found + check_names(given, self._before.all)
+        return found if self._ever is None else found + check_names(given, self._ever)
 
     def keep(self, records: Iterable[SpeedRecord], run: Run) -> None:
         """Take what one test measured and what was found."""
@@ -279,7 +306,8 @@ class SpeedSession:
         report = self.config.pluginmanager.get_plugin("ampcheck-report")
         if report is None:
             return
-        if not why_disabled(self.config) and (found := self._missing()):
+        broken_off = session.shouldstop or session.shouldfail
+        if not broken_off and not why_disabled(self.config) and (found := self._missing()):
             from ampcheck.record import Run
 
             report.add(Run(findings=tuple(found)))
@@ -311,7 +339,9 @@ class SpeedSession:
             return []
         from ampcheck.speed.benchmark import check_missing
 
-        return [finding for one in kept for finding in check_missing({record.name for record in self.records}, one)]
+        ran = {record.name for record in self.records}
+        absent = {name for one in kept for name in one.known if not self._scope.asks_for(name)}
+        return [finding for one in kept for finding in check_missing(ran | absent, one)]
 
     def _append(self, session: pytest.Session, folder: Path) -> Iterator[str]:
         """Append all records at once; lines about it. A history that cannot be written fails the session."""
@@ -336,18 +366,9 @@ class SpeedSession:
 SESSION = pytest.StashKey[SpeedSession]()
 
 
-def is_speed_test(item: pytest.Item) -> bool:
-    """Whether the item takes our fixture; one of that name that is not built on `benchmark` is another one."""
-    return {"speed", "benchmark"} <= set(getattr(item, "fixturenames", ()))
-
-
-def why_disabled(config: pytest.Config) -> str:
-    """Why pytest-benchmark measures nothing in this session; "" where it does."""
-    option = config.getoption
-    if option("benchmark_skip", False) and not option("benchmark_only", False):
-        return "--benchmark-skip is on"
-    if option("benchmark_disable", False) and not option("benchmark_enable", False):
-        return "--benchmark-disable is on"
-    if hasattr(config, "workerinput") or option("dist", "no") != "no":
-        return "tests run side by side under xdist"
-    return ""
+def _misplaced(item: pytest.Item) -> pytest.Mark | None:
+    """A marker that can be none but ours, of an item that has no `speed` to which it could speak."""
+    marker = item.get_closest_marker("speed")
+    if marker is None or not marker.kwargs or "speed" in getattr(item, "fixturenames", ()):
+        return None
+    return marker if KEYWORDS.issuperset(marker.kwargs) else None

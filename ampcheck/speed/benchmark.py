@@ -6,6 +6,7 @@ fails: a stored ratio moves with what else the machine does, so it warns at most
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -17,7 +18,7 @@ from ampcheck.record import Coverage, Finding, Run, Verdict, Where
 from ampcheck.speed.clock import Clock
 from ampcheck.speed.fingerprint import differences
 from ampcheck.speed.history.lines import load
-from ampcheck.speed.history.points import hardware_of
+from ampcheck.speed.history.points import hardware_of, record_from_dict
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.paired import PairedMeasurement, Step, measure_speed
 from ampcheck.speed.stats import SpeedRecord, SpeedStats
@@ -54,10 +55,17 @@ class Asked:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("budget", "effect", "false_alarms"):
+        for name in ("budget", "effect", "false_alarms", "width"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            if name == "width" and value is None:  # until the budget is spent
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise UsageError(f"{name} of a speed test is a positive number; found {value!r}")
+        number = self.comparisons
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise UsageError(f"comparisons of a speed test is a whole number, at least 1; found {number!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise UsageError(f"seed of a speed test is a whole number; found {self.seed!r}")
         if self.precision != "float32":
             _require_precision(self.precision)
 
@@ -201,7 +209,7 @@ class Baseline:
             records[title] = ()
             unreadable.pop(title, None)
             try:
-                records[title] = tuple(SpeedRecord.from_dict(one) for one in _listed(kept))
+                records[title] = tuple(record_from_dict(one) for one in _listed(kept))
             except UsageError as error:
                 unreadable[title] = str(error)
         return cls(name, records, unreadable)
@@ -228,9 +236,8 @@ class Before:
         told = tuple(f"the history could not be read whole: {note}" for note in history.notes)
         return cls(tuple(sorted(kept, key=lambda pair: pair[0])), told)
 
-    @property
     def all(self) -> Baseline:
-        """Every benchmark that it ever held."""
+        """Every benchmark that it ever held; made anew by each call."""
         return Baseline("the history", _by_name(record for _, record in self.points))
 
     def last(self, records: Iterable[SpeedRecord]) -> Baseline:
@@ -242,10 +249,10 @@ class Before:
 
 
 def _by_name(records: Iterable[SpeedRecord]) -> dict[str, tuple[SpeedRecord, ...]]:
-    found: dict[str, tuple[SpeedRecord, ...]] = {}
+    found: dict[str, list[SpeedRecord]] = {}
     for record in records:
-        found[record.name] = (*found.get(record.name, ()), record)
-    return found
+        found.setdefault(record.name, []).append(record)
+    return {name: tuple(held) for name, held in found.items()}
 
 
 def check_baseline(records: Iterable[SpeedRecord], baseline: Baseline, *, effect: float = EFFECT) -> list[Finding]:
@@ -338,7 +345,7 @@ def _moved(old: SpeedRecord, new: SpeedRecord, effect: float, told: str) -> Find
     if new.ratio < limit and new.high < old.low:
         hint = "measure base and head in one job before you believe it: a stored ratio moves with the machine's load"
         return _finding(new.name, Verdict.WARN, f"{required}; {told}: {_fault(old, new)}", hint, figures)
-    if new.ratio < limit:
+    if min(new.ratio, new.low) < limit:
         hint = "raise the budget of the test"
         return _finding(new.name, Verdict.UNDECIDED, f"{required}; {told}: too wide to decide", hint, figures)
     if new.ratio > old.ratio * (1 + effect) and new.low > old.high:

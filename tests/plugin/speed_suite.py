@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import scipy.stats  # noqa: F401  # pytester forgets what is imported first inside it; numpy and its parts come but once
 
 import ampcheck.speed.benchmark
-import ampcheck.speed.steps  # noqa: F401  # pytester forgets what is imported first inside it; numpy comes but once
+import ampcheck.speed.steps  # noqa: F401
 
 CLOCKS = '''
 """Steps that say how long they take, and a clock that believes them."""

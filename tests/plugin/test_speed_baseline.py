@@ -68,6 +68,52 @@ def test_a_benchmark_that_did_not_run_is_told_once(speedy: Suite) -> None:
     assert findings(suite, "regression") == []
 
 
+SHARD = """
+
+def pytest_collection_modifyitems(items):
+    del items[1:]
+"""
+
+
+def missing(suite: pytest.Pytester, *options: str) -> list[str]:
+    """What is said of tests that did not run."""
+    suite.runpytest("-n0", "--benchmark-compare=0001", "--ampcheck-json=run.json", *options)
+    told = [one for one in findings(suite, "regression") if one["subject"] == "the baseline"]
+    return [one["message"].partition(": ")[2] for one in told]
+
+
+def test_only_what_this_session_was_asked_for_is_missed(speedy: Suite) -> None:
+    suite = speedy(SAVED)
+    suite.mkdir("other").joinpath("test_beside.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
+    suite.runpytest("-n0", "--benchmark-save=base").assert_outcomes(passed=3)
+    both, gone = "test_speeds.py::test_pays, test_speeds.py::test_gone", "test_speeds.py::test_gone"
+    assert missing(suite) == []
+    assert missing(suite, "-k", "pays") == []
+    assert missing(suite, "--deselect=test_speeds.py::test_gone") == []
+    assert missing(suite, "test_speeds.py::test_pays") == []
+    assert missing(suite, "other") == []
+    speedy(PAYS)
+    assert missing(suite) == missing(suite, "test_speeds.py") == missing(suite, gone) == [gone]
+    assert missing(suite, "-k", "pays") == [gone], "it is not there at all"
+    speedy(SAVED.replace("def test_", "@pytest.mark.skip\ndef test_"))
+    assert missing(suite) == [both], "they are asked for, and skipped"
+
+
+def test_another_shards_tests_are_not_missed(speedy: Suite) -> None:
+    suite = speedy(SAVED)
+    suite.runpytest("-n0", "--benchmark-save=base").assert_outcomes(passed=2)
+    conftest = suite.path / "conftest.py"
+    conftest.write_text(conftest.read_text(encoding="utf-8") + SHARD, encoding="utf-8")
+    assert missing(suite) == []
+
+
+def test_a_session_that_was_broken_off_misses_nothing(speedy: Suite) -> None:
+    suite = speedy(SAVED)
+    suite.runpytest("-n0", "--benchmark-save=base").assert_outcomes(passed=2)
+    speedy("def test_a():\n    raise ValueError\n" + SAVED)
+    assert missing(suite, "-x") == []
+
+
 def test_without_a_baseline_nothing_is_said_of_one(speedy: Suite) -> None:
     suite = speedy()
     suite.runpytest("-n0", "--ampcheck-json=run.json").assert_outcomes(passed=1)

@@ -221,6 +221,8 @@ def test_bad_input_is_one_error_and_no_warning_besides(speedy: Suite, wrong: str
         ("at_leest=1.2", "a speed test takes no 'at_leest'; it takes at_least, *"),
         ("1.2", "the marker speed takes names with values, such as at_least=1.2, not 1.2"),
         ("precision='half'", "precision of a speed test is one of *"),
+        ("width=0.01", "test_it is marked with width, which would count for nothing: speed(...) measures until*"),
+        ("comparisons='3'", "comparisons of a speed test is a whole number, at least 1; found '3'"),
     ],
 )
 def test_a_marker_that_says_something_else_is_an_error(speedy: Suite, marker: str, told: str) -> None:
@@ -228,6 +230,24 @@ def test_a_marker_that_says_something_else_is_an_error(speedy: Suite, marker: st
     result = suite.runpytest("-n0")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"E *UsageError: {told}"])
+
+
+@pytest.mark.parametrize("marker", ["at_least=1.2", "comparisons=3", "false_alarms=0.1"])
+def test_what_a_verdict_needs_is_an_error_where_none_is_asked_for(speedy: Suite, marker: str) -> None:
+    suite = speedy(f"@pytest.mark.speed({marker})\ndef test_it(speed):\n    speed.measure(arms(), clock=Clock())\n")
+    result = suite.runpytest("-n0")
+    result.assert_outcomes(failed=1)
+    name = marker.partition("=")[0]
+    result.stdout.fnmatch_lines([f"E *UsageError: test_it is marked with {name}, which would count for nothing: *"])
+
+
+def test_measuring_alone_may_be_marked_with_what_it_takes(speedy: Suite) -> None:
+    suite = speedy("""
+@pytest.mark.speed(width=0.5, effect=0.2, budget=1, precision="bfloat16", seed=3)
+def test_it(speed):
+    speed.measure(arms(), clock=Clock())
+""")
+    suite.runpytest("-n0").assert_outcomes(passed=1)
 
 
 def test_a_marked_test_that_measures_nothing_is_an_error(speedy: Suite) -> None:
@@ -250,6 +270,54 @@ def test_it(speed):
     assert speed == 3
 """)
     pytester.runpytest("-n0", "--strict-markers").assert_outcomes(passed=1)
+
+
+FOREIGN = """
+import pytest
+
+@pytest.mark.parametrize("speed", [1, 2])
+def test_parametrized(speed, benchmark):
+    assert benchmark(lambda: speed) == speed
+    assert benchmark.stats.stats.max > 0
+
+@pytest.fixture
+def speed(benchmark):
+    return benchmark
+
+def test_own_fixture(speed):
+    assert speed(lambda: 3) == 3
+    assert speed.stats.stats.max > 0
+
+@pytest.mark.speed(at_least=2)
+def test_own_fixture_marked(speed):
+    assert speed(lambda: 3) == 3
+
+@pytest.mark.speed(limit=3)
+@pytest.mark.parametrize("number", [1])
+def test_own_marker(number):
+    pass
+
+@pytest.mark.speed(limit=3, budget=4)
+def test_own_marker_with_a_name_of_ours():
+    pass
+"""
+
+
+def test_other_peoples_use_of_the_name_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(FOREIGN)
+    pytester.runpytest("-n0", "--strict-markers").assert_outcomes(passed=6)
+
+
+def test_a_fixture_of_the_same_name_may_be_built_on_it(speedy: Suite) -> None:
+    suite = speedy("""
+@pytest.fixture
+def speed(speed):
+    return lambda steps: speed(steps, at_least=1.2, budget=0.5, clock=Clock())
+
+def test_it(speed):
+    speed(arms())
+""")
+    suite.runpytest("-n0", "--strict-markers").assert_outcomes(passed=1)
 
 
 def test_without_pytest_benchmark_it_is_told(speedy: Suite) -> None:

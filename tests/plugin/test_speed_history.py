@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from ampcheck.speed.history import load
+from ampcheck.speed.benchmark import Baseline, Before
+from ampcheck.speed.history import import_benchmarks, load
 from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section
 from plugin.speed_suite import PAYS, Suite, findings
@@ -80,14 +82,44 @@ def test_what_the_history_lacks_and_what_did_not_run_is_told(speedy: Suite) -> N
     assert findings(suite, "regression") == []
 
 
+def test_a_part_of_the_suite_misses_nothing_of_the_rest(speedy: Suite) -> None:
+    suite = speedy(TWO)
+    options = ("-n0", "--ampcheck-history=history", "--ampcheck-json=run.json")
+    suite.runpytest(*options)
+    for part in (("-k", "pays"), ("test_speeds.py::test_pays",), ("-k", "fails")):
+        suite.runpytest(*options, *part)
+        assert findings(suite, "regression") == []
+
+
+def test_what_pytest_benchmark_saved_as_well_is_imported_once(speedy: Suite) -> None:
+    suite = speedy(TWO)
+    suite.runpytest("-n0", "--ampcheck-history=history", "--benchmark-autosave", "--benchmark-json=saved.json")
+    done = import_benchmarks(suite.path / "history", [suite.path / ".benchmarks", suite.path / "saved.json"])
+    assert (done.added, done.known) == (0, 6)
+    assert len(records(suite.path / "history")) == 3
+
+
+def test_the_history_is_gone_through_once_however_many_tests_there_are(
+    speedy: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = speedy(TWO)
+    suite.runpytest("-n0", "--ampcheck-history=history")
+    made = []
+    monkeypatch.setattr(Before, "all", lambda self: made.append(1) or Baseline())
+    suite.runpytest("-n0", "--ampcheck-history=history")
+    assert len(made) == 1
+
+
 def test_what_cannot_be_read_is_told_and_kept(speedy: Suite) -> None:
     suite = speedy()
     suite.runpytest("-n0", "--ampcheck-history=history")
     (file,) = suite.path.joinpath("history").glob("*.jsonl")
     with open(file, "a", encoding="utf-8") as stream:
+        line = json.loads(file.read_text(encoding="utf-8"))
+        stream.write(json.dumps({**line, "record": {**line["record"], "low": 10**400}}) + "\n")
         stream.write('{"schema": 1, "torn')
     result = suite.runpytest("-n0", "--ampcheck-history=history")
-    result.stdout.fnmatch_lines(["the history could not be read whole: *line 2*", "added 1 record to *"])
+    result.stdout.fnmatch_lines(["the history could not be read whole: *line 2*", "*line 3*", "added 1 record to *"])
     assert '"torn' in file.read_text(encoding="utf-8")
     assert len(records(suite.path / "history")) == 2
 

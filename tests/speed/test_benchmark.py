@@ -102,6 +102,11 @@ def test_where_nothing_is_measured_each_arm_is_called_once_and_skipped(judged: b
         ({"atleast": 1.2}, "takes no 'atleast'"),
         ({"budget": 0}, "budget of a speed test is a positive number; found 0"),
         ({"effect": "3 %"}, "effect of a speed test is a positive number; found '3 %'"),
+        ({"budget": float("inf")}, "budget of a speed test is a positive number; found inf"),
+        ({"width": "narrow"}, "width of a speed test is a positive number; found 'narrow'"),
+        ({"comparisons": "3"}, "comparisons of a speed test is a whole number, at least 1; found '3'"),
+        ({"comparisons": 0}, "comparisons of a speed test is a whole number, at least 1; found 0"),
+        ({"seed": "x"}, "seed of a speed test is a whole number; found 'x'"),
         ({"precision": "half"}, "precision of a speed test is one of float32, tf32, float16, bfloat16"),
         ({"at_least": {"compild": 1.2}}, "at_least names 'compild', which is no arm beside the reference"),
         ({"at_least": {"eager": 1.2}}, "at_least names 'eager', which is no arm beside the reference"),
@@ -185,6 +190,13 @@ def test_intervals_that_overlap_decide_nothing() -> None:
     assert compared(record(1.25, half=0.2), record(1.5, half=0.2)).verdict is Verdict.UNDECIDED
 
 
+@pytest.mark.parametrize(("now", "half"), [(1.5, 0.6), (1.42, 0.05), (2.5, 1.2)])
+def test_an_interval_that_reaches_below_the_limit_is_no_pass(now: float, half: float) -> None:
+    finding = compared(record(now, half=half), record(1.5))
+    assert finding.verdict is Verdict.UNDECIDED
+    assert "too wide to decide" in finding.message
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -209,6 +221,7 @@ def test_what_was_measured_otherwise_is_not_comparable(changed: dict[str, Any], 
         ({"ampcheck": {"schema": 99}}, "has schema 99, newer than this ampcheck reads"),
         ({"ampcheck": {**record().to_dict(), "ratio": "fast"}}, "is damaged: ratio cannot be 'fast'"),
         ({"ampcheck": 3}, "is no speed record of ampcheck"),
+        ({"ampcheck": {**record().to_dict(), "low": 10**400}}, "is damaged: low: "),
     ],
 )
 def test_a_benchmark_whose_record_cannot_be_read_is_not_comparable(extra: dict[str, Any], told: str) -> None:
@@ -240,25 +253,25 @@ def test_benchmarks_that_did_not_run_are_told_once_with_their_names() -> None:
 
 def test_a_history_tells_the_names_that_it_lacks_and_nothing_of_those_it_has(tmp_path: Path) -> None:
     append(tmp_path, [record(1.5)], commit="")
-    (finding,) = check_names([record(1.0), record(name="t.py::test_new")], Before.load(tmp_path).all)
+    (finding,) = check_names([record(1.0), record(name="t.py::test_new")], Before.load(tmp_path).all())
     assert (finding.subject, finding.verdict) == ("t.py::test_new", Verdict.WARN)
     assert "the history has no benchmark of this name" in finding.message
 
 
 def test_an_empty_history_lacks_nothing(tmp_path: Path) -> None:
-    assert check_names([record()], Before.load(tmp_path).all) == []
+    assert check_names([record()], Before.load(tmp_path).all()) == []
     assert check_missing([], Before.load(tmp_path).last([record()])) == []
 
 
 def test_a_history_of_other_hardware_is_not_comparable_and_other_releases_are(tmp_path: Path) -> None:
     append(tmp_path, [record(fingerprint={**HERE, "threads": 64})], commit="")
-    (finding,) = check_names([record()], Before.load(tmp_path).all)
+    (finding,) = check_names([record()], Before.load(tmp_path).all())
     assert finding.verdict is Verdict.UNDECIDED
     assert (
         "not comparable: the history has this benchmark on other hardware only (threads: 64 and 2)" in finding.message
     )
     append(tmp_path, [record(fingerprint={**HERE, "torch": "2.14.0"})], commit="")
-    assert check_names([record()], Before.load(tmp_path).all) == []
+    assert check_names([record()], Before.load(tmp_path).all()) == []
 
 
 def test_what_the_last_session_on_this_hardware_ran_is_missed(tmp_path: Path) -> None:
