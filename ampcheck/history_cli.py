@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ def add_command(commands: Any) -> None:
         "history",
         help="tell since when a benchmark is slower, and what changed there",
         description="Read the history of speed in a folder, find its steps and tell the commits and versions between "
-        "which they lie. A step down is a warning: a build of today cannot mend the past. Exit code 0: it was read; "
-        "2: usage error.",
+        "which they lie. A step down is a warning, since a build of today cannot mend the past; with --fail it is a "
+        "failure. Exit code 0: it was read; 1: with --fail, a step down among the last points; 2: usage error.",
     )
     history.add_argument("folder", metavar="DIR", help="what pytest --ampcheck-history=DIR wrote")
     history.add_argument(
@@ -32,6 +33,7 @@ def add_command(commands: Any) -> None:
     history.add_argument(
         "--effect", type=float, default=2.0, metavar="PERCENT", help="the smallest step that is told (default: 2)"
     )
+    history.add_argument("--fail", action="store_true", help="a step down fails, such as for a nightly job")
     history.add_argument("--html", metavar="PATH", help="write a self-contained page with a chart of each series")
     history.add_argument("--json", metavar="PATH", help="write the run as JSON")
     history.add_argument("-v", "--verbose", action="store_true", help="print every finding, passes too")
@@ -43,6 +45,8 @@ def _history(options: argparse.Namespace) -> int:
     for path in pages:  # before the work, so that it is not lost to a typing error
         if not path.parent.is_dir() or path.is_dir():
             raise UsageError(f"cannot write {path}: a file in a folder that exists is required")
+    if len({os.path.abspath(path) for path in pages}) < len(pages):
+        raise UsageError(f"--html and --json need a file each, both are {options.html}")
     if not (math.isfinite(options.effect) and 0 <= options.effect < 100):
         raise UsageError(f"--effect is per cent, at least 0 and below 100; found {options.effect:g}")
 
@@ -50,6 +54,7 @@ def _history(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
+    from ampcheck.record import Verdict
     from ampcheck.report import print_run, print_tables, write_html
     from ampcheck.speed.history import import_benchmarks, load
     from ampcheck.speed.trend import trend_run
@@ -67,6 +72,7 @@ def _history(options: argparse.Namespace) -> int:
     run = trend_run(
         load(options.folder),
         effect=options.effect / 100,
+        verdict=Verdict.FAIL if options.fail else Verdict.WARN,
         title=f"history {options.folder}",
         environment={"ampcheck": version("ampcheck")},
     )

@@ -26,8 +26,9 @@ PAGES: tuple[Explanation, ...] = (
         "With ampcheck speed --base: base, a twin of it, and head run in processes of their own that take turns block "
         "by block, in at least three launches, since two launches of the same compiled code differ by 2 to 3 %; the "
         "interval carries the variation of launches. What Dynamo counts, graph breaks and recompilations, is compared "
-        "first. In a history steps are sought in each series of one hardware by a detector with at most 1 % of false "
-        "alarms in 60 points; a step is a warning, since a build of today cannot mend the past.",
+        "first. In a history steps are sought in each series of one hardware by a detector that tells one where there "
+        "is none in at most 1 % of series of 60 points: that holds for each series, so of a hundred one may be "
+        "expected to be told so. A step is a warning, since a build of today cannot mend the past.",
         "More work in the step, a graph break, a shape that compiles anew, a cast that autocast did not make before, "
         "a new release of PyTorch, a changed flag.",
         "The finding says whether the reference became faster or the arm slower, and the commits between which it "

@@ -12,7 +12,7 @@ from history_records import commit, day, record
 
 from ampcheck import history_cli
 from ampcheck.errors import UsageError
-from ampcheck.record import Run
+from ampcheck.record import Run, Verdict
 from ampcheck.speed.history import append, load
 
 
@@ -79,6 +79,16 @@ def test_imports_are_counted_and_added_once(told: Any) -> None:
     assert load("new").points == 1
 
 
+def test_a_step_fails_where_one_wants_that(told: Any) -> None:
+    a_year()
+    said = told("speed", "--fail", "--json", "run.json")
+    assert said.code == 1
+    assert "history speed: 1 failed" in said.out
+    assert Run.load("run.json").findings[0].verdict is Verdict.FAIL
+    a_year("steady", step=1.0)
+    assert told("steady", "--fail").code == 0
+
+
 def test_what_could_not_be_read_is_told(told: Any) -> None:
     a_year()
     (Path("speed") / "torn.jsonl").write_text('{"schema": 1, "ti', encoding="utf-8")
@@ -93,6 +103,7 @@ def test_what_could_not_be_read_is_told(told: Any) -> None:
         (("nowhere",), "no history can be read from nowhere: No such file"),
         (("speed", "--html", "nowhere/page.html"), "a file in a folder that exists"),
         (("speed", "--json", "."), "a file in a folder that exists"),
+        (("speed", "--html", "x", "--json", "./x"), "--html and --json need a file each, both are x"),
         (("speed", "--effect", "-1"), "--effect is per cent"),
         (("speed", "--effect", "nan"), "--effect is per cent"),
         (("speed", "--import", "nothing.json"), "cannot import nothing.json"),

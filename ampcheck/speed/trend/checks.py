@@ -1,7 +1,8 @@
 """What a history says about speed: steps, since when, and what changed there. A report on the past, so it warns.
 
 A build of today cannot mend a commit of last week, so a step down is a `WARN`: the gate, base against head, is what
-fails. `verdict=Verdict.FAIL` makes it a failure where one wants that, such as in a nightly job.
+fails. `verdict=Verdict.FAIL` (`ampcheck history --fail`) makes it a failure where one wants that, such as in a nightly
+job.
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ def trend_run(
     *,
     effect: float = EFFECT,
     recent: int = RECENT,
+    verdict: Verdict = Verdict.WARN,
     title: str = "history",
     environment: Mapping[str, Scalar] | None = None,
 ) -> Run:
-    """The findings, a table of the series, one of their steps, one of what could not be read, and a chart of each."""
+    """The findings, as of `check_trend`, a table of the series, one of their steps, one of what could not be read, and
+    a chart of each.
+    """
     found = [(series, changes_of(series, effect)) for series in history.series]
     judged = [series for series in history.series if not series.key.absolute]
     unseen: dict[str, int] = {}
@@ -60,7 +64,7 @@ def trend_run(
         unseen["lines or files that could not be read"] = len(history.notes)
     return Run(
         environment=dict(environment or {}),
-        findings=tuple(_all_judged(found, effect, recent, Verdict.WARN)),
+        findings=tuple(_all_judged(found, effect, recent, verdict)),
         coverage=Coverage({"points": history.points - absolute, "series": len(judged)}, unseen),
         tables=tuple(
             table for table in (_series_table(found), _steps_table(found), _notes_table(history)) if table.rows
@@ -161,10 +165,6 @@ def _hint(series: SpeedSeries, change: Change) -> str:
         return confirm
     one, other = good.commit[:10], changed.commit[:10]
     return f"git log {one}..{other}; {confirm} (ampcheck speed TARGET --base {one})"
-
-
-def _has_rows(table: Table) -> bool:
-    return bool(table.rows)
 
 
 def _series_table(found: list[_Found]) -> Table:

@@ -1,4 +1,4 @@
-"""Where a series of log-ratios steps: a sequential detector with at most 1 per cent false alarms per 60 points.
+"""Where a series of log-ratios steps: a sequential detector, wrong on at most 1 per cent of series of 60 points.
 
 The model. Point i is `a + b * i + noise`, the noise being exchangeable: normal, with heavy tails, or from machines that
 nobody told apart, each point from one of them by chance. `b` is a slow drift, of the machine, of its kernel, of its
