@@ -38,7 +38,11 @@ def add_command(commands: Any) -> None:
         help="compare the working tree with this commit, branch or tag: fails when it is slower",
     )
     what.add_argument("--startup", action="store_true", help="cold and warm starts, artifacts, and break-even")
-    what.add_argument("--matrix", action="store_true", help="every mode in every precision, with the accuracy of each")
+    what.add_argument(
+        "--matrix",
+        action="store_true",
+        help="every mode in every precision, with the accuracy of each; each has a copy of the model, all at once",
+    )
     speed.add_argument(
         "--mode",
         help="of torch.compile; several, separated by commas, without --base (default: default; with --base the "

@@ -32,9 +32,8 @@ def test_arms_that_are_much_slower_do_not_take_the_time_of_the_others() -> None:
     slow = Planted({**QUICK, "eager, float16": 0.3, "default, float16": 0.02})
     beside = measured(slow, precisions=("float32", "bfloat16", "float16"))
 
-    assert beside.cycles > 0.5 * alone.cycles
+    assert beside.cycles > 12, "all in turn it would be 8"
     assert 0 < beside.apart < beside.cycles
-    assert beside.spent < 2 * alone.spent
     assert beside.cell("default", "float32").verdict == PAYS
     assert [cell.name for cell in beside.cells if cell.apart] == ["eager, float16", "default, float16"]
     assert not any(cell.apart for cell in alone.cells)
