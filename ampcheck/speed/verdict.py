@@ -6,8 +6,9 @@ The requirement is `ratio >= limit`; what lies less than the minimum effect belo
 - PASS: the whole interval lies above limit / (1 + effect).
 - UNDECIDED: anything else.
 
-Where the A/A twin of the reference shows more noise than the minimum effect, a verdict must stand clear of the limit by
-that noise: the whole interval above limit * (1 + noise), or below limit / (1 + noise). Else it is "not comparable".
+The interval answers for chance. For what chance does not explain there is the A/A twin of the reference: where its
+interval reaches further from 1 than the minimum effect, the twin's own ratio is taken off on both sides, and what is
+then undecided is "not comparable".
 
 The interval's confidence is `1 - 2 * false_alarms / (comparisons * looks)`: of all comparisons of a suite, each looked
 at several times while it ran, together at most `false_alarms` fail without a cause (Bonferroni's inequality, which
@@ -86,22 +87,22 @@ class Decision:
 def decide(logs: Logs, twin: Logs, rule: Rule) -> Decision:
     """Judge log-ratios of one arm beside those of the reference's twin, float64 [cycles] each."""
     low, high = (math.exp(bound) for bound in median_bounds(logs, rule.confidence))
-    return conclude(math.exp(np.median(logs)), low, high, aa_noise(twin), rule)
+    bias = math.expm1(abs(np.median(twin)))
+    return conclude(math.exp(np.median(logs)), low, high, rule, noise=aa_noise(twin), bias=bias)
 
 
-def conclude(found: float, low: float, high: float, noise: float, rule: Rule) -> Decision:
-    """The verdict on a ratio with its interval at the rule's confidence. noise: of the reference's twin, a share."""
-    if noise > rule.effect:
-        if high * (1 + noise) < rule.limit:
-            return Decision(Verdict.FAIL, found, low, high)
-        if low > rule.limit * (1 + noise):
-            return Decision(Verdict.PASS, found, low, high)
-        return Decision(Verdict.UNDECIDED, found, low, high, NOISE)
-    if high < rule.limit and found < rule.floor:
+def conclude(found: float, low: float, high: float, rule: Rule, *, noise: float, bias: float) -> Decision:
+    """The verdict on a ratio with its interval at the rule's confidence.
+
+    noise: how far the interval of the reference's twin reaches from 1, as a share; bias: how far its ratio itself is.
+    """
+    noisy = noise > rule.effect
+    slack = 1 + bias if noisy else 1.0
+    if high * slack < rule.limit and found * slack < rule.floor:
         return Decision(Verdict.FAIL, found, low, high)
-    if low > rule.floor:
+    if low > rule.floor * slack:
         return Decision(Verdict.PASS, found, low, high)
-    return Decision(Verdict.UNDECIDED, found, low, high, STRADDLES)
+    return Decision(Verdict.UNDECIDED, found, low, high, NOISE if noisy else STRADDLES)
 
 
 def aa_noise(twin: Logs) -> float:

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as statistics
 
 from ampcheck.speed.base.stats import Turns
 from ampcheck.speed.interval import CONFIDENCE
@@ -81,7 +80,8 @@ def decide_rounds(rounds: Rounds, rule: Rule) -> Decision:
     """Judge the head; the ratio is base seconds / head seconds, above 1 where the head is faster."""
     low, high = bounds(rounds, rule.confidence)
     found = math.exp(rounds.head.mean())
-    return conclude(found, math.exp(low), math.exp(min(high, 700.0)), twin_noise(rounds), rule)
+    bias = math.expm1(min(abs(float(rounds.twin.mean())), 700.0))
+    return conclude(found, math.exp(low), math.exp(min(high, 700.0)), rule, noise=twin_noise(rounds), bias=bias)
 
 
 def look_points(launches: int, most: int, looks: int) -> tuple[int, ...]:
@@ -97,5 +97,7 @@ def _reach(rounds: Rounds, confidence: float, variance: float) -> float:
     number, deviation = len(rounds.head), luck(rounds)
     if math.isinf(deviation):
         return math.inf
+    from scipy import stats as statistics  # takes a second to import, which only a verdict needs
+
     quantile = float(statistics.t.ppf((1 + confidence) / 2, 2 * number - 1))
     return quantile * deviation * math.sqrt(variance / number)
