@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import re
+import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -441,9 +442,7 @@ def is_compiled(part: Any) -> bool:
     `OptimizedModule` and `_torchdynamo_orig_callable` stand since 2.0, `Module._compiled_call_impl` since 2.2. What
     `torch.compiler.disable` gives is an `OptimizedModule` too, of another context (`dynamo_ctx`, 2.1).
     """
-    from torch._dynamo import OptimizedModule
-
-    if isinstance(part, OptimizedModule):
+    if _is_wrapper(part):
         return type(getattr(part, "dynamo_ctx", None)).__name__ not in ("DisableContext", "RunOnlyContext")
     if getattr(part, "_compiled_call_impl", None) is not None or _own_forward(part) is not None:
         return True
@@ -516,9 +515,9 @@ def _own_forward(part: Any) -> Any:
 
 
 def _is_wrapper(part: Any) -> bool:
-    from torch._dynamo import OptimizedModule
-
-    return isinstance(part, OptimizedModule)
+    """An `OptimizedModule`; where nobody has imported Dynamo, which takes longer than PyTorch itself, there is none."""
+    kind = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
+    return kind is not None and isinstance(part, kind)
 
 
 def _in_place(part: Any) -> bool:

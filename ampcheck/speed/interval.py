@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as statistics
 
 from ampcheck.speed.stats import ArmTimes, Ratio
 
@@ -50,6 +49,8 @@ def ratio_of(logs: Logs, *, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
 
 def median_bounds(logs: Logs, confidence: float) -> tuple[float, float]:
     """The exact interval of the median of log-ratios; infinite where there are too few for this confidence."""
+    from scipy import stats as statistics  # takes longer to import than a process may need to be measured
+
     found: Any = statistics.quantile_test(logs, q=0, p=0.5).confidence_interval(confidence)
     low, high = float(found.low), float(found.high)
     return (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
@@ -63,6 +64,8 @@ def cycles_needed(confidence: float) -> int:
 def _bootstrapped(logs: Logs, resamples: int, seed: int) -> tuple[float, float]:
     if len(logs) < 2 or np.ptp(logs) == 0:  # nothing to resample: scipy would warn
         return (float(logs.min()), float(logs.max())) if len(logs) > 1 else (-math.inf, math.inf)
+    from scipy import stats as statistics
+
     found: Any = statistics.bootstrap(
         (logs,),
         np.median,

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ampcheck.compiler import dotted
 from ampcheck.formats import format_of
@@ -112,7 +111,7 @@ def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[st
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dtype not in MEASURED or value.layout is not torch.strided:
             continue
-        if any(isinstance(n, int) and n == 0 for n in value.shape) or free_unbacked_symbols(value):
+        if any(isinstance(n, int) and n == 0 for n in value.shape) or _is_of_unknown_size(value):
             continue  # of nothing there is no largest; the check that there is something would end the user's run
         source = node.args[0] if node.target in CASTS else None
         if isinstance(source, fx.Node) and isinstance(held := source.meta.get("val"), torch.Tensor):
@@ -133,7 +132,13 @@ def of_unknown_size(graph: fx.Graph) -> int:
     """How many results are as large as their values say (those of `nonzero`, or of a mask): they are not measured."""
     values = [node.meta.get("val") for node in graph.nodes if node.op == "call_function"]
     floats = [one for one in values if isinstance(one, torch.Tensor) and one.dtype in MEASURED]
-    return sum(bool(free_unbacked_symbols(one)) for one in floats)
+    return sum(_is_of_unknown_size(one) for one in floats)
+
+
+def _is_of_unknown_size(value: torch.Tensor) -> bool:
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # imports sympy: only where a graph is
+
+    return bool(free_unbacked_symbols(value))
 
 
 def _rounds(node: fx.Node, value: torch.Tensor) -> bool:
