@@ -10,6 +10,7 @@ holds (NaN and infinities included), and share what state they like through what
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import importlib
 import json
@@ -115,7 +116,8 @@ class Worker:
             self._end()
             raise
         if "error" in reply:
-            raise UsageError(reply["error"] if reply["usage"] else f"{self.name} was to {command}: {reply['error']}")
+            told = self.name if reply["usage"] else f"{self.name} was to {command}"
+            raise UsageError(f"{told}: {reply['error']}")
         return reply["result"]
 
     def close(self) -> None:
@@ -198,7 +200,8 @@ def _read(stream: IO[bytes], replies: queue.SimpleQueue[bytes | None]) -> None:
     """Hand on replies until the pipe ends; in a thread, since no select waits for a pipe on every platform."""
     with stream, suppress(ValueError, OSError):
         for line in stream:
-            replies.put(line)
+            if line.endswith(b"\n"):  # else the process died in the middle of it
+                replies.put(line)
     replies.put(None)
 
 
@@ -253,6 +256,9 @@ def serve(room: str) -> None:
             answer = json.dumps({"error": f"it raised {brief(error)}", "usage": False})
         replies.write(answer.encode() + b"\n")
         replies.flush()
+    atexit._run_exitfuncs()  # what the user's code registered; tearing PyTorch down, a second, is nobody's concern
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _listen(requests: IO[bytes], waiting: queue.SimpleQueue[bytes]) -> None:

@@ -66,8 +66,8 @@ def test_a_command_that_reads_input_finds_none(worker):
     assert worker.ask("read") == ""
 
 
-def test_a_usage_error_of_the_child_is_passed_on_and_the_worker_goes_on(worker):
-    with pytest.raises(UsageError, match=r"^a subject is required; found none$"):
+def test_a_usage_error_of_the_child_is_passed_on_with_its_name_and_the_worker_goes_on(worker):
+    with pytest.raises(UsageError, match=r"^base, launch 2: a subject is required; found none$"):
         worker.ask("refuse")
     assert worker.ask("echo", value=1) == 1
 
@@ -103,6 +103,13 @@ def test_a_process_that_dies_is_told_with_its_last_words(number, told):
         assert worker.closed
         with pytest.raises(UsageError, match="the cold start was asked to echo and has been closed"):
             worker.ask("echo", value=1)
+
+
+def test_a_process_that_dies_in_the_middle_of_its_reply_is_told():
+    with start(name="the head") as worker:
+        with pytest.raises(UsageError, match="the head ended with exit code 7 while it was to tear"):
+            worker.ask("tear")
+        assert worker.closed
 
 
 def test_a_process_that_dies_and_leaves_its_pipe_to_a_child_is_told():
@@ -154,6 +161,12 @@ def test_closing_ends_the_process_and_all_that_it_started():
     worker.close()
     worker.close()
     wait_for(lambda: not is_alive(worker.pid) and not is_alive(child))
+
+
+def test_what_is_registered_for_the_exit_is_done_when_it_is_closed(tmp_path):
+    with start() as worker:
+        worker.ask("register", path=str(tmp_path / "left"))
+    assert (tmp_path / "left").read_text() == "done"
 
 
 def test_a_worker_may_be_killed_at_once():

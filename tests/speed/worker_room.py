@@ -1,10 +1,12 @@
 """Commands for the tests of the worker."""
 
+import atexit
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from ampcheck.errors import UsageError
 
@@ -41,6 +43,15 @@ def commands():
             time.sleep(60)
         os._exit(7)
 
+    def tear():
+        replies = sys._getframe(1).f_locals["replies"]  # of `serve`: nobody else knows where it answers
+        replies.write(b'{"result": "the first ha')
+        replies.flush()
+        os._exit(7)
+
+    def register(path):
+        atexit.register(Path(path).write_text, "done")
+
     def child():
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid
 
@@ -65,6 +76,8 @@ def commands():
         "leave": leave,
         "die": die,
         "die_with_a_child": die_with_a_child,
+        "tear": tear,
+        "register": register,
         "child": child,
         "read": read,
         "tell": tell,
