@@ -1,5 +1,6 @@
 """Real starts in fresh processes: cold, warm, from artifacts, and with caches that are switched off."""
 
+import math
 import os
 import pickle
 import time
@@ -11,6 +12,7 @@ import torch
 
 from ampcheck.errors import UsageError
 from ampcheck.record import Run, Verdict
+from ampcheck.speed import memory, steps
 from ampcheck.speed.startup.checks import check_startup
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import Launcher, measure_startup
@@ -82,7 +84,7 @@ def test_every_stage_of_a_start_takes_time(stats):
     for arm in stats.arms:
         for launch in arm.launches:
             assert launch.imported > 0
-            assert launch.ready > launch.first >= launch.passes[0] > 0
+            assert launch.first >= launch.passes[0] > 0
             assert launch.steady > 0
             assert launch.times[0].name == "eager"
             assert len(launch.times[0].seconds) == len(launch.times[1].seconds)
@@ -148,6 +150,28 @@ def test_a_target_that_is_not_there_is_told():
         measure_startup(f"{TARGETS}:nobody")
 
 
+def test_memory_is_counted_from_the_weights_of_the_steps_own_copy(monkeypatch):
+    order, start = [], commands()
+
+    def held(device):
+        order.append("held")
+        return 5 * len(order)
+
+    def step_of(*given, **settings):
+        order.append("built")
+        return lambda: order.append("pass")
+
+    monkeypatch.setattr(memory, "held_memory", held)
+    monkeypatch.setattr(steps, "step_of", step_of)
+    start["load"](f"{TARGETS}:products", "cpu", None)
+    order.clear()
+    start["start"]({"mode": "eager"})
+    assert order == ["built", "held", "pass", "pass", "pass"]
+    monkeypatch.setattr(memory, "peak_memory", lambda step, *, device, held: memory.Peak(held))
+    start["memory"].__self__.device = "cuda"
+    assert start["memory"]()["memory"] == 10
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -155,9 +179,13 @@ def test_a_target_that_is_not_there_is_told():
         ({"cold": 0}, "cold is a number of launches, 1 or more; found 0"),
         ({"warm": True}, "warm is a number of launches, 1 or more; found True"),
         ({"budget": 0}, "budget is seconds of measurement, above 0; found 0"),
+        ({"budget": math.inf}, "budget is seconds of measurement, above 0; found inf"),
+        ({"budget": math.nan}, "budget is seconds of measurement, above 0; found nan"),
+        ({"mode": "fast"}, "there is no mode 'fast'; there are eager, default"),
+        ({"precision": "fp16"}, "there is no precision 'fp16'; there are float32"),
         ({"mode": "eager"}, "mode is one of torch.compile; eager is measured beside it anyway"),
     ],
-    ids=["a function", "no cold launch", "a flag", "no time", "eager"],
+    ids=["a function", "no cold launch", "a flag", "no time", "no end", "nan", "a mode", "a precision", "eager"],
 )
 def test_bad_input_is_told_before_anything_is_launched(settings, told):
     with pytest.raises(UsageError, match=told):

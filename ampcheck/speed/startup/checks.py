@@ -9,19 +9,22 @@ from ampcheck.compiled.graph.checks import check_breaks, check_fallbacks, check_
 from ampcheck.errors import UsageError
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.speed.startup.breakeven import break_even
-from ampcheck.speed.startup.stats import ARTIFACTS, CACHED, COLD, WARM, Launch, Lookup, StartupArm, StartupStats
+from ampcheck.speed.startup.stats import (
+    ARTIFACTS,
+    CACHED,
+    COLD,
+    ENOUGH,
+    WARM,
+    Launch,
+    Lookup,
+    StartupArm,
+    StartupStats,
+)
 
 STARTUP_CHECKS = ("start-up", "compile-time", "peak-memory")
 """The slugs of a start, besides those of its graphs."""
 
 FX = "FX graph cache"
-
-ENOUGH = 3
-"""Launches without which no number of seconds fails: one launch of a process says little."""
-
-NOISE = 0.3
-"""How far fewer launches are taken to be off, as a share: six cold starts of one small program on two busy cores lay
-from 25 per cent below their median to 31 per cent above it."""
 
 SLACK = 2**20
 """Bytes that are nobody's concern."""
@@ -195,7 +198,7 @@ def check_compile_time(stats: StartupStats, arm: StartupArm, limits: StartupLimi
     costs = stats.cost(arm)
     if limits.compile is not None:
         few = len(costs) < ENOUGH
-        low, high = min(costs) / (1 + NOISE * few), max(costs) * (1 + NOISE * few)
+        low, high = stats.cost_range(arm)
         told = f"compilation may cost {limits.compile:g} s; in {_number(len(costs), 'cold launch')} it cost "
         told += f"{arm.typical(costs):.3g} s" + (f" ({low:.3g} to {high:.3g})" if high > low else "")
         verdict = Verdict.PASS if high <= limits.compile else Verdict.UNDECIDED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import pickle
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +61,8 @@ def measure_startup(
     are taken as often as warm caches. budget: seconds in which an arm's steady state is timed beside eager. env: what
     differs from this environment, the cache folders apart. timeout: seconds for any one thing that a process does.
 
-    Raises `UsageError` for a subject that cannot be loaded or compiled, or a process that fails.
+    Raises `UsageError` for a mode or precision that there is not, a subject that cannot be loaded or compiled, or a
+    process that fails.
     """
     if not isinstance(target, str):
         raise UsageError(
@@ -70,10 +72,13 @@ def measure_startup(
     for name, given in (("cold", cold), ("warm", warm)):
         if not isinstance(given, int) or isinstance(given, bool) or given < 1:
             raise UsageError(f"{name} is a number of launches, 1 or more; found {given!r}")
-    if not budget > 0:
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
         raise UsageError(f"budget is seconds of measurement, above 0; found {budget!r}")
     if mode == EAGER:
         raise UsageError("mode is one of torch.compile; eager is measured beside it anyway")
+    from ampcheck.speed.steps import Way
+
+    Way(mode, precision)  # a wrong name is told before anything is launched
     with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
         launcher = Launcher(
             target, Path(folder), device, precision, backward, budget, env or {}, cwd, tuple(pythonpath), timeout

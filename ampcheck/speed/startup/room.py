@@ -1,7 +1,4 @@
-"""What a fresh process does to measure its own start. Nothing of PyTorch is imported before it is timed.
-
-Of the compiler's own imports those that ampcheck needs too (sympy, about half a second) are in nobody's time.
-"""
+"""What a fresh process does to measure its own start. Nothing of PyTorch is imported before it is timed."""
 
 from __future__ import annotations
 
@@ -60,11 +57,9 @@ class _Start:
         from ampcheck.environment import environment
         from ampcheck.prepare import is_compiled_already
         from ampcheck.speed.clock import clock_of
-        from ampcheck.speed.memory import held_memory
         from ampcheck.speed.steps import repeated
 
         self.clock = clock_of(device)  # refuses a device that is not there
-        self.held = held_memory(device)
         model = self.subject.model
         return {
             "imported": imported - begin,
@@ -119,11 +114,13 @@ class _Start:
 
     def _run(self, way: Way, around: Sequence[Callable[[], AbstractContextManager[None]]]) -> tuple[float, list[float]]:
         """Seconds to build a step that runs this way, and of the first few."""
+        from ampcheck.speed.memory import held_memory
         from ampcheck.speed.steps import step_of
 
         begin = time.perf_counter()
         self.step = step_of(self.subject, way, device=self.device, backward=self.backward)
         built, passes = time.perf_counter() - begin, []
+        self.held = held_memory(self.device)  # the step's own copy of the weights lies there, and nothing else of it
         for context in around:
             with context():
                 passes.append(self.clock.block(self.step, 1))
