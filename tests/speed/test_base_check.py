@@ -9,7 +9,17 @@ import pytest
 from ampcheck.record import Verdict
 from ampcheck.speed.base.check import check_base
 from ampcheck.speed.base.judge import base_run
-from ampcheck.speed.base.stats import AS_IT_IS, COMPILED, EAGER, BaseStats, Side, Signals, Turns
+from ampcheck.speed.base.stats import (
+    AS_IT_IS,
+    BUDGET_SPENT,
+    COMPILED,
+    EAGER,
+    UNCHANGED,
+    BaseStats,
+    Side,
+    Signals,
+    Turns,
+)
 from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, whose_fault
 
 LUCK = (0.001, -0.002, 0.001)
@@ -67,6 +77,45 @@ def test_a_base_that_does_not_run_is_told_and_is_no_failure():
     run = base_run(stats((), failure="gone"), [found], Rule())
     assert not run.failed
     assert run.coverage.total == 0
+
+
+def test_a_base_that_fails_after_some_rounds_is_told_with_those_rounds():
+    made = stats(failure="base, launch 3 was ended by SIGKILL while it was to block")
+    (found,) = check_base(made)
+    assert (found.verdict, found.message.startswith("not comparable: ")) == (Verdict.UNDECIDED, True)
+    assert "base, launch 3 was ended by SIGKILL" in found.message
+    assert [table.title for table in base_run(made, [found], Rule()).tables][1] == "Launches, round by round"
+
+
+def test_nothing_that_changed_is_skipped_with_the_reason():
+    (found,) = check_base(stats((), stopped=UNCHANGED))
+    assert found.verdict is Verdict.SKIP
+    assert "nothing changed since base (main, abc1234567)" in found.message
+    assert "HEAD~1" in found.hint
+    run = base_run(stats((), stopped=UNCHANGED), [found], Rule())
+    assert (run.failed, run.coverage.total) == (False, 0)
+
+
+def test_a_change_that_no_side_imported_is_told_and_does_not_fail():
+    (found,) = check_base(stats(idle="neither side imported the file that differs (docs.md)"))
+    assert found.verdict is Verdict.PASS
+    assert found.message.endswith("; neither side imported the file that differs (docs.md)")
+
+
+def test_a_budget_that_was_spent_is_the_knob_that_is_named():
+    noisy = tuple({AS_IT_IS: Turns((1.0,), (luck,), (1.05,))} for luck in (0.9, 1.1))
+    (found,) = check_base(stats(noisy, stopped=BUDGET_SPENT))
+    assert found.hint.startswith("raise --budget")
+    assert base_run(stats(noisy, stopped=BUDGET_SPENT), [found], Rule()).tables[0].note.endswith("Ended: budget.")
+
+
+def test_a_merge_base_is_named_as_one():
+    made = stats(base=Side("main", "abc1234567", how="merge base"))
+    (found,) = check_base(made)
+    assert "base (merge base with main, abc1234567)" in found.message
+    run = base_run(made, [found], Rule())
+    assert run.environment["base"] == "main (abc1234567, merge base)"
+    assert run.title == "model: head against main", "the same before and after main has gone on"
 
 
 def test_nothing_measured_is_never_a_pass():

@@ -13,9 +13,10 @@ import pytest
 from repositories import commit, git, repository
 
 from ampcheck.errors import UsageError
+from ampcheck.speed.base import checkout
 from ampcheck.speed.base.checkout import base_of, head_of, repository_of, worktree
 from ampcheck.speed.base.git import Repository
-from ampcheck.speed.base.room import require_origin
+from ampcheck.speed.base.origin import require_origin
 
 
 @pytest.fixture
@@ -97,6 +98,30 @@ with worktree(found, found.commit("HEAD~1")) as place:
     assert "model" not in git(repo, "worktree", "list").partition("\n")[2]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs signals of POSIX")
+@pytest.mark.parametrize("again", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_second_signal_waits_until_it_is_removed(repo, monkeypatch, again):
+    found, before = Repository.around(repo), state(repo)
+    remove, places = checkout._remove, []
+
+    def slowly(*given):
+        os.kill(os.getpid(), again)
+        remove(*given)
+        places.append(given[2])
+
+    def work():
+        with worktree(found, found.commit("HEAD~1")):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkout, "_remove", slowly)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt if again == signal.SIGINT else SystemExit):
+        work()
+    assert not places[0].parent.exists()
+    assert state(repo) == before
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
 def test_hooks_of_the_repository_do_not_run(repo):
     hook = repo / ".git" / "hooks" / "post-checkout"
     hook.parent.mkdir(exist_ok=True)
@@ -128,6 +153,41 @@ def test_a_shallow_clone_is_told_and_a_remote_branch_offered(repo, tmp_path):
         found.commit("topic")
     with worktree(found, found.commit("origin/topic")) as place:
         assert (place / "model.py").read_text() == "A = 2\n"
+
+
+def test_a_base_that_the_head_lacks_commits_of_is_taken_where_both_parted(repo):
+    parted = git(repo, "rev-parse", "HEAD")
+    git(repo, "branch", "topic")
+    commit(repo, "main goes on", model_py="A = 3\n")
+    found = Repository.around(repo)
+    assert found.start("main", found.commit("main")) == (found.commit("main"), "")
+    assert found.start("HEAD~1", parted) == (parted, "")
+    git(repo, "checkout", "-q", "topic")
+    assert found.start("main", found.commit("main")) == (parted, "merge base")
+    git(repo, "checkout", "-q", "--orphan", "alone")
+    commit(repo, "alone", model_py="A = 4\n")
+    assert found.start("main", found.commit("main")) == (found.commit("main"), "")
+
+
+def test_a_shallow_clone_that_does_not_hold_the_merge_base_is_told(repo, tmp_path):
+    git(repo, "checkout", "-q", "-b", "topic")
+    commit(repo, "mine", model_py="A = 3\n")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", "--depth", "1", "--no-single-branch", f"file://{repo}", str(clone))
+    found = Repository.around(clone)
+    with pytest.raises(UsageError, match=r"parted from 'origin/main' must be known, .*shallow.*fetch-depth: 0"):
+        found.start("origin/main", found.commit("origin/main"))
+
+
+def test_what_differs_from_a_commit_is_committed_changed_or_new(repo):
+    found = Repository.around(repo)
+    assert found.changed(found.commit("HEAD")) == []
+    (repo / "src" / "pack" / "inner.py").write_text("B = 2\n")
+    (repo / "näh.py").write_text("")
+    os.utime(repo / "model.py", (1, 1))
+    assert found.changed(found.commit("HEAD~1")) == ["model.py", "näh.py", "src/pack/inner.py"]
+    assert found.files(found.commit("HEAD~1")) == ["model.py", "src/pack/inner.py"]
+    assert sorted(found.files()) == ["model.py", "näh.py", "src/pack/inner.py"]
 
 
 def test_a_folder_without_a_repository_is_told(tmp_path, monkeypatch):

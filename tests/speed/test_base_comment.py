@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -55,13 +56,23 @@ def test_line_ends_and_steering_characters_cannot_break_a_row():
 
 def test_the_verdict_stands_first_and_the_evidence_is_folded():
     lines = comment_of(run()).splitlines()
-    assert lines[0] == "<!-- ampcheck speed -->"
+    assert re.fullmatch("<!-- ampcheck speed [0-9a-f]{8} -->", lines[0])
     assert lines[1] == "### ❌ plain: 1 failed"
     assert lines[3].startswith("- ❌ **regression**: plain")
     shown, folded = comment_of(run()).split("<details>")
     assert "| arm | plain |" in shown
     assert "Launches" in folded
     assert folded.endswith("</details>\n")
+
+
+def test_each_target_has_a_marker_of_its_own_and_keeps_it():
+    def marker(title, **environment):
+        return comment_of(replace(run(title), environment=environment)).splitlines()[0]
+
+    assert marker("one") == marker("one", base="other") != marker("two")
+    assert marker("one", target="m:f, mode default") == marker("two", target="m:f, mode default")
+    assert marker("one", target="m:f, mode default") != marker("one", target="m:f")
+    assert marker("--> <b>").count("-->") == 1
 
 
 def test_an_undecided_run_tells_its_reason():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from repositories import commit, repository
+from repositories import commit, git, repository
 
 from ampcheck.errors import UsageError
 from ampcheck.record import Verdict
@@ -25,9 +26,13 @@ class Simulated:
     slower, luck, fails = 0.0, 0.0, ""
     wants: ClassVar[dict[str, int]] = {}
     fingerprints: ClassVar[dict[str, int]] = {}
+    loads: ClassVar[dict[str, str]] = {"model": "{root}/model.py"}
+    dies = ("", "")
+    now: ClassVar[list[float]] = [0.0]
+    step = 0.0
 
     def __init__(self, room, *, name, cwd, env, pythonpath):
-        self.side, self.cwd, self.paths = name.partition(",")[0], cwd, pythonpath
+        self.name, self.side, self.cwd, self.paths = name, name.partition(",")[0], cwd, pythonpath
         self.asked, self.closed = [], False
         self.factor = math.exp(self.random.normal(0, 1) * self.luck) * (1 + self.slower * (self.side == "head"))
         self.started.append(self)
@@ -40,14 +45,19 @@ class Simulated:
 
     def ask(self, command, **given):
         self.asked.append((command, given))
+        if (self.side, command) == self.dies and len(self.started) > 3:
+            raise UsageError(f"{self.name} was ended by SIGKILL while it was to {command}")
+        if command == "modules":
+            return {name: path.format(root=given["root"]) for name, path in self.loads.items()}
         if command == "load":
             if self.side == self.fails:
-                raise UsageError("it raised ImportError: no _C")
+                raise UsageError(f"{self.name}: it raised ImportError: no _C")
             known = {"torch": "2.13", "threads": self.fingerprints.get(self.side, 1)}
             return {"subject": "model", "arms": ["eager", "compiled"], "fingerprint": known}
         if command == "warm_up":
             return {"eager": self.wants.get(self.side, 4), "compiled": 8}
         if command == "block":
+            self.now[0] += self.step
             return {arm: self.factor * math.exp(self.random.normal(0, 0.01)) for arm in given["order"]}
         if command == "signals":
             return {"untold": "", "graphs": 1, "ops": 3, "breaks": [["model.py:3", "why"]], "recompiles": []}
@@ -96,16 +106,33 @@ def test_base_and_twin_run_in_the_worktree_and_the_head_where_it_is(workers, tmp
 def test_it_ends_as_soon_as_it_is_decided_and_goes_on_while_it_is_not(workers):
     workers.slower = 0.3
     early = run(launches=3, launches_max=8)
-    assert (len(early.rounds), early.stopped, early.looks) == (3, "decided", 1)
+    assert (len(early.rounds), early.stopped) == (3, "decided")
     workers.slower, workers.luck = 0.0, 0.05
     late = run(launches=3, launches_max=8)
-    assert (len(late.rounds), late.stopped, late.looks) == (8, "launches", 4)
+    assert (len(late.rounds), late.stopped) == (8, "launches")
     assert check_base(late)[-1].verdict is Verdict.UNDECIDED
 
 
-def test_a_budget_is_kept_and_a_step_that_is_longer_than_it_still_gives_a_few_cycles(workers):
-    stats = run(launches=2, launches_max=2, budget=1e-6)
-    assert stats.rounds[0]["eager"].cycles == measure.LEAST_CYCLES
+@pytest.fixture
+def clock(workers, monkeypatch):
+    """Time that only blocks take."""
+    workers.now = [0.0]
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: workers.now[0]))
+    return workers
+
+
+@pytest.mark.parametrize(
+    ("step", "budget", "rounds", "cycles"),
+    [(10.0, 24.0, 2, 1), (2.0, 24.0, 4, 1), (0.5, 24.0, 8, 2), (0.0625, 24.0, 8, 16)],
+    ids=str,
+)
+def test_a_budget_ends_it_and_a_long_step_still_gives_what_one_statement_needs(clock, step, budget, rounds, cycles):
+    clock.step, clock.luck = step, 0.05
+    stats = run(launches=2, budget=budget)
+    assert (len(stats.rounds), stats.rounds[0]["eager"].cycles) == (rounds, cycles)
+    assert stats.spent == pytest.approx(clock.now[0])
+    assert stats.spent <= max(budget + 3 * step, 2 * 3 * step)
+    assert stats.stopped == ("budget" if rounds < 8 else "launches")
 
 
 def test_all_sides_put_as_many_calls_into_a_block_in_every_round(workers):
@@ -127,17 +154,72 @@ def test_a_base_that_fails_is_a_result_with_what_its_checkout_lacks(workers, tmp
     workers.fails = "base"
     stats = run()
     assert stats.failure == (
-        "it raised ImportError: no _C; the base's checkout holds what git tracks, and lacks 1 built extension of the "
-        "working tree (_C.so)"
+        "base, launch 1: it raised ImportError: no _C; the base's checkout holds what git tracks, and lacks 1 "
+        "built extension of the working tree (_C.so)"
     )
     assert all(one.closed for one in workers.started)
     workers.fails = "A/A twin"
-    assert run().failure
+    assert run().failure.startswith("A/A twin, launch 1: it raised")
+
+
+@pytest.mark.parametrize("side", ["base", "A/A twin"])
+@pytest.mark.parametrize("command", ["load", "settle", "warm_up", "block"])
+def test_a_base_that_fails_after_its_first_call_is_the_same_finding(workers, command, side):
+    workers.dies = (side, command)
+    stats = run()
+    assert stats.failure == f"{side}, launch 2 was ended by SIGKILL while it was to {command}"
+    assert len(stats.rounds) == 1, "what was measured before is kept"
+    assert [found.verdict for found in check_base(stats)] == [Verdict.UNDECIDED]
+    assert all(one.closed for one in workers.started)
+
+
+def test_a_head_that_fails_after_its_first_call_is_a_usage_error(workers):
+    workers.dies = ("head", "block")
+    with pytest.raises(UsageError, match=r"^head, launch 2 was ended by SIGKILL while it was to block$"):
+        run()
+
+
+def test_modules_that_are_installed_as_a_copy_are_refused(workers, tmp_path):
+    workers.loads = {"model": "/usr/lib/python3/site-packages/model.py"}
+    with pytest.raises(UsageError, match=r"^head: model must be imported from the checkout .* \(\.\) on PYTHONPATH$"):
+        run()
+    assert [name for one in workers.started for name, _ in one.asked] == ["load", "load", "load", "modules"]
+
+
+def test_a_change_that_neither_side_imported_is_told(workers, tmp_path):
+    assert run(launches=2, launches_max=2).idle == ""
+    workers.loads = {"other": "{root}/other.py"}
+    assert run(launches=2, launches_max=2).idle == "neither side imported the file that differs (model.py)"
+
+
+def test_the_same_commit_and_a_clean_tree_are_told_before_anything_is_launched(workers):
+    stats = measure_base("model.py:make", "HEAD")
+    assert (stats.stopped, stats.rounds, workers.started) == ("unchanged", (), [])
+    assert [found.verdict for found in check_base(stats)] == [Verdict.SKIP]
+
+
+def test_a_base_that_has_gone_on_is_compared_where_both_parted(workers, tmp_path):
+    made = tmp_path / "model"
+    git(made, "checkout", "-q", "-b", "topic")
+    git(made, "checkout", "-q", "main")
+    gone_on = commit(made, "faster", model_py="# faster\n")
+    git(made, "checkout", "-q", "topic")
+    parted = commit(made, "mine", model_py="# mine\n") and git(made, "rev-parse", "HEAD~1")
+    stats = measure_base("model.py:make", "main", launches=2, launches_max=2, budget=100.0)
+    assert (stats.base.name, stats.base.revision, stats.base.how) == ("main", parted[:10], "merge base")
+    assert stats.notes[0] == (
+        f"the head lacks commits of main ({gone_on[:10]}), so that it is compared with {parted[:10]}, their merge base"
+    )
+    assert run(launches=2, launches_max=2).base.how == ""
+
+
+def test_what_was_asked_is_kept_with_the_target(workers):
+    assert run(launches=2, launches_max=2, mode="default").asked == "model.py:make, mode default"
 
 
 def test_a_head_that_fails_is_a_usage_error_that_says_so(workers):
     workers.fails = "head"
-    with pytest.raises(UsageError, match=r"^head: it raised ImportError: no _C$"):
+    with pytest.raises(UsageError, match=r"^head, launch 1: it raised ImportError: no _C$"):
         run()
     assert all(one.closed for one in workers.started)
 
@@ -156,8 +238,11 @@ def test_signals_and_what_differs_in_the_settings_are_kept(workers):
         ({"launches": 4, "launches_max": 3}, r"launches_max is at least launches \(4\)"),
         ({"budget": 0}, "budget is seconds of measurement, above 0; found 0"),
         ({"budget": math.nan}, "budget is seconds"),
+        ({"budget": math.inf}, "budget is seconds"),
+        ({"mode": "fast"}, "there is no mode 'fast'"),
+        ({"precision": "fp16"}, "there is no precision 'fp16'"),
     ],
-    ids=["one launch", "fewer at most", "no budget", "nan"],
+    ids=["one launch", "fewer at most", "no budget", "nan", "no end", "a mode", "a precision"],
 )
 def test_numbers_that_mean_nothing_are_refused_before_anything_runs(workers, settings, said):
     with pytest.raises(UsageError, match=said):

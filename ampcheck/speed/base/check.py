@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.speed.base.launches import decide_rounds, luck, rounds_of, twin_noise
-from ampcheck.speed.base.stats import BASE, COMPILED, EAGER, HEAD, BaseStats, Signals
+from ampcheck.speed.base.stats import BASE, BUDGET_SPENT, COMPILED, EAGER, HEAD, UNCHANGED, BaseStats, Signals
 from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, whose_fault
 
 _NAMED = 3
@@ -27,9 +27,12 @@ def check_base(stats: BaseStats, rule: Rule | None = None) -> list[Finding]:
     """
     rule = rule or Rule()
     if stats.failure:
-        message = f"not comparable: the base ({_named(stats, BASE)}) does not run the target: {stats.failure}"
+        message = f"not comparable: the base ({stats.base}) does not run the target: {stats.failure}"
         hint = "where the target is new there is nothing to compare with yet; else make its checkout run by itself"
         return [_finding(stats, "regression", Verdict.UNDECIDED, message, hint)]
+    if stats.stopped == UNCHANGED:
+        message = f"nothing was measured: nothing changed since {BASE} ({stats.base}), no file of {HEAD} differs"
+        return [_finding(stats, "regression", Verdict.SKIP, message, "name an earlier commit, such as HEAD~1")]
     if not stats.rounds:
         return [_finding(stats, "regression", Verdict.SKIP, "nothing was measured: no round was run")]
     found = decisions(stats, rule)
@@ -39,13 +42,15 @@ def check_base(stats: BaseStats, rule: Rule | None = None) -> list[Finding]:
 
 def _time(stats: BaseStats, found: dict[str, Decision], rule: Rule) -> Finding:
     one, rounds = found[stats.judged], rounds_of([each[stats.judged] for each in stats.rounds])
-    required = f"{HEAD} must be at least {rule.limit:.4g} times as fast as {BASE} ({_named(stats, BASE)})"
+    required = f"{HEAD} must be at least {rule.limit:.4g} times as fast as {BASE} ({stats.base})"
     seen = (
         f"{_arm(stats.judged)}it is {one.ratio:.4g} times as fast, {one.low:.4g} to {one.high:.4g} at "
         f"{100 * rule.confidence:.4g} % confidence, in {len(stats.rounds)} launches of each side and {stats.cycles:,} "
         f"paired cycles; launches of one code differ by {100 * luck(rounds):.2g} %"
     )
     hint = "raise --launches and --launches-max, or leave other work off this machine"
+    if stats.stopped == BUDGET_SPENT:
+        hint = "raise --budget, which was spent before more could be launched, or leave other work off this machine"
     if one.reason == NOISE:
         noise = twin_noise(rounds)
         message = (
@@ -62,6 +67,8 @@ def _time(stats: BaseStats, found: dict[str, Decision], rule: Rule) -> Finding:
         hint = "look at what the change does in a profile; torch.profiler shows the ops that grew"
     if fault := _fault(stats, found, rule):
         message += f"; {fault}"
+    if stats.idle:
+        message += f"; {stats.idle}"
     return _finding(stats, "regression", one.verdict, message, hint, one.ratio, rule.limit, "times as fast")
 
 
@@ -153,11 +160,6 @@ def _grave(slower: bool) -> Verdict:
 
 def _beside(slower: bool) -> str:
     return f"and {HEAD} is slower" if slower else "a warning, as no slowdown is shown"
-
-
-def _named(stats: BaseStats, side: str) -> str:
-    one = stats.base if side == BASE else stats.head
-    return one.revision if one.name in (one.revision, "") else f"{one.name}, {one.revision}"
 
 
 def _arm(name: str) -> str:

@@ -16,6 +16,7 @@ from types import FrameType
 
 from ampcheck.errors import UsageError
 from ampcheck.speed.base.git import Repository
+from ampcheck.speed.base.origin import is_installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def base_of(repository: Repository, root: Path, head: Checkout) -> Checkout:
 def worktree(repository: Repository, commit: str) -> Iterator[Path]:
     """A checkout of a commit beside the user's own, whose files, index and branches stay as they are.
 
-    It is removed on every way out, SIGTERM among them, but for SIGKILL.
+    It is removed on every way out, SIGTERM among them, but for SIGKILL; a second signal waits until that is done.
     """
     holder = Path(tempfile.mkdtemp(prefix="ampcheck-base-")).resolve()
     place = holder / repository.root.name  # under its own name, which a package's folder may be
@@ -65,7 +66,8 @@ def worktree(repository: Repository, commit: str) -> Iterator[Path]:
             repository.ask("worktree", "add", "--detach", "--quiet", os.fspath(place), commit)
             yield place
         finally:
-            _remove(repository, holder, place)
+            with _signals_wait():
+                _remove(repository, holder, place)
 
 
 def _remove(repository: Repository, holder: Path, place: Path) -> None:
@@ -102,15 +104,29 @@ def _paths(repository: Path, root: Path) -> tuple[Path, ...]:
     found = [root, *(root / name for name in ("src",) if (root / name).is_dir())]
     for entry in sys.path:
         place = Path(entry or os.curdir).resolve()
-        if place.is_relative_to(repository) and not _is_installed(place):
+        if place.is_relative_to(repository) and not is_installed(place, repository):
             found.append(root / place.relative_to(repository))
     return tuple(dict.fromkeys(place for place in found if place.is_dir()))
 
 
-def _is_installed(place: Path) -> bool:
-    """Whether it belongs to Python or to an environment, which may stand in the repository."""
-    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
-    return any(place.is_relative_to(prefix) for prefix in prefixes) or "site-packages" in place.parts
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM off until the end of the block: who is impatient presses twice."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals reach the main thread alone
+        return
+    came: list[int] = []
+    known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in known.items() if handler is not None}  # None: not Python's own
+    for number in before:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in dict.fromkeys(came):
+            signal.raise_signal(late)
 
 
 def _moved(target: str, root: Path) -> str:

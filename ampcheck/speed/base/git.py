@@ -22,6 +22,10 @@ _AIMED_ELSEWHERE = (
 """What git sets for its hooks: a hook that measures means the repository that it stands in."""
 
 
+MERGE_BASE = "merge base"
+"""How a base was got that is not the revision itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Repository:
     """A git repository with a working tree. root: the folder of the working tree, symbolic links resolved."""
@@ -57,14 +61,44 @@ class Repository:
             raise UsageError(f"{told}: fetch it first (in a GitHub workflow: actions/checkout with fetch-depth: 0)")
         return found
 
+    def start(self, revision: str, commit: str) -> tuple[str, str]:
+        """The commit to compare HEAD with, and how it was got: "", or `merge base`.
+
+        Where the revision has gone on since, what it gained is no loss of the head's: then it is where both parted.
+        Raises `UsageError` where a shallow clone does not hold that commit.
+        """
+        head = self._says("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        if not head or not _run(["merge-base", "--is-ancestor", commit, head], self.root).returncode:
+            return commit, ""
+        if parted := self._says("merge-base", commit, head):
+            return parted, MERGE_BASE
+        if self._says("rev-parse", "--is-shallow-repository") == "true":
+            raise UsageError(
+                f"where the head parted from {revision!r} must be known, and this is a shallow clone that does not "
+                "hold that commit: fetch more (in a GitHub workflow: actions/checkout with fetch-depth: 0)"
+            )
+        return commit, ""  # two histories that have nothing in common
+
+    def changed(self, commit: str) -> list[str]:
+        """Files of the working tree that differ from a commit, those that git does not know yet among them."""
+        tracked = self.ask("diff", "--name-only", "--no-relative", "--no-renames", "--no-ext-diff", commit).splitlines()
+        new = self.ask("ls-files", "--others", "--exclude-standard").splitlines()
+        return sorted({*tracked, *new})
+
+    def files(self, commit: str = "") -> list[str]:
+        """The files of a commit; without one those of the working tree, but for ignored ones."""
+        if commit:
+            return self._says("ls-tree", "-r", "--name-only", commit).splitlines()
+        return self._says("ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+
     def _found(self, revision: str) -> str:
         if revision.startswith("-"):
             return ""
         return self._says("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
 
-    def base(self, revision: str, commit: str) -> Side:
-        """The side of a commit."""
-        return Side(revision, commit[:10], self._says("log", "-1", "--format=%s", commit))
+    def base(self, revision: str, commit: str, how: str = "") -> Side:
+        """The side of a commit. how: as of `start`."""
+        return Side(revision, commit[:10], self._says("log", "-1", "--format=%s", commit), how=how)
 
     def head(self) -> Side:
         """The side of the working tree as it stands, committed or not."""
@@ -109,7 +143,14 @@ def _run(arguments: list[str] | tuple[str, ...], folder: Path) -> subprocess.Com
     command = ["git", "-c", f"core.hooksPath={os.devnull}", "-c", "core.quotePath=false", *arguments]
     try:
         return subprocess.run(
-            command, cwd=folder, env=known, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
+            command,
+            cwd=folder,
+            env=known,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C at a terminal does not reach it: what removes a worktree is left to end
         )
     except OSError as error:
         raise UsageError(f"--base needs git, which could not be started: {brief(error)}") from error

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, verify
 from ampcheck.speed.base.check import check_base, decisions, speedup
 from ampcheck.speed.base.launches import luck, rounds_of, twin_noise
-from ampcheck.speed.base.measure import BUDGET, LAUNCHES, Progress, measure_base
+from ampcheck.speed.base.measure import measure_base
 from ampcheck.speed.base.stats import BASE, EAGER, HEAD, BaseStats, Side, Turns
 from ampcheck.speed.interval import Logs
 from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Rule
@@ -22,66 +23,24 @@ def assert_base(
     target: str,
     base: str,
     *,
-    mode: str | None = None,
-    precision: str | None = None,
-    device: str = "cpu",
-    budget: float = BUDGET,
-    launches: int = LAUNCHES,
-    launches_max: int | None = None,
     effect: float = EFFECT,
     comparisons: int = 1,
     false_alarms: float = FALSE_ALARMS,
+    **settings: Any,
 ) -> Run:
     """Require that the working tree is not slower than a base revision of the same repository.
 
-    Parameters as of `measure_base` and `Rule`. Raises `AssertionError` for a FAIL, never for an UNDECIDED;
-    `UsageError` as `measure_base` does.
+    effect, comparisons, false_alarms: as of `Rule`. settings: as of `measure_base`: mode, precision, device, budget,
+    launches, launches_max. Raises `AssertionError` for a FAIL, never for an UNDECIDED; `UsageError` as `measure_base`
+    does.
     """
     __tracebackhide__ = True
-    rule = Rule(1.0, effect, comparisons, false_alarms)
-    return verify(
-        judge_base(
-            target,
-            base,
-            rule=rule,
-            mode=mode,
-            precision=precision,
-            device=device,
-            budget=budget,
-            launches=launches,
-            launches_max=launches_max,
-        )
-    )
+    return verify(judge_base(target, base, rule=Rule(1.0, effect, comparisons, false_alarms), **settings))
 
 
-def judge_base(
-    target: str,
-    base: str,
-    *,
-    rule: Rule,
-    mode: str | None = None,
-    precision: str | None = None,
-    device: str = "cpu",
-    budget: float = BUDGET,
-    launches: int = LAUNCHES,
-    launches_max: int | None = None,
-    progress: Progress | None = None,
-    seed: int = 0,
-) -> Run:
+def judge_base(target: str, base: str, *, rule: Rule, **settings: Any) -> Run:
     """As `assert_base`: the verdict stands in the run, it is neither raised nor emitted."""
-    stats = measure_base(
-        target,
-        base,
-        mode=mode,
-        precision=precision,
-        device=device,
-        budget=budget,
-        launches=launches,
-        launches_max=launches_max,
-        rule=rule,
-        progress=progress,
-        seed=seed,
-    )
+    stats = measure_base(target, base, rule=rule, **settings)
     return base_run(stats, check_base(stats, rule), rule)
 
 
@@ -142,7 +101,8 @@ def _spread(stats: BaseStats) -> Chart:
         for arm in stats.arms
         for number, each in enumerate(stats.rounds, 1)
     ]
-    return Chart("range", "head against base, cycle by cycle", "times as fast", series=rows, check="regression")
+    title = "head against base, cycle by cycle"
+    return Chart("range", title, "times as fast", series=rows, check="regression", scale="linear")
 
 
 def _ratios(one: Turns) -> Logs:
@@ -153,6 +113,12 @@ def _ratios(one: Turns) -> Logs:
 
 
 def _environment(stats: BaseStats) -> dict[str, Scalar]:
-    sides = {"base": f"{stats.base.name} ({stats.base.revision})", "head": f"{stats.head.name} ({stats.head.revision})"}
+    sides = {"base": _shown(stats.base), "head": _shown(stats.head)}
     meanwhile = {f"meanwhile: {name}": value for name, value in stats.conditions.items()}
-    return {**stats.fingerprint, **sides, **meanwhile}
+    asked = {"target": stats.asked} if stats.asked else {}
+    return {**stats.fingerprint, **asked, **sides, **meanwhile}
+
+
+def _shown(side: Side) -> str:
+    how = f", {side.how}" if side.how else ""
+    return f"{side.name} ({side.revision}{how})"

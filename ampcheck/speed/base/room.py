@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ampcheck.errors import UsageError
+from ampcheck.speed.base.origin import loaded_modules, require_origin
 from ampcheck.speed.base.stats import AS_IT_IS, COMPILED, EAGER
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.fingerprint import fingerprint
@@ -25,6 +25,7 @@ def commands() -> dict[str, Callable[..., Any]]:
     launch = Launch()
     return {
         "load": launch.load,
+        "modules": launch.modules,
         "settle": launch.settle,
         "warm_up": launch.warm_up,
         "block": launch.block,
@@ -75,6 +76,10 @@ class Launch:
         require_origin(target, Path(root), Path(repository))
         self._stage("WARM")
         return {"subject": self._subject, "arms": list(self._arms), "fingerprint": dict(fingerprint(device))}
+
+    def modules(self, root: str, names: Collection[str]) -> dict[str, str]:
+        """What was imported so far, module to file: of the checkout, and by these top-level names."""
+        return loaded_modules(Path(root), frozenset(names))
 
     def settle(self, number: int) -> list[int]:
         """Keep to as many cores as PyTorch uses threads, the same ones in every process of round `number`.
@@ -152,39 +157,6 @@ class Launch:
             from ampcheck.compiled.graph import trace
 
             self._noting.notes.stage = getattr(trace, name)
-
-
-def require_origin(target: str, root: Path, repository: Path) -> None:
-    """Raise `UsageError` where the target, or anything of the repository, was imported from outside the checkout.
-
-    A package that is installed in editable mode leads to the user's own checkout, and then the head would be compared
-    with itself.
-    """
-    place = target.rpartition(":")[0]
-    if not place.endswith(".py"):
-        origin = getattr(sys.modules.get(place), "__file__", None)
-        if origin is None or not _inside(origin, root):
-            raise UsageError(
-                f"{place} must be imported from the checkout that is measured, and came from {origin or 'no file'}: "
-                "put the folder that holds it on PYTHONPATH, or name a file of the repository, path/to/file.py:factory"
-            )
-    if root == repository:
-        return
-    for name, module in list(sys.modules.items()):
-        origin = getattr(module, "__file__", None)
-        if isinstance(origin, str) and name.partition(".")[0] != "ampcheck" and _inside(origin, repository):
-            raise UsageError(
-                f"{name} must be imported from the checkout that is measured, and came from the working tree of the "
-                f"head ({os.path.relpath(origin, repository)}): put the folder that holds it on PYTHONPATH"
-            )
-
-
-def _inside(origin: str, root: Path) -> bool:
-    if not os.path.isabs(origin):  # modules that PyTorch makes up, such as torch.ops
-        return False
-    path = Path(origin).resolve()
-    installed = path.is_relative_to(Path(sys.prefix).resolve()) or "site-packages" in path.parts
-    return path.is_relative_to(root) and not installed
 
 
 def _ways(mode: str | None, precision: str | None) -> dict[str, Way | None]:

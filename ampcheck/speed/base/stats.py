@@ -17,6 +17,10 @@ AS_IT_IS, EAGER, COMPILED = "as it is", "eager", "compiled"
 """Arms: the subject without a mode or precision of ours, in eager mode, and compiled."""
 
 
+DECIDED, LAUNCHES, BUDGET_SPENT, UNCHANGED = "decided", "launches", "budget", "unchanged"
+"""Why a comparison ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turns:
     """One arm in one round: seconds of one call on each side, one value for each cycle; the cycles correspond."""
@@ -53,12 +57,17 @@ class Signals:
 @dataclass(frozen=True, slots=True)
 class Side:
     """Which code a side ran. name: as it was asked for; revision: the commit, abbreviated; title: its first line;
-    changed: files that differ from the commit."""
+    changed: files that differ from the commit; how: `merge base` where the commit is that of the name and the head."""
 
     name: str
     revision: str
     title: str = ""
     changed: int = 0
+    how: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.how} with {self.name}" if self.how else self.name
+        return self.revision if name in (self.revision, "") else f"{name}, {self.revision}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +76,9 @@ class BaseStats:
 
     arms: names; the last is judged, an `eager` before it is the reference of its speedup. rounds: arm to its `Turns`.
     signals: of base and head, where something compiles. failure: why the base could not run; then there are no rounds.
-    looks: how often the rounds were looked at with an eye to stopping. notes: what a reader has to know, a sentence
-    each. stopped: `decided`, or `launches` where no more were allowed.
+    notes: what a reader has to know, a sentence each. idle: that nothing of what differs was imported, if so. stopped:
+    `decided`, `launches` where no more were allowed, `budget` where it was spent, `unchanged` where no file differs, so
+    that nothing was measured. asked: the target with what was asked of it, which tells one comparison from another.
     """
 
     subject: str
@@ -82,8 +92,9 @@ class BaseStats:
     notes: tuple[str, ...] = ()
     failure: str = ""
     spent: float = 0.0
-    looks: int = 1
-    stopped: str = "launches"
+    stopped: str = LAUNCHES
+    idle: str = ""
+    asked: str = ""
 
     @property
     def judged(self) -> str:
