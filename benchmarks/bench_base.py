@@ -5,20 +5,22 @@ Run as `python benchmarks/bench_base.py [--times 10] [--situations slower,same,l
 A git repository is made with a small model whose time is proportional to the work in it. `slower` adds 8.3 per cent of
 the same work (26 layers in place of 24), `same` changes a file that is not run, `loaded` does the same beside one busy
 process per core. Each time is a whole comparison with the defaults of `ampcheck speed --base`: fresh processes in every
-launch. A FAIL of `same` or `loaded` is a false alarm; a PASS of `slower` is a miss. Nothing is asserted.
+launch. A FAIL of `same` or `loaded` is a false alarm; a PASS of `slower` is a miss. Nothing is asserted. With --json
+what was found is kept after each time, and a benchmark that was interrupted goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,52 +33,19 @@ from ampcheck.speed.base.launches import luck, rounds_of, twin_noise
 from ampcheck.speed.base.measure import measure_base
 from ampcheck.speed.verdict import Rule
 
-MODEL = """
-import torch
-from torch import nn
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "speed"))
+from repositories import MODEL, commit, git, repository
 
-TIMES = {times}
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(96, 96)
-
-    def forward(self, x):
-        for _ in range(TIMES):
-            x = torch.relu(self.layer(x))
-        return x
-
-
-def make():
-    torch.manual_seed(0)
-    return Model().eval(), torch.randn(48, 96)
-"""
 SITUATIONS = ("slower", "same", "loaded")
 
 
-def repository(folder: Path) -> None:
+def make_repository(folder: Path) -> None:
     """`main` with the model, and the branches `slower` and `same`."""
-
-    def commit(message: str, **files: str) -> None:
-        for name, text in files.items():
-            (folder / name.replace("_", ".")).write_text(text, encoding="utf-8")
-        _git(folder, "add", "-A")
-        _git(folder, "commit", "-q", "-m", message)
-
-    _git(folder, "init", "-q", "-b", "main")
-    _git(folder, "config", "user.email", "someone@example.com")
-    _git(folder, "config", "user.name", "someone")
-    commit("a model", model_py=MODEL.format(times=24))
-    _git(folder, "checkout", "-q", "-b", "slower")
-    commit("more work", model_py=MODEL.format(times=26))
-    _git(folder, "checkout", "-q", "-b", "same", "main")
-    commit("words", notes_md="a model")
-
-
-def _git(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True)
+    repository(folder, model_py=MODEL.format(times=24))
+    git(folder, "checkout", "-q", "-b", "slower")
+    commit(folder, "more work", model_py=MODEL.format(times=26))
+    git(folder, "checkout", "-q", "-b", "same", "main")
+    commit(folder, "words", **{"notes.md": "a model"})
 
 
 @contextlib.contextmanager
@@ -92,7 +61,7 @@ def load(processes: int) -> Iterator[None]:
 
 def once(situation: str, mode: str | None, seed: int) -> dict[str, Any]:
     """One comparison in the folder of the repository."""
-    _git(Path.cwd(), "checkout", "-q", "slower" if situation == "slower" else "same")
+    git(Path.cwd(), "checkout", "-q", "slower" if situation == "slower" else "same")
     rule, begun = Rule(), time.perf_counter()
     with load(os.cpu_count() or 1) if situation == "loaded" else contextlib.nullcontext():
         stats = measure_base("model.py:make", "main", mode=mode, rule=rule, seed=seed)
@@ -133,23 +102,40 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
     options = parser.parse_args()
     evidence = options.json.resolve() if options.json else None
-    rows, kept, start = [], {}, Path.cwd()
+    kept, start = found_before(evidence, options.mode), Path.cwd()
     with tempfile.TemporaryDirectory(prefix="ampcheck-bench-") as folder:
-        repository(Path(folder))
+        make_repository(Path(folder))
         os.chdir(folder)
         for name in options.situations.split(","):
-            seen = []
-            for number in range(options.times):
+            seen = kept.setdefault(name, [])
+            for number in range(len(seen), options.times):
                 seen.append(once(name, options.mode, number))
                 print(f"{name} {number + 1}: {seen[-1]['message']}", flush=True)
-            kept[name] = seen
-            rows.append(summary(name, seen))
+                if evidence:
+                    write_evidence(evidence, {"mode": options.mode, **told(kept)}, table(kept))
         os.chdir(start)
-    table = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    table += ["| " + " | ".join(map(str, row.values())) + " |" for row in rows]
-    print("\n".join(table))
-    if evidence:
-        write_evidence(evidence, {"shares": rows, "runs": kept}, table)
+    print("\n".join(table(kept)))
+
+
+def found_before(evidence: Path | None, mode: str | None) -> dict[str, list[dict[str, Any]]]:
+    """The runs that an interrupted or a shorter benchmark left in the same file."""
+    if evidence is None or not evidence.exists():
+        return {}
+    before = json.loads(evidence.read_text(encoding="utf-8"))
+    if before.get("mode") != mode:
+        raise SystemExit(f"{evidence.name} holds runs of mode {before.get('mode')}: name another file, or remove it")
+    runs: dict[str, list[dict[str, Any]]] = before["runs"]
+    return runs
+
+
+def told(kept: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    return {"shares": [summary(name, seen) for name, seen in kept.items() if seen], "runs": kept}
+
+
+def table(kept: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    rows = told(kept)["shares"]
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])] if rows else []
+    return lines + ["| " + " | ".join(map(str, row.values())) + " |" for row in rows]
 
 
 if __name__ == "__main__":
