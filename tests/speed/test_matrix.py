@@ -22,6 +22,7 @@ from ampcheck.speed.matrix.checks import check_matrix
 from ampcheck.speed.matrix.measure import break_even_of, verdict_of
 from ampcheck.speed.matrix.stats import DOES_NOT, PAYS, UNDECIDED, WRONG, Cell, WorkloadStats, geometric_mean
 from ampcheck.speed.matrix.workloads import workload_of
+from ampcheck.speed.startup.breakeven import calls_until
 from ampcheck.speed.stats import ArmTimes, Ratio
 from ampcheck.speed.steps import Way
 from ampcheck.subject import Subject
@@ -71,11 +72,16 @@ def test_a_noisy_twin_leaves_small_gains_undecided_and_large_ones_not() -> None:
     assert verdict_of(*few, 1) == UNDECIDED
 
 
-def test_compilation_has_paid_when_its_cost_is_saved_and_never_where_nothing_is() -> None:
+def test_compilation_has_paid_when_its_cost_is_saved_and_never_where_nothing_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     eager, fast, slow = (ArmTimes(name, (s,) * 10) for name, s in (("e", 0.010), ("f", 0.006), ("s", 0.012)))
 
     assert break_even_of(8.0, eager, fast).calls == pytest.approx(2000)
     assert math.isinf(break_even_of(8.0, eager, slow).calls)
+    for saving in (math.inf, 0.004, 0.0, -math.inf):
+        monkeypatch.setattr(measure, "savings", lambda eager, arm, saving=saving: (saving, saving, saving))
+        assert break_even_of(8.0, eager, fast).calls == calls_until(8.0, saving), "as at a start"
 
 
 def test_what_this_machine_lacks_is_a_cell_with_a_reason_and_is_never_built() -> None:

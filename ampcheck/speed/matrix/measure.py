@@ -42,7 +42,7 @@ from ampcheck.speed.matrix.stats import (
 from ampcheck.speed.matrix.workloads import SIZES, WORKLOADS, Workload, workload_of
 from ampcheck.speed.memory import held_memory, peak_memory
 from ampcheck.speed.paired import Step, measure_speed
-from ampcheck.speed.startup.breakeven import BreakEven, savings
+from ampcheck.speed.startup.breakeven import BreakEven, calls_until, savings
 from ampcheck.speed.stats import ArmTimes, SpeedStats
 from ampcheck.speed.steps import PRECISIONS, Way, learns
 from ampcheck.speed.verdict import EFFECT, Rule, aa_noise
@@ -293,11 +293,7 @@ def verdict_of(reference: ArmTimes, twin: ArmTimes, arm: ArmTimes, comparisons: 
 def break_even_of(cost: float, eager: ArmTimes, arm: ArmTimes) -> BreakEven:
     """After how many calls `cost` seconds of compilation have paid; the interval is that of what a call saves."""
     saving, low, high = savings(eager, arm)
-
-    def calls(saved: float) -> float:
-        return cost / saved if saved > 0 else math.inf
-
-    return BreakEven(calls(saving), calls(high), calls(low), cost, saving)
+    return BreakEven(calls_until(cost, saving), calls_until(cost, high), calls_until(cost, low), cost, saving)
 
 
 def _cell(arm: _Arm, times: SpeedStats, comparisons: int, apart: bool) -> Cell:
