@@ -7,30 +7,44 @@ another interpreter, since they ask for other versions:
 
     python benchmarks/bench_trend.py --libraries venv/bin/python --out reports/evidence/trend.json
 
+They take most of the time. All series come from fixed seeds, so that a part may be measured again and the rest, what
+the libraries said of the same series included, be kept:
+
+    python benchmarks/bench_trend.py --parts power heights --keep reports/evidence/trend.json --out ...
+
 Every series has one point a day of a ratio near 1.25. A false alarm is a series of 60 points without a step of which
 any step is told: by the detector at any of its 60 days, by a library in one look at all 60; and, of fewer series, at
-any day from the 20th on, which is how a history is read.
+any day from the 20th on, which is how a history is read. A step is found where one is told within 3 points of it, by
+the detector and by the libraries alike. The part `heights` repeats the simulation that the detector's heights are from.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from trend_heights import heights, heights_text
 
 POINTS = 60
 LEVEL = 1.25
 SEED = 6
 FIRST_DAY = 20
-NEAR = 3  # points by which a library's step may lie beside the planted one
+NEAR = 3  # points by which a step may be told beside the planted one
+FEWER, FEWEST = 2, 20  # of so many series the libraries see one: once, and every day
+AT_FIVE = 300  # series of which the libraries are asked for a step, at most
+PLACED = 500
+SHAPED = 10_000  # series of each shape of noise from which the heights were taken
+PARTS = ("false alarms", "keyed", "power", "places", "heights")
 DAILY = ("normal, 1.5 %", "Student's t with 3 degrees", "drift of 5 % in 60 points")
 LIBRARIES = ("E-divisive (Otava)", "PELT l2 (ruptures)", "PELT rbf (ruptures)")
 
@@ -74,15 +88,32 @@ def _autoregressive(random: np.random.Generator, shape: tuple[int, int], rho: fl
     return found
 
 
-def first_told(logs: Any, begin: int = 0, end: int | None = None) -> Any:
-    """After how many points each series is told to have a step, the number of points being between; -1 for never."""
+def first_told(logs: Any, begin: int = 0) -> Any:
+    """After how many points each series is told to have a step, of more than `begin`; -1 for never."""
+    return first_step(logs, begin)[0]
+
+
+def first_step(logs: Any, begin: int = 0) -> tuple[Any, Any]:
+    """The same, and how many points lie behind the step as the alarm has it."""
     from ampcheck.speed.trend.detect import LEAST, WINDOW, alarms
 
-    told = np.full(len(logs), -1)
-    for count in range(max(LEAST, begin + 1), (logs.shape[1] if end is None else end) + 1):
+    told, after = np.full(len(logs), -1), np.zeros(len(logs), dtype=int)
+    for count in range(max(LEAST, begin + 1), logs.shape[1] + 1):
         found = alarms(logs[:, max(0, count - WINDOW) : count])
-        told = np.where((told < 0) & (found.after > 0), count, told)
-    return told
+        new = (told < 0) & (found.after > 0)
+        told, after = np.where(new, count, told), np.where(new, found.after, after)
+    return told, after
+
+
+def found_at(logs: Any, before: int) -> Any:
+    """After how many points the step behind `before` is told, in its place; infinite where it is not."""
+    from ampcheck.speed.trend.detect import WINDOW, _most_likely
+
+    told, after = first_step(logs, before)
+    for row in np.flatnonzero(told > 0):
+        place = _most_likely(logs[row], max(0, told[row] - WINDOW), int(told[row]), int(after[row]))
+        told[row] = told[row] if abs(place - before) <= NEAR else -1
+    return np.where(told > 0, told - before, np.inf)
 
 
 def with_step(random: np.random.Generator, count: int, before: int, sd: float, step: float, after: int = 20) -> Any:
@@ -96,9 +127,9 @@ def false_alarms(count: int, ask: Callable[[Any], dict[str, Any]]) -> list[dict[
     rows = []
     for name, (kind, logs) in noises(np.random.default_rng(SEED), count).items():
         row = {"noise": name, "kind": kind, "ampcheck": float((first_told(logs) >= 0).mean())}
-        row |= {library: _any(found) for library, found in ask(logs[: count // 2]).items()}
+        row |= {library: _any(found) for library, found in ask(logs[: count // FEWER]).items()}
         if name in DAILY:
-            row |= {f"{library}, daily": value for library, value in daily(logs[: count // 20], ask).items()}
+            row |= {f"{library}, daily": value for library, value in daily(logs[: count // FEWEST], ask).items()}
         rows.append(row)
         print(row, flush=True)
     return rows
@@ -130,8 +161,7 @@ def power(count: int, few: int, ask: Callable[[Any], dict[str, Any]]) -> list[di
             for sd in (0.005, 0.01, 0.0125, 0.015, 0.02):
                 random = np.random.default_rng([SEED, before, step, round(sd * 1e4)])
                 logs = with_step(random, count, before, sd, step)
-                told = first_told(logs, before)
-                delay = np.where(told > 0, told - before, np.inf)
+                delay = found_at(logs, before)
                 row: dict[str, Any] = {"before": before, "step": step, "sd": sd}
                 row |= {f"ampcheck, {n} points": float((delay <= n).mean()) for n in (5, 8, 12, 20)}
                 row["median delay"] = float(np.median(delay)) if np.isfinite(np.median(delay)) else None
@@ -232,9 +262,11 @@ def _filled(rows: Sequence[Sequence[int]]) -> Any:
 def report(data: dict[str, Any]) -> list[str]:
     names = [name for name in ("ampcheck", *LIBRARIES) if name in data["false alarms"][0]]
     worst = max(row["ampcheck"] for row in data["false alarms"] if row["kind"] == "promised")
+    count = data["series"]
     lines = [
-        f"False alarms: the share of {data['series']:,} series of {POINTS} points without a step of which one is told; "
-        "ampcheck looks after every point, the libraries once (in brackets: every day from the 20th, fewer series).",
+        f"False alarms: the share of series of {POINTS} points without a step of which one is told. ampcheck looks at "
+        f"{count:,} series of each family, after every point; the libraries at the first {count // FEWER:,} of them, "
+        f"once, and at the first {count // FEWEST:,} every day from the 20th on (in brackets).",
         *("", f"At most 1 % is promised of the upper families; found at most {worst:.2%}.", ""),
         "| noise | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
@@ -249,8 +281,10 @@ def report(data: dict[str, Any]) -> list[str]:
         "",
         f"Two machines 6 % apart, told apart by their hardware: {data['keyed']:.2%}.",
         "",
-        "Power: the share of steps that is told within so many points after them, by the noise's standard deviation "
-        "(normal) and the points before the step. In brackets the libraries, for the same five points.",
+        f"Power: the share of {count:,} steps that is told within so many points after them and within {NEAR} points "
+        "of their place, by the noise's standard deviation (normal) and the points before the step. In brackets "
+        f"{', '.join(LIBRARIES)}, asked once with five points after the step, of the first {min(AT_FIVE, count)} "
+        "series, by the same criterion.",
         "",
         "| before | step | noise | 5 points | 8 | 12 | 20 | median delay |",
         "|---|---|---|---|---|---|---|---|",
@@ -264,36 +298,75 @@ def report(data: dict[str, Any]) -> list[str]:
     told = data["places"]
     lines += [
         "",
-        "Of steps of 5 % with a noise of 1 %, 20 points later: "
+        f"Of {min(PLACED, count)} steps of 5 % with a noise of 1 %, 20 points later: "
         + "; ".join(f"{k}: {v:.3g}" for k, v in told.items())
         + ".",
     ]
+    lines += heights_text(data["heights"]) if "heights" in data else []
     if len(names) == 1:
         lines += ["", "The libraries were not asked: no interpreter that has them was named (--libraries)."]
-    return [*lines, "", f"Took {data['seconds']:.0f} s."]
+    return [*lines, "", "Seconds: " + ", ".join(f"{part} {spent:.0f}" for part, spent in data["seconds"].items()) + "."]
 
 
 def _daily_text(row: dict[str, Any], name: str) -> str:
     return f" (daily {row[f'{name}, daily']:.0%})" if f"{name}, daily" in row else ""
 
 
+def measured(parts: Sequence[str], count: int, ask: Callable[[Any], dict[str, Any]], kept: Any) -> dict[str, Any]:
+    """The parts that are asked for, and what is kept of the others and of the libraries."""
+    ways: dict[str, Callable[[], Any]] = {
+        "false alarms": lambda: false_alarms(count, ask),
+        "keyed": lambda: keyed(count),
+        "power": lambda: power(count, min(AT_FIVE, count), ask),
+        "places": lambda: places(min(PLACED, count)),
+        "heights": lambda: heights(min(SHAPED, 5 * count), SEED + 3),
+    }
+    spent = kept.get("seconds", {})
+    data: dict[str, Any] = {"series": count, "points": POINTS, "seed": SEED}
+    data["seconds"] = dict(spent) if isinstance(spent, dict) else {"all before, with the libraries,": spent}
+    for part in PARTS:
+        begin = time.perf_counter()
+        if part in parts:
+            data[part] = ways[part]()
+            data["seconds"][part] = time.perf_counter() - begin
+            if part in ("false alarms", "power"):
+                data[part] = [
+                    {**before, **row} for before, row in zip(_of_libraries(kept.get(part)), data[part], strict=False)
+                ]
+        elif part in kept:
+            data[part] = kept[part]
+    return data
+
+
+def _of_libraries(rows: Sequence[dict[str, Any]] | None) -> Iterator[dict[str, Any]]:
+    """What the libraries said, row by row; without end."""
+    for row in rows or ():
+        yield {name: value for name, value in row.items() if name.startswith(LIBRARIES)}
+    yield from repeat({})
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=2000, help="series of each family (default: 2000)")
     parser.add_argument("--libraries", metavar="PYTHON", help="an interpreter with apache-otava and ruptures")
+    parser.add_argument(
+        "--parts", nargs="+", default=PARTS, metavar="PART", help=f"of {', '.join(PARTS)} (default: all)"
+    )
+    parser.add_argument("--keep", type=Path, metavar="PATH", help="evidence from which all the rest is taken")
     parser.add_argument("--out", type=Path, metavar="PATH", help="write the evidence here")
     parser.add_argument("--judge", nargs=2, metavar=("GIVEN", "TAKEN"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.judge:
         judge(*options.judge)
         return
-    begin, ask = time.perf_counter(), asking(options.libraries)
-    data: dict[str, Any] = {"series": options.series, "points": POINTS, "seed": SEED}
-    data["false alarms"] = false_alarms(options.series, ask)
-    data["keyed"] = keyed(options.series)
-    data["power"] = power(options.series, min(300, options.series), ask)
-    data["places"] = places(min(500, options.series))
-    data["seconds"] = time.perf_counter() - begin
+    if wrong := [part for part in options.parts if part not in PARTS]:
+        parser.error(f"there is no part {wrong[0]!r}, but {', '.join(PARTS)}")
+    kept = json.loads(options.keep.read_text(encoding="utf-8")) if options.keep else {}
+    if kept and [kept[name] for name in ("series", "points", "seed")] != [options.series, POINTS, SEED]:
+        parser.error(f"{options.keep} is of other series")
+    if missing := [part for part in PARTS[:4] if part not in options.parts and part not in kept]:
+        parser.error(f"{missing[0]} is neither measured nor kept")
+    data = measured(options.parts, options.series, asking(options.libraries), kept)
     lines = report(data)
     print("\n".join(lines))
     if options.out:
