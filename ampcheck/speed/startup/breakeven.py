@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats as statistics
 
 from ampcheck.speed.interval import CONFIDENCE, RESAMPLES
 from ampcheck.speed.startup.stats import StartupArm, StartupStats
@@ -49,15 +48,15 @@ def break_even(stats: StartupStats, arm: StartupArm) -> BreakEven | None:
     """Of a compiled arm; None where eager and the arm were not timed in turn.
 
     The saving of a call is `eager * (1 - 1 / ratio)`: the typical eager seconds, and the median of the paired ratios,
-    which wanders least. Both are resampled together, by the cycle; the cost is that of the cheapest and of the dearest
-    launch at the two ends.
+    which wanders least. Both are resampled together, by the cycle; the cost at the two ends is that of the cheapest and
+    of the dearest launch, as `StartupStats.cost_range` has it: one launch has a range too.
     """
     if len(arm.times) < 2:
         return None
-    costs = stats.cost(arm)
+    cheapest, dearest = stats.cost_range(arm)
     saving, low, high = savings(arm.times[0], arm.times[-1])
-    cost = arm.typical(costs)
-    return BreakEven(calls_until(cost, saving), calls_until(min(costs), high), calls_until(max(costs), low), cost, saving)
+    cost = arm.typical(stats.cost(arm))
+    return BreakEven(calls_until(cost, saving), calls_until(cheapest, high), calls_until(dearest, low), cost, saving)
 
 
 def savings(eager: ArmTimes, arm: ArmTimes, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
@@ -68,6 +67,8 @@ def savings(eager: ArmTimes, arm: ArmTimes, *, resamples: int = RESAMPLES, seed:
         return saving, -math.inf, math.inf
     if np.ptp(one) == 0 and np.ptp(other) == 0:  # nothing to resample: scipy would warn
         return saving, saving, saving
+    from scipy import stats as statistics
+
     found: Any = statistics.bootstrap(
         (one, other),
         _saving,
