@@ -305,6 +305,9 @@ def report(data: dict[str, Any]) -> list[str]:
     lines += heights_text(data["heights"]) if "heights" in data else []
     if len(names) == 1:
         lines += ["", "The libraries were not asked: no interpreter that has them was named (--libraries)."]
+    if "kept" in data:
+        told = ", ".join([*data["kept"]["parts"], "what the libraries said"])
+        lines += ["", f"Kept from `{data['kept']['of']}`, as the series are the same: {told}."]
     return [*lines, "", "Seconds: " + ", ".join(f"{part} {spent:.0f}" for part, spent in data["seconds"].items()) + "."]
 
 
@@ -323,7 +326,10 @@ def measured(parts: Sequence[str], count: int, ask: Callable[[Any], dict[str, An
     }
     spent = kept.get("seconds", {})
     data: dict[str, Any] = {"series": count, "points": POINTS, "seed": SEED}
-    data["seconds"] = dict(spent) if isinstance(spent, dict) else {"all before, with the libraries,": spent}
+    data["seconds"] = dict(spent) if isinstance(spent, dict) else {"all at first, the libraries included,": spent}
+    if kept:
+        first = kept["kept"]["of"] if "kept" in kept else kept.get("command", "")
+        data["kept"] = {"of": first, "parts": [part for part in PARTS if part in kept and part not in parts]}
     for part in PARTS:
         begin = time.perf_counter()
         if part in parts:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from sample_run import BFLOAT16, FLOAT16, sample_run
 
+import ampcheck
 from ampcheck.errors import UsageError
 from ampcheck.record import Band, Chart, Run, Series
 from ampcheck.report.charts import chart_svg, describe_chart
@@ -179,3 +182,16 @@ def test_values_that_are_not_finite_are_marks_at_the_edge_and_minus_infinity_is_
     assert {"-inf", "inf", "NaN"} <= set(words)
     assert "zero" not in words
     assert texts(chart_svg(linear())) is not None
+
+
+def test_no_chart_of_speed_takes_its_ratios_or_times_for_exponents() -> None:
+    folder = Path(ampcheck.__file__).parent / "speed"
+    calls = [
+        (path.name, {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg == "scale"})
+        for path in folder.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Chart"
+        if isinstance(call.args[0], ast.Constant) and call.args[0].value == "range"
+    ]
+    assert len(calls) >= 3
+    assert all(said == {"scale": "linear"} for _, said in calls), calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,6 +13,7 @@ from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError, Verdict
 from ampcheck.record import Finding
+from ampcheck.report.charts import chart_svg
 from ampcheck.speed.benchmark import (
     Asked,
     Baseline,
@@ -77,6 +79,13 @@ def test_the_confidence_pays_for_all_tests_of_the_session_and_the_arms_of_this_o
 def test_a_number_of_comparisons_that_is_asked_for_counts_alone() -> None:
     found = judge_benchmark(ARMS, asked(comparisons=7), name="t", tests=20)
     assert f"{100 * Rule(comparisons=7).confidence:.4g} % confidence" in found.run.findings[0].message
+
+
+def test_the_chart_of_times_has_milliseconds_on_its_axis_and_no_powers_of_two() -> None:
+    (chart,) = judge_benchmark(ARMS, asked(), name="t").run.charts
+    picture = chart_svg(chart)
+    assert {"10", "20"} <= set(re.findall(r">([\d.,]+)</text>", picture)), picture  # ms of the arms
+    assert not re.search(r">2[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+<", picture)
 
 
 def test_without_a_verdict_every_arm_is_kept_and_none_is_judged() -> None:

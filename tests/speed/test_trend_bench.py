@@ -59,6 +59,10 @@ def test_what_is_not_measured_again_is_kept_and_so_is_what_the_libraries_said(be
         row["before"] == 40 and row["sd"] in (0.01, 0.015) for row in again["power"]
     ]
     assert again["power"] == before["power"]
+    assert again["kept"]["parts"] == ["false alarms", "keyed", "places"]
+    assert "as the series are the same: false alarms, keyed, places, what the libraries said." in "\n".join(
+        bench.report(again)
+    )
 
 
 def test_the_simulation_of_the_heights_is_the_detectors_own_without_a_minimum_effect(bench: Any) -> None:
