@@ -19,12 +19,10 @@ from ampcheck.speed.clock import Clock
 from ampcheck.speed.fingerprint import differences
 from ampcheck.speed.history.lines import load
 from ampcheck.speed.history.points import hardware_of, record_from_dict
-from ampcheck.speed.judge import speed_run
-from ampcheck.speed.paired import PairedMeasurement, Step, measure_speed
+from ampcheck.speed.judge import measure_until_decided, speed_run
+from ampcheck.speed.paired import BUDGET, PairedMeasurement, Step, measure_speed
 from ampcheck.speed.stats import SpeedRecord, SpeedStats
-from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Decision, Rule, check_speed, is_decided, record_of, whose_fault
-
-BUDGET = 10.0
+from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Decision, Rule, check_speed, limits_of, record_of, whose_fault
 
 WANDER = 0.075
 """By what share two stored ratios differ without a cause. One paired ratio wandered by 1.8 per cent from session to
@@ -78,21 +76,6 @@ class Asked:
             raise UsageError(f"a speed test takes no {unknown[0]!r}; it takes {', '.join(known)}")
         return cls(**merged)
 
-    def limits(self, arms: Mapping[str, Step]) -> dict[str, float]:
-        """What each arm that is judged must reach. Raises `UsageError` where that is none, or not there."""
-        names = list(arms)[1:] if isinstance(arms, Mapping) else []
-        limits = dict(self.at_least) if isinstance(self.at_least, Mapping) else dict.fromkeys(names, self.at_least)
-        if wrong := [name for name in limits if name not in names]:
-            raise UsageError(
-                f"at_least names {wrong[0]!r}, which is no arm beside the reference; there are {', '.join(names)}"
-            )
-        if names and not limits:
-            raise UsageError(f"at_least names no arm to judge; there are {', '.join(names)} (or use speed.measure)")
-        for limit in limits.values():
-            if isinstance(limit, bool) or not isinstance(limit, (int, float)):
-                raise UsageError(f"at_least is a number, or one for each arm; found {limit!r}")
-        return limits
-
 
 def _require_precision(name: str) -> None:
     from ampcheck.speed.steps import PRECISIONS  # heavy, and needed for nothing else
@@ -118,16 +101,15 @@ def judge_benchmark(arms: Mapping[str, Step], asked: Asked, *, name: str, tests:
     tests: how many speed tests the session has. Each of them gets an equal part of the false alarms that the suite may
     make, and shares it among its arms: together they make at most `false_alarms`, whatever the others do.
     """
-    limits = asked.limits(arms)
+    limits = limits_of(arms, asked.at_least)
     number = asked.comparisons or max(1, tests * len(limits))
     rules = {arm: Rule(limit, asked.effect, number, asked.false_alarms) for arm, limit in limits.items()}
-    stats = measure_speed(
+    stats = measure_until_decided(
         arms,
+        rules,
         subject=asked.subject or name,
         device=asked.device,
         budget=asked.budget,
-        width=None,
-        decided=lambda seen: is_decided(seen, rules),
         clock=asked.clock,
         seed=asked.seed,
     )
@@ -161,7 +143,9 @@ def measure_benchmark(arms: Mapping[str, Step], asked: Asked, *, name: str) -> B
 def skip_benchmark(arms: Mapping[str, Step], asked: Asked, *, name: str, reason: str, judged: bool = True) -> Run:
     """Call each arm once and measure nothing: SKIP for each. What an arm raises is raised. judged: there are limits."""
     PairedMeasurement(arms, device=asked.device, clock=asked.clock)  # arms and device are judged as ever
-    limits: Mapping[str, float | None] = asked.limits(arms) if judged else dict.fromkeys(list(arms)[1:])
+    limits: Mapping[str, float | None] = dict.fromkeys(list(arms)[1:])
+    if judged:
+        limits = limits_of(arms, asked.at_least)
     for step in arms.values():
         step()
     reference = next(iter(arms))
