@@ -1,9 +1,13 @@
 """Paired measurement: all arms in turn, block by block, in random order, so that what disturbs one disturbs all.
 
 On a shared machine a time wanders by tens of per cent within minutes, and the ratio of two times taken within one tenth
-of a second hardly at all. So each cycle times one block of every arm, in an order drawn anew; the statistic is
-made of the ratios within the cycles. The reference runs twice a cycle: what its twin differs by is noise, measured in
-the same minutes as the answer.
+of a second hardly at all. So each cycle times two blocks of every arm, in an order drawn anew; an arm's time is their
+geometric mean, and the statistic is made of the ratios within the cycles. What the two blocks of the reference differ
+by is noise, measured in the same minutes as the answer: its A/A twin.
+
+All arms run equally often and are averaged alike. A reference that ran more often than the others would find its
+weights in the cache more often, and the median of an average is not that of a single time where noise is skewed: by
+both an equal arm looked slower by up to a tenth.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ from ampcheck.speed.stats import LOOKS, TWIN, ArmTimes, SpeedStats
 BLOCK = 0.001
 """Seconds that a block should last, far above the clock's resolution; the shorter, the fewer of them are disturbed."""
 
+SHORT = 0.005
+"""Seconds of a call up to which a block begins with an untimed one: filling a cache again would be some of its time."""
+
 BUDGET = 10.0
 """Seconds of timed blocks, unless more or fewer are asked for."""
 
@@ -38,12 +45,16 @@ Step = Callable[[], object]
 
 @dataclass(slots=True)
 class Arm:
-    """One arm under measurement. calls: in a block; first: seconds of the first call of all; seconds: of one call."""
+    """One arm under measurement.
+
+    calls: in a block; first: seconds of the first call of all; seconds: of one call; short: whether that is `SHORT`.
+    """
 
     name: str
     step: Step
     calls: int = 1
     first: float = 0.0
+    short: bool = False
     seconds: list[float] = field(default_factory=list)
 
     def warm_up(self, clock: Clock, *, block: float = BLOCK, least: int = 3, seconds: float = 0.2) -> None:
@@ -54,9 +65,11 @@ class Arm:
             times.append(clock.block(self.step, 1))
         typical = median(times[len(times) // 2 :])
         self.calls = max(1, round(block / typical)) if typical > 0 else 1
+        self.short = typical <= SHORT
 
     def block(self, clock: Clock) -> float:
-        """Seconds of one block."""
+        """Seconds of one block, which begins with the caches in the same state as every other."""
+        clock.prepare(self.step if self.short else None)
         return clock.block(self.step, self.calls)
 
     def of_one_call(self, block: float) -> float:
@@ -82,8 +95,8 @@ class PairedMeasurement:
     ) -> None:
         _require_arms(arms)
         self._clock = clock or clock_of(device)
-        (reference, step), *others = arms.items()
-        self._arms = [Arm(reference, step), Arm(TWIN, step), *(Arm(name, step) for name, step in others)]
+        self._arms = [Arm(name, step) for name, step in arms.items()]
+        self._twin: list[float] = []
         self._subject, self._device, self._block = subject, device, block
         self._random = Random(seed)
         self._seen: list[dict[str, float]] = []
@@ -95,11 +108,8 @@ class PairedMeasurement:
         Sets how many calls make a block. Raises `UsageError` for an arm that raises.
         """
         for arm in self._arms:
-            if arm.name == TWIN:
-                continue
             with naming(arm.name, self._subject):
                 arm.warm_up(self._clock, block=self._block, least=least, seconds=seconds)
-        self._arms[1].calls, self._arms[1].first = self._arms[0].calls, self._arms[0].first
 
     def run(self, until: float) -> None:
         """Cycles until `until` seconds of all have passed in them, at least one. A cycle that raises leaves no half."""
@@ -107,14 +117,16 @@ class PairedMeasurement:
         while True:
             begin = time.perf_counter()
             with without_collector():
-                order = self._random.sample(self._arms, len(self._arms))
-                taken = {}
-                for arm in order:
+                taken: dict[str, list[float]] = {arm.name: [] for arm in self._arms}
+                for arm in self._random.sample(2 * self._arms, 2 * len(self._arms)):
                     with naming(arm.name, self._subject):
-                        taken[arm.name] = arm.block(self._clock)
+                        taken[arm.name].append(arm.block(self._clock))
             for arm in self._arms:
-                arm.seconds.append(arm.of_one_call(taken[arm.name]))
-            self._spent += max(time.perf_counter() - begin, sum(taken.values()))
+                first, second = (arm.of_one_call(block) for block in taken[arm.name])
+                arm.seconds.append(math.sqrt(first * second))
+                if arm is self._arms[0]:
+                    self._twin.append(arm.seconds[-1] * (second / first) ** math.sqrt(0.5))
+            self._spent += max(time.perf_counter() - begin, sum(map(sum, taken.values())))
             if self._spent >= until:
                 break
         self._seen.append(self._clock.conditions())
@@ -126,9 +138,10 @@ class PairedMeasurement:
 
     def stats(self) -> SpeedStats:
         """What was measured so far."""
+        arms = [ArmTimes(arm.name, tuple(arm.seconds), arm.calls, arm.first, self._clock.kind) for arm in self._arms]
         return SpeedStats(
             subject=self._subject,
-            arms=tuple(ArmTimes(a.name, tuple(a.seconds), a.calls, a.first, self._clock.kind) for a in self._arms),
+            arms=(arms[0], replace(arms[0], name=TWIN, seconds=tuple(self._twin)), *arms[1:]),
             device=self._device,
             fingerprint=fingerprint(self._device),
             conditions=summarised(self._seen),

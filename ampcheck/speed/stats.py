@@ -25,7 +25,9 @@ LOOKS = (0.125, 0.25, 0.5, 1.0)
 class ArmTimes:
     """One arm: the reference, its twin, or what is compared with it.
 
-    seconds: of one call, one value for each cycle, in the order of the cycles; the cycles of all arms correspond.
+    seconds: of one call, one value for each cycle, in the order of the cycles; the cycles of all arms correspond. Of an
+    arm it is the geometric mean of its two blocks; of the twin it is what an arm of equal speed would have shown: the
+    reference's time and the ratio of its two blocks, to the power of the root of 1/2, as a mean of two varies less.
     calls: how many calls a block has; `seconds` is the block's time divided by it. first: seconds of the first call of
     all, compilation included. clock: `wall`, or `device` where events of the device were read.
     """

@@ -23,6 +23,9 @@ class Clock:
     def __init__(self, noise=0.01, seed=0):
         self.random, self.noise = Random(seed), noise
 
+    def prepare(self, call):
+        pass
+
     def block(self, call, calls):
         return sum(call() for _ in range(calls)) * math.exp(self.noise * self.random.gauss(0, 1))
 

@@ -16,6 +16,9 @@ class SimulatedClock:
         self.random = np.random.default_rng(seed)
         self.noise, self.tails = noise, tails
 
+    def prepare(self, call: Callable[[], object] | None) -> None:
+        pass
+
     def block(self, call: Callable[[], object], calls: int) -> float:
         true = sum(float(call()) for _ in range(calls))  # type: ignore[arg-type]
         drawn = self.random.normal() if self.tails is None else self.random.standard_t(self.tails)

@@ -3,26 +3,61 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError, measure_speed
+from ampcheck.speed.interval import log_ratios
 from ampcheck.speed.paired import PairedMeasurement
 from ampcheck.speed.stats import TWIN
 
 
-def test_every_cycle_runs_every_arm_once_the_reference_twice_and_the_order_changes() -> None:
+def test_every_cycle_runs_every_arm_equally_often_and_the_order_changes() -> None:
     ran: list[str] = []
     arms = {name: lambda name=name: ran.append(name) or 0.01 for name in ("eager", "compiled", "third")}
     measurement = PairedMeasurement(arms, clock=SimulatedClock(0.0))
     measurement.warm_up()
     ran.clear()
     measurement.run(1.0)
-    cycles = [tuple(ran[i : i + 4]) for i in range(0, len(ran), 4)]
-    assert all(sorted(cycle) == ["compiled", "eager", "eager", "third"] for cycle in cycles)
+    cycles = [tuple(ran[i : i + 6]) for i in range(0, len(ran), 6)]
+    assert all(sorted(cycle) == sorted(2 * list(arms)) for cycle in cycles)
     assert len(set(cycles)) > 5
     assert measurement.stats().cycles == len(cycles)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_equal_arm_is_no_slower_where_noise_is_skewed(seed: int) -> None:
+    """A machine only ever makes a block slower; the median of a mean of two is not the median of one."""
+
+    class Skewed(SimulatedClock):
+        def block(self, call: Callable[[], object], calls: int) -> float:
+            return super().block(call, calls) * float(np.exp(self.random.exponential(0.3)))
+
+    arms = {"old": taking(0.01), "new": taking(0.01)}
+    stats = measure_speed(arms, clock=Skewed(0.0, seed), budget=60, width=None)
+    logs = log_ratios(stats.reference, stats.arm("new"))
+    assert abs(np.median(logs)) < 4 * 1.25 * np.std(logs) / len(logs) ** 0.5
+    assert np.std(log_ratios(stats.reference, stats.twin)) == pytest.approx(np.std(logs), rel=0.2)
+
+
+def test_a_cache_that_holds_one_arm_favours_none() -> None:
+    """A call is slower where another arm ran before it; the reference must not find its data there more often."""
+    last: list[str] = []
+
+    def cached(name: str) -> Callable[[], float]:
+        def step() -> float:
+            seconds = 0.001 if last == [name] else 0.0011
+            last[:] = [name]
+            return seconds
+
+        return step
+
+    arms = {"old": cached("old"), "new": cached("new")}
+    stats = measure_speed(arms, clock=SimulatedClock(0.001), budget=5, width=None, block=0.0001)
+    assert abs(np.mean(log_ratios(stats.reference, stats.arm("new")))) < 0.005
 
 
 def test_the_reference_stands_first_and_its_twin_second() -> None:
@@ -102,7 +137,7 @@ def test_arms_that_cannot_be_compared_are_refused_in_a_sentence(arms: object, fo
 
 def test_long_steps_do_not_overrun_the_budget_by_more_than_one_cycle() -> None:
     stats = measure_speed({"a": taking(2.0), "b": taking(2.0)}, clock=SimulatedClock(0.0), budget=10, width=None)
-    assert stats.cycles == 2  # 6 s each
+    assert stats.cycles == 2  # 8 s each
 
 
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan"), float("inf"), "3"])

@@ -116,8 +116,6 @@ class Launch:
                 arm = self._arms[name]
                 arm.calls = calls[name]
                 with naming(name, self._subject):
-                    if arm.calls > 1:
-                        arm.step()  # another process ran until now: caches and threads come back in a call of their own
                     taken[name] = arm.of_one_call(arm.block(self._clock))
         return taken
 
