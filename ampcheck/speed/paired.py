@@ -122,10 +122,11 @@ class PairedMeasurement:
                     with naming(arm.name, self._subject):
                         taken[arm.name].append(arm.block(self._clock))
             for arm in self._arms:
-                first, second = (arm.of_one_call(block) for block in taken[arm.name])
-                arm.seconds.append(math.sqrt(first * second))
+                one, other = (arm.of_one_call(block) for block in self._random.sample(taken[arm.name], 2))
+                arm.seconds.append(math.sqrt(one * other))
                 if arm is self._arms[0]:
-                    self._twin.append(arm.seconds[-1] * (second / first) ** math.sqrt(0.5))
+                    # Which of the two came first is left to chance: a cycle begins a little slower than it ends.
+                    self._twin.append(arm.seconds[-1] * (one / other) ** math.sqrt(0.5))
             self._spent += max(time.perf_counter() - begin, sum(map(sum, taken.values())))
             if self._spent >= until:
                 break
