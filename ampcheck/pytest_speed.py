@@ -81,7 +81,7 @@ class Speed:
             raise UsageError("the fixture speed is taken as an argument of a test or fixture, not by getfixturevalue")
         self._item, self._benchmark, self._device = item, benchmark, device
         self._session: SpeedSession = item.config.stash[SESSION]
-        self._used = False
+        self.used = False
 
     def __call__(
         self,
@@ -162,12 +162,12 @@ class Speed:
         What ends the test before pytest-benchmark was used is told to it as well: it would warn of that.
         """
         __tracebackhide__ = True
-        if self._used or self._benchmark.stats is not None:
+        if self.used or self._benchmark.stats is not None:
             raise UsageError(
                 f"{self._item.name} measures a second time, and pytest-benchmark keeps one benchmark of each test: "
                 "give all arms at once, or make two tests of it"
             )
-        self._used = True
+        self.used = True
         try:
             yield self._item.nodeid, self._asked(given, taken)
         except Exception as error:
@@ -267,6 +267,18 @@ class SpeedSession:
                 self._ever = self._before.all()
             except UsageError as error:
                 raise pytest.UsageError(f"--ampcheck-history={self.history}: {error}") from error
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """A test that asks for `speed`, ends well and measured nothing has shown nothing."""
+        ended = yield
+        fixture = getattr(item, "funcargs", {}).get("speed")
+        if isinstance(fixture, Speed) and not fixture.used:
+            raise UsageError(
+                f"{item.name} asks for the fixture speed and never called it, so nothing was judged: "
+                "call speed({...}) or speed.measure({...}), or leave the fixture out"
+            )
+        return ended
 
     @pytest.hookimpl(tryfirst=True)  # pytest-benchmark reads its marker when its fixture is made
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

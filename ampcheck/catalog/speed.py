@@ -9,7 +9,8 @@ PAGES: tuple[Explanation, ...] = (
         "speedup",
         "Each arm, such as the compiled model, is at least so many times as fast as the reference, such as eager mode. "
         "Undecided where the machine is too noisy or the time too short to tell.",
-        "All arms and a twin of the reference take turns, block by block, in random order in one process; the ratio is "
+        "All arms take turns, block by block, in random order in one process, each twice a cycle; what the two runs "
+        "of the reference differ by is noise, its A/A twin. The ratio is "
         "the median of the paired ratios. It fails when the exact interval of the median lies below the limit and the "
         "median below it by more than the minimum effect (3 %); the interval's confidence allows for every comparison "
         "of the suite and every look at the growing data, so that one suite in a hundred, at most, fails without a "

@@ -191,7 +191,8 @@ def _finding(stats: SpeedStats, arm: ArmTimes, rule: Rule, check: str, other: li
         message = f"{required}, shortfalls below {_percent(rule.effect)} not counted; {seen}"
         if verdict is Verdict.FAIL:
             hint = (
-                "look at graph breaks and recompilations first (ampcheck.assert_graph), then at a profile"
+                "torch.profiler shows where the time goes; of compiled code look at graph breaks and recompilations "
+                "first (ampcheck.assert_graph)"
                 if check == "speedup"
                 else "look at what the change does in a profile; torch.profiler shows the ops that grew"
             )

@@ -326,10 +326,17 @@ def test_without_pytest_benchmark_it_is_told(speedy: Suite) -> None:
     result.stdout.fnmatch_lines(["E *the fixture speed is built on pytest-benchmark, which is off*"])
 
 
-def test_a_test_that_takes_it_and_leaves_it_is_warned_of_by_pytest_benchmark(speedy: Suite) -> None:
-    result = speedy("def test_it(speed):\n    pass\n").runpytest("-n0")
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*Benchmark fixture was not used at all in this test*"])
+@pytest.mark.parametrize("marker", ["", "@pytest.mark.speed(at_least=1.2)\n"], ids=["plain", "marked"])
+def test_a_test_that_takes_it_and_measures_nothing_fails(speedy: Suite, marker: str) -> None:
+    suite = speedy(f"{marker}def test_it(speed):\n    pass\n")
+    result = suite.runpytest("-n0")
+    result.assert_outcomes(failed=1, errors=1)  # the error is pytest-benchmark's own warning
+    result.stdout.fnmatch_lines(["*test_it asks for the fixture speed and never called it, so nothing was judged*"])
+
+
+def test_a_test_that_takes_it_and_skips_itself_is_skipped(speedy: Suite) -> None:
+    result = speedy("def test_it(speed):\n    pytest.skip('no GPU')\n").runpytest("-n0", "-W", "ignore")
+    result.assert_outcomes(skipped=1)
 
 
 def test_asked_for_by_name_it_is_told(speedy: Suite) -> None:

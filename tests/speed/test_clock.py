@@ -45,4 +45,4 @@ def test_events_time_what_the_device_does_and_not_what_the_host_waits() -> None:
     x = torch.randn(4096, 4096, device="cuda")
     long = clock.block(lambda: x @ x, 10)
     assert long > 5 * clock.block(lambda: x[:512] @ x[:, :512], 10)
-    assert clock.conditions() == clock.conditions() or "MHz" in clock.conditions()
+    assert set(clock.conditions()) <= {"MHz", "degrees"}, "each only where NVML can be asked"

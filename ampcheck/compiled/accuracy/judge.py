@@ -66,8 +66,7 @@ def measure_accuracy(
 
     device: one that is there. dtype: what autocast casts to; None runs the model as it is. options: of `torch.compile`.
     factor: the `precision` limit, which decides what is tried again. backward: whether gradients are judged, where
-    anything requires one. Dynamo is reset. Raises `UsageError` for a subject
-    that cannot be copied.
+    anything requires one. Dynamo is reset. Raises `UsageError` for a subject that cannot be copied.
     """
     native = native_format(subject)
     narrow = dtype or native or torch.float32
@@ -241,9 +240,8 @@ def plans(
     """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any."""
     wanted = input_leaves(subject, every=False)
     plan = Plan(device=device, autocast=autocast, loss=subject.loss, steps=steps, optimizer=optimizer, leaves=wanted)
-    if not backward:
-        return [_probed(subject, replace(plan, backward=False), narrow)]
-    if wanted or holds_parameters(subject) or not floating_inputs(subject):
+    plan = replace(plan, backward=backward)
+    if not backward or wanted or holds_parameters(subject) or not floating_inputs(subject):
         return [_probed(subject, plan, narrow)]
     every = replace(plan, leaves=input_leaves(subject, every=True), optimizer=None)
     return [replace(plan, backward=False), _probed(subject, every, narrow)]
