@@ -271,6 +271,7 @@ class SpeedSession:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         """A test that asks for `speed`, ends well and measured nothing has shown nothing."""
+        __tracebackhide__ = True
         ended = yield
         fixture = getattr(item, "funcargs", {}).get("speed")
         if isinstance(fixture, Speed) and not fixture.used:
