@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -32,6 +32,7 @@ from ampcheck.numerics import (
 )
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.placement import Placement, place
+from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
@@ -46,9 +47,6 @@ GRAPH_CHECKS = ("graph-break", "recompile", "eager-fallback", "cache-artifacts",
 USES = (Kind.TRAINING, Kind.CALL)
 """Kinds that run as they are: no copy of them can be made."""
 
-Progress = Callable[[str, int, int], None]
-"""Told before each stage: what begins, how many stages are done, how many there are."""
-
 
 def audit(
     subject: Any,
@@ -60,7 +58,7 @@ def audit(
     checks: Collection[str] | None = None,
     limits: Limits | None = None,
     steps: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Run:
     """Judge a subject in every dtype asked for, eager and compiled, forward and backward.
 
@@ -103,15 +101,14 @@ def audit(
     wanted = [native] if native is not None else [] if as_it_is else _low_dtypes(dtype, placement.device)
     bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
     stages = 1 + len(wanted) * (2 if compile else 1) + (2 if to_compile else 0)
-    tell = progress or (lambda stage, done, total: None)
 
     with placement.entered():
-        runs = _graphs(made, placement.device, limits, checks, tell, stages) if to_compile else []
+        runs = _graphs(made, placement.device, limits, checks, progress, stages) if to_compile else []
         broken = any(run.failed for run in runs)
         try:
             if wanted:
                 native_run = native is not None
-                runs += _numerics(made, placement.device, wanted, native_run, compile, bounds, checks, tell, stages)
+                runs += _numerics(made, placement.device, wanted, native_run, compile, bounds, checks, progress, stages)
         except UsageError as error:
             if not broken:
                 raise
@@ -124,7 +121,7 @@ def audit(
     if native is None and wanted:
         kind = placement.emulated or torch.device(placement.device).type
         runs.append(judge.judge_policy(made, kind, wanted, checks))
-    tell(f"{made.name}: done", stages, stages)
+    progress(f"{made.name}: done", stages, stages)
     return replace(merge(runs), environment=_environment(placement), title=f"audit of {made.name}")
 
 
@@ -134,11 +131,11 @@ def _use(
     limits: Limits | None,
     steps: int | None,
     device: str,
-    tell: Progress | None,
+    progress: Progress,
 ) -> Run:
     """A training loop under every eye; of a callable its use of autocast, of the compiler's caches, its sums."""
     if made.kind is Kind.TRAINING:
-        return training.judge_training(made, checks, limits, steps=steps, device=device, progress=tell)
+        return training.judge_training(made, checks, limits, steps=steps, device=device, progress=progress)
     own = (*call_checks.CHECKS, "cache-artifacts", "coverage")
     guards = None if checks is None else [slug for slug in checks if slug not in own]
     if guards and not set(guards) & set(judge.GUARD_CHECKS):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from ampcheck.errors import UsageError
+from ampcheck.cli_output import add_output, require_writable, write_output
 
 
 def add_command(commands: Any) -> None:
@@ -39,22 +38,17 @@ def add_command(commands: Any) -> None:
     )
     blame.add_argument("--steps", type=int, default=1, help="calls in a row, each with an update (default: 1)")
     blame.add_argument("--runs", type=int, default=60, help="sets of modules to try at most (default: %(default)s)")
-    blame.add_argument("--html", metavar="PATH", help="write a self-contained page")
-    blame.add_argument("--json", metavar="PATH", help="write the run as JSON")
-    blame.add_argument("-v", "--verbose", action="store_true", help="print every finding in full")
+    add_output(blame, verbose="print every finding in full")
     blame.set_defaults(command=_blame)
 
 
 def _blame(options: argparse.Namespace) -> int:
-    pages = [Path(path) for path in (options.html, options.json) if path is not None]
-    for path in pages:  # before the work, so that it is not lost to a typing error
-        if not path.parent.is_dir() or path.is_dir():
-            raise UsageError(f"cannot write {path}: a file in a folder that exists is required")
+    require_writable(html=options.html, json=options.json)
     dtypes = [dtype.strip() for dtype in options.dtype.split(",")] if options.dtype is not None else None
 
     from rich.console import Console
 
-    from ampcheck.report import print_run, print_tables, progress_bar, write_html
+    from ampcheck.report import print_run, print_tables, progress_bar
 
     with progress_bar() as progress:
         progress("loading torch and the subject", 0, 1)
@@ -84,10 +78,5 @@ def _blame(options: argparse.Namespace) -> int:
             print("\n".join(str(row[0]) for row in table.rows), flush=True)  # as it is: no line is folded
         else:
             print_tables([table])
-    if options.html:
-        write_html(run, options.html)
-        console.print(f"page: {options.html}", highlight=False, markup=False)
-    if options.json:
-        run.save(options.json)
-        console.print(f"JSON: {options.json}", highlight=False, markup=False)
+    write_output(run, options)
     return 1 if run.failed else 0

@@ -8,9 +8,9 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 from ampcheck import blame_cli, history_cli, policy_cli, speed_cli
+from ampcheck.cli_output import add_output, require_writable, write_output
 from ampcheck.errors import UsageError
 
 FAILED, USAGE = 1, 2
@@ -70,9 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("--steps", type=int, metavar="N", help="how many steps of a training loop are observed")
     audit.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    audit.add_argument("--html", metavar="PATH", help="write a self-contained page")
-    audit.add_argument("--json", metavar="PATH", help="write the run as JSON")
-    audit.add_argument("-v", "--verbose", action="store_true", help="print every finding, passes too")
+    add_output(audit)
     audit.set_defaults(command=_audit)
 
     explain = commands.add_parser("explain", help="what a check means and how to mend what it finds")
@@ -95,16 +93,11 @@ def _audit(options: argparse.Namespace) -> int:
         dtypes = [dtype.strip() for dtype in options.dtype.split(",") if dtype.strip()]
     if dtypes == []:
         raise UsageError(f"--dtype names what autocast casts to, such as float16,bfloat16; found {options.dtype!r}")
-    pages = [Path(path) for path in (options.html, options.json) if path is not None]
-    for path in pages:  # before the work, so that an hour of it is not lost to a typing error
-        if not path.parent.is_dir():
-            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-        if path.is_dir():
-            raise UsageError(f"cannot write {path}: it is a folder")
+    require_writable(html=options.html, json=options.json)
 
     from rich.console import Console
 
-    from ampcheck.report import print_run, progress_bar, write_html
+    from ampcheck.report import print_run, progress_bar
 
     console = Console()
     with progress_bar() as progress:
@@ -139,12 +132,7 @@ def _audit(options: argparse.Namespace) -> int:
             return 0
         run = whole
     print_run(run, console, verbose=options.verbose)
-    if options.html:
-        write_html(run, options.html)
-        console.print(f"page: {options.html}", highlight=False, markup=False)
-    if options.json:
-        run.save(options.json)
-        console.print(f"JSON: {options.json}", highlight=False, markup=False)
+    write_output(run, options)
     return FAILED if run.failed else 0
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-from pathlib import Path
 from typing import Any
 
+from ampcheck.cli_output import add_output, require_writable, write_output
 from ampcheck.errors import UsageError
 
 
@@ -34,19 +33,12 @@ def add_command(commands: Any) -> None:
         "--effect", type=float, default=2.0, metavar="PERCENT", help="the smallest step that is told (default: 2)"
     )
     history.add_argument("--fail", action="store_true", help="a step down fails, such as for a nightly job")
-    history.add_argument("--html", metavar="PATH", help="write a self-contained page with a chart of each series")
-    history.add_argument("--json", metavar="PATH", help="write the run as JSON")
-    history.add_argument("-v", "--verbose", action="store_true", help="print every finding, passes too")
+    add_output(history)
     history.set_defaults(command=_history)
 
 
 def _history(options: argparse.Namespace) -> int:
-    pages = [Path(path) for path in (options.html, options.json) if path is not None]
-    for path in pages:  # before the work, so that it is not lost to a typing error
-        if not path.parent.is_dir() or path.is_dir():
-            raise UsageError(f"cannot write {path}: a file in a folder that exists is required")
-    if len({os.path.abspath(path) for path in pages}) < len(pages):
-        raise UsageError(f"--html and --json need a file each, both are {options.html}")
+    require_writable(html=options.html, json=options.json)
     if not (math.isfinite(options.effect) and 0 <= options.effect < 100):
         raise UsageError(f"--effect is per cent, at least 0 and below 100; found {options.effect:g}")
 
@@ -55,7 +47,7 @@ def _history(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ampcheck.record import Verdict
-    from ampcheck.report import print_run, print_tables, write_html
+    from ampcheck.report import print_run, print_tables
     from ampcheck.speed.history import import_benchmarks, load
     from ampcheck.speed.trend import trend_run
 
@@ -80,10 +72,5 @@ def _history(options: argparse.Namespace) -> int:
     if run.tables:
         console.print()
         print_tables(run.tables)
-    if options.html:
-        write_html(run, options.html)
-        say(f"page: {options.html}")
-    if options.json:
-        run.save(options.json)
-        say(f"JSON: {options.json}")
+    write_output(run, options)
     return 1 if run.failed else 0

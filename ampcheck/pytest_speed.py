@@ -7,12 +7,14 @@ and pytest-benchmark is then told the seconds of the first judged arm, through t
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import pytest
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from ampcheck.speed.clock import Clock
     from ampcheck.speed.paired import Step
     from ampcheck.speed.stats import SpeedRecord, SpeedStats
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 SPEED_MARKER = (
     "speed(at_least=1.0, effect=0.03, budget=10.0, precision='float32', ...): defaults of the fixture speed, as "
@@ -73,6 +78,20 @@ def _unlike(what: str) -> NoReturn:
 _REPLAY = pytest.StashKey[Replay]()
 
 
+def _in_the_test(method: Callable[P, R]) -> Callable[P, R]:
+    """Let what a test asked wrongly be shown where it asked, without frames of ampcheck."""
+
+    @functools.wraps(method)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True
+        try:
+            return method(*args, **kwargs)
+        except UsageError as error:
+            raise error.with_traceback(None) from error.__cause__
+
+    return called
+
+
 class Speed:
     """The fixture `speed`: called, it measures and judges; `measure` gives the figures alone. Once in each test."""
 
@@ -83,6 +102,7 @@ class Speed:
         self._session: SpeedSession = item.config.stash[SESSION]
         self.used = False
 
+    @_in_the_test
     def __call__(
         self,
         arms: Mapping[str, Step],
@@ -123,6 +143,7 @@ class Speed:
                 run = self._keep(found, arms, asked)
         return verify(run)
 
+    @_in_the_test
     def measure(
         self,
         arms: Mapping[str, Step],
@@ -209,10 +230,15 @@ class Speed:
         return run
 
 
-JUDGED = frozenset(Speed.__call__.__kwdefaults__ or ())
+def _keywords(method: Callable[..., object]) -> frozenset[str]:
+    parameters = inspect.signature(method).parameters.values()
+    return frozenset(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
+
+
+JUDGED = _keywords(Speed.__call__)
 """What a test that judges may be marked with."""
 
-MEASURED = frozenset(Speed.measure.__kwdefaults__ or ()) | {"effect"}
+MEASURED = _keywords(Speed.measure) | {"effect"}
 """What one that measures alone may be marked with."""
 
 KEYWORDS = JUDGED | MEASURED

@@ -115,7 +115,7 @@ def _singular(what: str) -> str:
     """One of what was counted; its first plural is the noun: `loss` of `losses`, `set of modules` of `sets of ...`."""
     words = what.split(" ")
     for place, word in enumerate(words):
-        if word.endswith("s") and not word.endswith("ss"):
+        if word.endswith("s") and not word.endswith("ss") and word != "series":
             words[place] = word[:-2] if word.endswith("sses") else word[:-1]
             break
     return " ".join(words)

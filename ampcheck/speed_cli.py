@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampcheck.cli_output import add_output, require_writable, write_output
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
+    from ampcheck.progress import Progress
     from ampcheck.record import Run
     from ampcheck.speed.verdict import Rule
-
-    Progress = Callable[[str, int, int], None]
 
 
 def add_command(commands: Any) -> None:
@@ -23,7 +23,8 @@ def add_command(commands: Any) -> None:
         help="does torch.compile pay, and did a change make a model slower?",
         description="Time a target against another git revision (--base), its start (--startup), the matrix of modes "
         "and precisions (--matrix), or else compiled against eager. All arms take turns block by block, and a verdict "
-        "is PASS, FAIL or UNDECIDED with its interval. Exit code 0: nothing failed; 1: something did; 2: usage error.",
+        "is PASS, FAIL or UNDECIDED with its interval. Exit code 0: nothing failed, UNDECIDED included; 1: something "
+        "did; 2: usage error.",
     )
     speed.add_argument(
         "target",
@@ -60,8 +61,8 @@ def add_command(commands: Any) -> None:
         "--at-least",
         type=float,
         metavar="RATIO",
-        help="fail unless each compiled arm is so many times as fast as eager mode; without it a slower one is "
-        "a warning",
+        help="compiled against eager: fail unless each compiled arm is so many times as fast as eager mode; without "
+        "it a slower one is a warning",
     )
     speed.add_argument("--launches", type=int, metavar="N", help="of each side, with --base (default: 3)")
     speed.add_argument(
@@ -74,22 +75,20 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="how many such comparisons the whole job makes, so that together 1 %% at most fail without a cause",
     )
-    speed.add_argument("--json", metavar="PATH", help="write the run as JSON")
     speed.add_argument("--markdown", metavar="PATH", help="write a comment for a pull request")
-    speed.add_argument("--html", metavar="PATH", help="write a self-contained page")
-    speed.add_argument("-v", "--verbose", action="store_true", help="print every finding and every table")
+    add_output(speed, verbose="print every finding and every table")
     speed.set_defaults(command=_speed)
 
 
 def _speed(options: argparse.Namespace) -> int:
     _require_sense(options)
-    for path in (Path(path) for path in (options.html, options.json, options.markdown) if path is not None):
-        if not path.parent.is_dir() or path.is_dir():  # before the work, so that it is not lost to a typing error
-            raise UsageError(f"cannot write {path}: a file in a folder that exists is required")
+    require_writable(html=options.html, json=options.json, markdown=options.markdown)
 
     from rich.console import Console
 
-    from ampcheck.report import print_run, print_tables, progress_bar, write_html
+    from ampcheck.record import write_atomically
+    from ampcheck.report import print_run, print_tables, progress_bar
+    from ampcheck.speed.base.comment import comment_of
 
     with progress_bar() as progress:
         progress("loading torch and the target", 0, 1)
@@ -99,23 +98,14 @@ def _speed(options: argparse.Namespace) -> int:
     print_run(run, console, verbose=options.verbose or options.base is not None)
     console.print()
     print_tables(run.tables if options.verbose or options.base is None else [run.tables[0], *run.tables[2:]])
-    if options.html:
-        write_html(run, options.html)
-        console.print(f"page: {options.html}", highlight=False, markup=False)
-    if options.json:
-        run.save(options.json)
-        console.print(f"JSON: {options.json}", highlight=False, markup=False)
-    if options.markdown:
-        from ampcheck.record import write_atomically
-        from ampcheck.speed.base.comment import comment_of
-
-        write_atomically(options.markdown, comment_of(run))
-        console.print(f"comment: {options.markdown}", highlight=False, markup=False)
+    write_output(run, options, {"markdown": lambda path: write_atomically(path, comment_of(run))})
     return 1 if run.failed else 0
 
 
 def _require_sense(options: argparse.Namespace) -> None:
-    """Raise `UsageError` for options that the rest of the line leaves without a meaning."""
+    """Raise `UsageError` for options that the rest of the line leaves without a meaning, before anything is loaded."""
+    if options.budget is not None and not 0 < options.budget < math.inf:
+        raise UsageError(f"--budget is seconds of measurement, above 0; found {options.budget:g}")
     if options.target is None and not options.matrix:
         raise UsageError("a TARGET is required, package.module:factory or path/to/file.py:factory")
     given = {
@@ -206,7 +196,6 @@ def _against_eager(options: argparse.Namespace, progress: Progress) -> Run:
     precisions, modes = _several(options.precision) or ["float32"], _several(options.mode) or ["default"]
     ways = [Way(mode, precision) for precision in precisions for mode in (EAGER, *modes)]
     subject = load_subject(options.target)
-    progress("compiling the arms and timing them", 0, 1)
     return judge_ways(
         subject,
         ways,
@@ -215,6 +204,7 @@ def _against_eager(options: argparse.Namespace, progress: Progress) -> Run:
         comparisons=options.comparisons,
         device=options.device,
         budget=BUDGET if options.budget is None else options.budget,
+        progress=progress,
     )
 
 

@@ -2,31 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from ampcheck.record import Table
+from ampcheck.report.text import MIN_WIDTH, cells, wrap
+
+if TYPE_CHECKING:
+    import rich.table
+
+_GAP = 2  # between two columns
 
 
 def print_tables(tables: Sequence[Table]) -> None:
-    """Print tables one below the other, each with its title and note; long cells are folded, never cut."""
-    from rich import box, table, text
+    """Print tables one below the other, each with its title and note.
+
+    Long cells are folded, never cut. Where the columns do not fit side by side without breaking words, each row becomes
+    a paragraph: its first cell, then the others with the names of their columns.
+    """
+    from rich import text
     from rich.console import Console
 
     console = Console()
     for shown in tables:
         console.print(text.Text(("\n" if shown is not tables[0] else "") + shown.title, "bold"))
-        if shown.rows:
-            printed = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-            for number, (column, cell) in enumerate(zip(shown.columns, shown.rows[0], strict=True)):
-                side: Literal["left", "right"] = "right" if isinstance(cell, (int, float)) else "left"
-                # What stands first names the row: the other columns give way.
-                printed.add_column(column, justify=side, overflow="fold", no_wrap=not number)
-            for row in shown.rows:
-                printed.add_row(*(text.Text(_cell(cell)) for cell in row))
-            console.print(printed)
+        if shown.rows and _least_width(shown) <= console.width:
+            console.print(_side_by_side(shown))
+        else:
+            for line in _paragraphs(shown, max(console.width, MIN_WIDTH)):
+                console.print(text.Text(line), soft_wrap=True)
         if shown.note:
             console.print(text.Text(shown.note))
+
+
+def _least_width(shown: Table) -> int:
+    """Columns of a terminal that the table takes where only spaces are broken, and its first cells not at all."""
+    columns = list(zip(shown.columns, *([_cell(cell) for cell in row] for row in shown.rows), strict=True))
+    first = max(cells(text) for text in columns[0])
+    others = (max(cells(word) for text in column for word in text.split() or [""]) for column in columns[1:])
+    return first + sum(others) + _GAP * (len(columns) - 1)
+
+
+def _side_by_side(shown: Table) -> rich.table.Table:
+    from rich import box, table, text
+
+    printed = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, (column, cell) in enumerate(zip(shown.columns, shown.rows[0], strict=True)):
+        side: Literal["left", "right"] = "right" if isinstance(cell, (int, float)) else "left"
+        # What stands first names the row: the other columns give way.
+        printed.add_column(column, justify=side, overflow="fold", no_wrap=not number)
+    for row in shown.rows:
+        printed.add_row(*(text.Text(_cell(cell)) for cell in row))
+    return printed
+
+
+def _paragraphs(shown: Table, width: int) -> Iterator[str]:
+    for row in shown.rows:
+        yield from wrap(_cell(row[0]), width, hanging="  ")
+        named = zip(shown.columns[1:], row[1:], strict=True)
+        told = "; ".join(f"{column}: {text}" for column, cell in named if (text := _cell(cell)))
+        yield from wrap(told, width, indent="    ", hanging="    ")
 
 
 def _cell(cell: object) -> str:

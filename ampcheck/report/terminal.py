@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 
 from ampcheck.record import Coverage, Finding, Run, Verdict
 from ampcheck.report.sections import CheckSection, Sections, arrange, short_names
-from ampcheck.report.text import clean, one_line, quantity, wrap
+from ampcheck.report.text import MIN_WIDTH, clean, one_line, quantity, wrap
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-MIN_WIDTH = 20
-"""Narrower terminals get lines of this width: below it, nothing can be read."""
 
 _STYLES = {
     Verdict.FAIL: "bold red",
@@ -94,11 +91,12 @@ def _numbers(finding: Finding) -> str:
 
 
 def _unjudged(content: Sections, width: int, verbose: bool) -> Iterator[str]:
-    """One line for each reason, whole with `verbose`: what several subjects share stands once."""
+    """Each reason once, whatever the number of subjects. Of what was skipped one line is enough without `verbose`."""
     count = Counter((finding.verdict, finding.check, finding.message) for finding in content.unjudged)
     for (verdict, check, message), times in count.items():
         line = f"{verdict} {check}{f' ×{times:,}' if times > 1 else ''}: {message}"
-        yield from wrap(line, width, hanging="  ") if verbose else (one_line(line, width),)
+        cut = verdict is Verdict.SKIP and not verbose
+        yield from (one_line(line, width),) if cut else wrap(line, width, hanging="  ")
 
 
 def _passes(content: Sections, width: int, verbose: bool) -> Iterator[str]:

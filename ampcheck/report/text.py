@@ -9,6 +9,9 @@ from decimal import Decimal
 
 from ampcheck.record import Scalar
 
+MIN_WIDTH = 20
+"""Narrower terminals get lines of this width: below it, nothing can be read."""
+
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 

@@ -195,7 +195,7 @@ def _narrow(stats: SpeedStats, width: float) -> bool:
 def _require_arms(arms: Mapping[str, Step]) -> None:
     if not isinstance(arms, Mapping) or len(arms) < 2:
         found = f"{len(arms)}" if isinstance(arms, Mapping) else type(arms).__name__
-        raise UsageError(f"measure_speed takes two or more arms, a mapping of names to callables; found {found}")
+        raise UsageError(f"two or more arms are required, a mapping of names to callables; found {found}")
     for name, step in arms.items():
         if not isinstance(name, str) or not name or name == TWIN:
             raise UsageError(f"an arm's name is a text other than {TWIN!r}, which the reference's own twin has")

@@ -83,7 +83,8 @@ def step_of(
             raise UsageError(f"{subject.name} runs by itself and has its own optimizer, if any: leave it out")
         if way is not None and way != Way():
             raise UsageError(
-                f"{subject.name} runs by itself, so {way} cannot be chosen for it: give a module and its args"
+                f"{subject.name} runs by itself, so {way} cannot be chosen for it: give a module and its args, or "
+                "compare two revisions of it (ampcheck speed --base)"
             )
         return _own(subject)
     prepared = prepare(subject, device=device)

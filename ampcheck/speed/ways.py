@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ampcheck.errors import UsageError
+from ampcheck.progress import Progress, silent
 from ampcheck.record import Finding, Run, Verdict, Where
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.compiling import Made, compilations, many_compilations
@@ -28,12 +29,14 @@ def judge_ways(
     device: str = "cpu",
     budget: float = BUDGET,
     clock: Clock | None = None,
+    progress: Progress = silent,
 ) -> Run:
     """Hold each way against the first.
 
     at_least: how many times as fast each compiled way must be; without it every way is compared with 1, and what is
     slower is a warning: it answers a question and breaks no promise. A compiled way of which PyTorch compiles nothing
-    is not timed, as it would be eager mode's time; where `at_least` asks for it, it fails. Dynamo is reset.
+    is not timed, as it would be eager mode's time; where `at_least` asks for it, it fails. Dynamo is reset. progress:
+    called with what is done now, the number of ways made so far, and of all.
 
     Raises `UsageError` for fewer than two ways, or where `at_least` speaks of none of them.
     """
@@ -44,14 +47,14 @@ def judge_ways(
     judged = [way for way in several[1:] if at_least is None or way.mode != EAGER]
     if not judged:
         raise UsageError(f"{at_least:g} times as fast is asked of compiled ways, and all are eager: name a mode")
-    number = len(judged) if comparisons is None else comparisons
-    rule = Rule(1.0 if at_least is None else at_least, effect, number)
+    rule = Rule(1.0 if at_least is None else at_least, effect, len(judged) if comparisons is None else comparisons)
     clock = clock or clock_of(device)
     with many_compilations(device):
         steps: dict[Way, Step] = {}
         first: dict[str, float] = {}
         hollow: list[Finding] = []
-        for way in several:
+        for number, way in enumerate(several):
+            progress(f"first call: {way}", number, len(several))
             step = step_of(subject, way, device=device)
             made_since = compilations()
             with naming(str(way), subject.name):
@@ -65,6 +68,7 @@ def judge_ways(
         if not rules:
             return Run(findings=tuple(hollow), title=f"speed of {subject.name}")
         arms = {str(way): step for way, step in steps.items()}
+        progress(f"timing all in turn, {budget:g} s at most", len(several), len(several))
         stats = measure_until_decided(arms, rules, subject=subject.name, device=device, budget=budget, clock=clock)
     stats = replace(stats, arms=tuple(replace(arm, first=first.get(arm.name, arm.first)) for arm in stats.arms))
     found = check_speed(stats, rules)

@@ -11,6 +11,7 @@ import torch
 from ampcheck.autocast.judge import judge_use
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
+from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Verdict, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
@@ -70,9 +71,6 @@ STEPS = 24
 UPDATES = 4
 """How many steps are followed update by update."""
 
-Progress = Callable[[str, int, int], None]
-"""Told before each stage: what begins, how many stages are done, how many there are."""
-
 
 def judge_training(
     subject: Subject,
@@ -81,7 +79,7 @@ def judge_training(
     *,
     steps: int | None = None,
     device: str = "cpu",
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Run:
     """Judge a training loop. Model, optimizer, scaler and the rest are afterwards as they were, also after an error.
 
@@ -99,7 +97,7 @@ def judge_training(
         judge = _Judge(loop, start, bounds, wanted, steps or loop.shape.get("steps") or STEPS, device)
         runs: list[Run] = []
         with ending_alike(runs, loop.name, wanted):
-            judge.add_to(runs, checks, progress or (lambda stage, done, total: None))
+            judge.add_to(runs, checks, progress)
     kept = [replace(run, findings=tuple(f for f in run.findings if _kept(f, checks))) for run in runs]
     return replace(merge(kept), environment=environment(device), title=f"audit of {loop.name}")
 

@@ -261,7 +261,7 @@ def test_a_steady_state_that_was_not_timed_is_a_skip():
 
 
 def test_a_break_even_says_what_it_is():
-    assert str(BreakEven(10.2, 9.1, math.inf, 1.0, 0.1)) == "undecided: 10 calls at the least, perhaps never"
+    assert str(BreakEven(10.2, 9.1, math.inf, 1.0, 0.1)) == "undecided, 10 calls at the least"
 
 
 # Memory ----------------------------------------------------------------------------------------------------------

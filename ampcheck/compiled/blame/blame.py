@@ -26,6 +26,7 @@ from ampcheck.numerics import NumericsStats, measure_compiled, measure_reference
 from ampcheck.numerics.measure import Eager
 from ampcheck.placement import place
 from ampcheck.prepare import is_compiled_already, prepare
+from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Where, merge
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
@@ -33,8 +34,6 @@ from ampcheck.subject import Kind, Subject, as_subject
 KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""
-
-Progress = Callable[[str, int, int], None]
 
 
 def blame(
@@ -47,7 +46,7 @@ def blame(
     steps: int = 1,
     runs: int = RUNS,
     limits: Limits | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Run:
     """Say what is to blame for the failures of a subject in low precision or under `torch.compile`.
 
@@ -74,15 +73,14 @@ def blame(
     native = native_format(made)
     bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
     wanted = _dtypes(made, dtype, native)
-    tell = progress or (lambda stage, done, total: None)
     found = []
     with placement.entered():
-        tell(f"{made.name}: float64", 0, len(wanted))
+        progress(f"{made.name}: float64", 0, len(wanted))
         reference = measure_reference(made, device=placement.device)
         for done, low in enumerate(wanted):
             as_is = native is not None or low is torch.float32
             arm = Arm(made, reference, low, as_is, placement.device, bounds, steps)
-            told = partial(_tell, tell, made.name, low, done, len(wanted))
+            told = partial(_tell, progress, made.name, low, done, len(wanted))
             search = Search(arm, placement.emulated, compile, time, runs, told)
             stats = search.measure()
             found.append(Run(findings=tuple(check_blame(stats)), coverage=stats.coverage, tables=tables(stats)))

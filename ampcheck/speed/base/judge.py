@@ -12,7 +12,7 @@ from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table
 from ampcheck.speed.base.check import check_base, decisions, speedup
 from ampcheck.speed.base.launches import luck, rounds_of, twin_noise
 from ampcheck.speed.base.measure import measure_base
-from ampcheck.speed.base.stats import BASE, EAGER, HEAD, BaseStats, Side, Turns
+from ampcheck.speed.base.stats import BASE, EAGER, HEAD, LAUNCHES, BaseStats, Side, Turns
 from ampcheck.speed.interval import Logs
 from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Rule
 
@@ -67,11 +67,15 @@ def _arms(stats: BaseStats, rule: Rule) -> Table:
     judged = rounds_of([one[stats.judged] for one in stats.rounds])
     note = f"base seconds / head seconds, {100 * rule.confidence:.4g} % interval over {len(stats.rounds)} launches of "
     note += f"each side. Launches of one code differ by {100 * luck(judged):.2g} %; the base's twin differs from it "
-    note += f"by up to {100 * twin_noise(judged):.2g} %. Ended: {stats.stopped}."
+    note += f"by up to {100 * twin_noise(judged):.2g} %. Ended: {stats.stopped}{_more(stats)}."
     if EAGER in stats.arms[:-1]:
         note += f" Speedup over eager: {speedup(stats, BASE):.3g} on base, {speedup(stats, HEAD):.3g} on head."
     columns = ("arm", "base ms", "head ms", "head is times as fast", "from", "to", "verdict")
     return Table(f"{HEAD} against {BASE}", columns, rows, check="regression", note=note)
+
+
+def _more(stats: BaseStats) -> str:
+    return " (--launches-max allows more)" if stats.stopped == LAUNCHES else ""
 
 
 def _rounds(stats: BaseStats) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from ampcheck.errors import UsageError
+from ampcheck.progress import Progress, silent
 from ampcheck.record import Verdict
 from ampcheck.speed.base.checkout import Checkout, base_of, head_of, repository_of, worktree
 from ampcheck.speed.base.git import Repository
@@ -46,8 +47,6 @@ LEAST_LAUNCHES = 2
 MOST_CYCLES = 250
 """Cycles of a round. With more of them what differs is the launch, and only another launch tells more."""
 
-Progress = Callable[[str, int, int], None]
-
 
 class BaseCannotRunError(Exception):
     """The base does not run the target, and the head does: there is nothing to compare with."""
@@ -64,7 +63,7 @@ def measure_base(
     launches: int = LAUNCHES,
     launches_max: int | None = None,
     rule: Rule | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     seed: int = 0,
 ) -> BaseStats:
     """Measure the working tree, the head, against a base of the same repository.
@@ -113,8 +112,7 @@ def measure_base(
         looks = look_points(launches, most, len(LOOKS))
         try:
             for number in range(1, most + 1):
-                if progress is not None:
-                    progress(f"launch {number} of base, twin and head", number - 1, most)
+                progress(f"launch {number} of base, twin and head", number - 1, most)
                 plan.round(number)
                 stats = plan.stats(stats)
                 if number in looks and rule is not None and _decided(stats, rule):

@@ -103,7 +103,8 @@ class Point:
         held, known = self.measured, self.measured.fingerprint
         hardware = key_of(hardware_of(known), held.precision, only=HARDWARE)
         parts = (known.get("device", "unknown device"), known.get("threads"), _system(known))
-        device = ", ".join(f"{part} threads" if part is parts[1] else str(part) for part in parts if part)
+        threads = "thread" if parts[1] == 1 else "threads"
+        device = ", ".join(f"{part} {threads}" if part is parts[1] else str(part) for part in parts if part)
         if isinstance(held, Times):
             return SeriesKey(held.name, "", "", held.precision, hardware, device, absolute=True)
         return SeriesKey(held.name, held.arm, held.reference, held.precision, hardware, device)

@@ -21,6 +21,7 @@ from ampcheck import compiler
 from ampcheck.compiled.options import MODES
 from ampcheck.errors import UsageError, brief
 from ampcheck.prepare import prepare
+from ampcheck.progress import Progress, silent
 from ampcheck.record import Scalar, Verdict
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.compiling import compilations, many_compilations
@@ -52,8 +53,6 @@ MATRIX_MODES = (EAGER, "default", "reduce-overhead", "max-autotune")
 BUDGET = 30.0
 """Seconds of timed blocks for one workload. Compilation and the judges come to that."""
 
-Progress = Callable[[str, int, int], None]
-
 
 def measure_matrix(
     workloads: Any = None,
@@ -66,7 +65,7 @@ def measure_matrix(
     accuracy: bool = True,
     memory: bool = True,
     clock: Clock | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> MatrixStats:
     """Time each workload in each mode and precision beside eager float32, and judge its numbers.
 
@@ -100,13 +99,12 @@ def measure_matrix(
     for workload in made:
         require_room(workload, device=device, size=size, arms=sum(not lacks(way, device) for way in ways))
     comparisons = (len(ways) - 1) * len(made)
-    tell = progress or (lambda stage, done, total: None)
     total = len(made) * (len(ways) + 1 + (len(ways) if accuracy else 0))
     done = 0
 
     def told(stage: str) -> None:
         nonlocal done
-        tell(stage, done, total)
+        progress(stage, done, total)
         done += 1
 
     found = []

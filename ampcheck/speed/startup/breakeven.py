@@ -40,7 +40,7 @@ class BreakEven:
         if self.never:
             return "never"
         if self.undecided:
-            return f"undecided: {_number(self.low)} calls at the least, perhaps never"
+            return f"undecided, {_number(self.low)} calls at the least"
         return f"{_number(self.calls)} calls ({_number(self.low)} to {_number(self.high)})"
 
 
@@ -51,10 +51,11 @@ def break_even(stats: StartupStats, arm: StartupArm) -> BreakEven | None:
     which wanders least. Both are resampled together, by the cycle; the cost at the two ends is that of the cheapest and
     of the dearest launch, as `StartupStats.cost_range` has it: one launch has a range too.
     """
-    if len(arm.times) < 2:
+    times = stats.times(arm)
+    if not times:
         return None
     cheapest, dearest = stats.cost_range(arm)
-    saving, low, high = savings(arm.times[0], arm.times[-1])
+    saving, low, high = savings(*times)
     cost = arm.typical(stats.cost(arm))
     return BreakEven(calls_until(cost, saving), calls_until(cheapest, high), calls_until(dearest, low), cost, saving)
 

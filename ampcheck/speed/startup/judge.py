@@ -53,7 +53,7 @@ def _costs(stats: StartupStats) -> Table:
         note="Seconds are medians over the launches. To first step: building, compilation and the step itself, with "
         "all imports of the compiler. Cost: what the start takes beyond steps in the steady state, less the same of "
         "eager. Peak: tensors of one step beyond what is held when it begins; warm caches and artifacts run the same "
-        "code as the cold start.",
+        "code as the cold start, so that the three are measured as one.",
     )
 
 
@@ -71,7 +71,8 @@ def _cost(stats: StartupStats, arm: StartupArm) -> tuple[Scalar, ...]:
     )
     if arm.name == EAGER:
         return *row, 1.0, _mib(arm.memory), 0.0, None
-    ratio = paired_ratio(arm.times[0], arm.times[-1]) if len(arm.times) > 1 else None
+    times = stats.times(arm)
+    ratio = paired_ratio(*times) if times else None
     shown = f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})" if ratio is not None else None
     even = break_even(stats, arm)
     cost = arm.typical(stats.cost(arm))

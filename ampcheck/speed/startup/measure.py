@@ -6,12 +6,13 @@ import base64
 import math
 import pickle
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ampcheck.errors import UsageError
+from ampcheck.progress import Progress, silent
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,
     CACHED,
@@ -31,8 +32,6 @@ from ampcheck.speed.worker import PATIENCE, Worker
 
 ROOM = "ampcheck.speed.startup.room"
 
-Progress = Callable[[str, int, int], None]
-
 
 def measure_startup(
     target: str,
@@ -50,7 +49,7 @@ def measure_startup(
     cwd: str | None = None,
     pythonpath: Sequence[str] = (),
     timeout: float = PATIENCE,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> StartupStats:
     """Measure what a subject's start costs, each launch in a process of its own with cache folders of its own.
 
@@ -136,13 +135,12 @@ def measure_startup(
 class _Plan:
     """Tells how far the launches are."""
 
-    progress: Progress | None
+    progress: Progress
     total: int
     done: int = 0
 
     def step(self, what: str) -> None:
-        if self.progress is not None:
-            self.progress(f"a fresh process: {what}", self.done, max(self.total, self.done + 1))
+        self.progress(f"a fresh process: {what}", self.done, max(self.total, self.done + 1))
         self.done += 1
 
 

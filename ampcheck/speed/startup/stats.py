@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from ampcheck.compiled.graph.records import GraphStats
@@ -146,6 +146,22 @@ class StartupStats:
         if (found := self.arm(EAGER)) is None:
             raise UsageError(f"the start of {self.subject} has no eager arm to be compared with")
         return found
+
+    def times(self, arm: StartupArm) -> tuple[ArmTimes, ...]:
+        """Eager and this arm in turn, cycle by cycle; empty where they were not.
+
+        A start with empty caches, with warm ones and with artifacts runs the same code once it runs, so that the times
+        of the three are one: what a call saves cannot differ between them.
+        """
+        same = [one for one in self.arms if one.name in (COLD, *CACHED)] if arm.name in (COLD, *CACHED) else [arm]
+        timed = [one.times for one in same if len(one.times) > 1]
+        if not timed:
+            return ()
+        eager, own = ((times[0] for times in timed), (times[-1] for times in timed))
+        return tuple(
+            replace(parts[0], seconds=tuple(second for part in parts for second in part.seconds))
+            for parts in map(list, (eager, own))
+        )
 
     def cost(self, arm: StartupArm) -> tuple[float, ...]:
         """Of each launch the seconds that its start takes beyond the eager one: what compilation costs."""

@@ -7,7 +7,7 @@ job.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TypeAlias
 
@@ -177,9 +177,9 @@ def _series_table(found: list[_Found]) -> Table:
         interval = "" if key.absolute else f"{low:.3f} to {high:.3f}"
         enough = len(series.points) >= LEAST
         told = "no verdict" if key.absolute else steps or ("none" if enough else f"needs {LEAST} points")
-        rows.append([key.name, what, key.device, len(series.points), last.value, interval, told])
-    columns = ("benchmark", "ratio of", "hardware", "points", "last", "95 % interval", "steps")
-    return Table("Series", columns, rows, SLUG, "Ratio: times faster than the reference. Hardware is never mixed.")
+        rows.append([key.name, what, len(series.points), last.value, interval, told, key.device])
+    columns = ("benchmark", "compared", "points", "last", "95 % interval", "steps", "hardware")
+    return _with_hardware("Series", columns, rows, "Times as fast as the reference. Hardware is never mixed.")
 
 
 def _steps_table(found: list[_Found]) -> Table:
@@ -192,11 +192,19 @@ def _steps_table(found: list[_Found]) -> Table:
             what = f"{key.arm} / {key.reference}, {key.precision}"
             row = [key.name, what, step, _named(good), _named(changed), _what_changed(series, change) or "no version"]
             rows.append([*row, key.device])
-    columns = ("benchmark", "ratio of", "step", "last good", "first changed", "changed there", "hardware")
+    columns = ("benchmark", "compared", "step", "last good", "first changed", "changed there", "hardware")
     note = (
         "The step, with its 95 % interval, lies after the last good and not later than the first changed measurement."
     )
-    return Table("Steps", columns, rows, SLUG, note)
+    return _with_hardware("Steps", columns, rows, note)
+
+
+def _with_hardware(title: str, columns: Sequence[str], rows: Sequence[Sequence[Scalar]], note: str) -> Table:
+    """A table whose last column is the hardware: one that all share is told once, in the note."""
+    shared = {row[-1] for row in rows}
+    if len(shared) != 1:
+        return Table(title, columns, rows, SLUG, note)
+    return Table(title, columns[:-1], [row[:-1] for row in rows], SLUG, f"{note} Hardware: {shared.pop()}.")
 
 
 def _notes_table(history: History) -> Table:
