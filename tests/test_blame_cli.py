@@ -104,7 +104,7 @@ def test_the_run_is_written_as_json_and_as_a_page(blamed: Any) -> None:
         (("blamed.py:cool", "--dtype", "float64"), "float16, bfloat16, float32"),
         (("blamed.py:cool", "--device", "toaster"), "'toaster' is no device"),
         (("blamed.py:cool", "--runs", "0"), "runs must be a positive whole number"),
-        (("blamed.py:cool", "--json", "nowhere/run.json"), "a file in a folder that exists"),
+        (("blamed.py:cool", "--json", "nowhere/run.json"), "there is no folder nowhere"),
     ],
 )
 def test_a_usage_error_is_one_line_and_2(blamed: Any, arguments: tuple[str, ...], said: str) -> None:

@@ -22,7 +22,17 @@ from ampcheck.speed.history.points import hardware_of, record_from_dict
 from ampcheck.speed.judge import measure_until_decided, speed_run
 from ampcheck.speed.paired import BUDGET, PairedMeasurement, Step, measure_speed
 from ampcheck.speed.stats import SpeedRecord, SpeedStats
-from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Decision, Rule, check_speed, limits_of, record_of, whose_fault
+from ampcheck.speed.verdict import (
+    EFFECT,
+    FALSE_ALARMS,
+    Decision,
+    Rule,
+    check_speed,
+    limits_of,
+    record_of,
+    requirement,
+    whose_fault,
+)
 
 WANDER = 0.075
 """By what share two stored ratios differ without a cause. One paired ratio wandered by 1.8 per cent from session to
@@ -151,13 +161,13 @@ def skip_benchmark(arms: Mapping[str, Step], asked: Asked, *, name: str, reason:
     reference = next(iter(arms))
     findings = []
     for arm, limit in limits.items():
-        required = f"must be at least {limit:.4g} times as fast as" if limit is not None else "is compared with"
+        told = requirement(arm, limit, reference) if limit is not None else f"{arm} is compared with {reference}"
         findings.append(
             Finding(
                 "speedup",
                 Verdict.SKIP,
                 asked.subject or name,
-                f"nothing was measured, each arm was called once: {reason}; {arm} {required} {reference}",
+                f"nothing was measured, each arm was called once: {reason}; {told}",
                 where=Where(phase="speed"),
                 limit=limit,
                 unit="times as fast",

@@ -165,7 +165,7 @@ def is_decided(stats: SpeedStats, rules: Mapping[str, Rule] | Rule | None = None
 def _finding(stats: SpeedStats, arm: ArmTimes, rule: Rule, check: str, other: list[str]) -> Finding:
     twin = log_ratios(stats.reference, stats.twin)
     found = decide(log_ratios(stats.reference, arm), twin, rule)
-    required = f"{arm.name} must be at least {rule.limit:.4g} times as fast as {stats.reference.name}"
+    required = requirement(arm.name, rule.limit, stats.reference.name)
     seen = (
         f"it is {found.ratio:.4g} times as fast, {_interval(found.low, found.high)} at {_percent(rule.confidence)} "
         f"confidence, in {stats.cycles:,} paired cycles"
@@ -266,6 +266,13 @@ def _change(found: Decision, rule: Rule) -> str:
         return f"{100 * share:.2g} % {'faster' if found.ratio > 1 else 'slower'}"
     within = math.log(found.low) > -effect and math.log(found.high) < effect if found.low > 0 else False
     return "" if within else "undecided"
+
+
+def requirement(arm: str, limit: float, reference: str) -> str:
+    """What is required, as the beginning of a sentence."""
+    if limit == 1:
+        return f"{arm} must be no slower than {reference}"
+    return f"{arm} must be at least {limit:.4g} times as fast as {reference}"
 
 
 def _interval(low: float, high: float) -> str:

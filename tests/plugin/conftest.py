@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -42,6 +43,11 @@ def test_known():
 def test_without():
     pass
 """
+
+
+def lines_of_source(result: pytest.RunResult) -> list[str]:
+    """The places that tracebacks show."""
+    return [line for line in result.outlines if re.match(r"\S+\.py:\d+: ", line)]
 
 
 @pytest.fixture(autouse=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 import ampcheck
 from ampcheck.autocast.locks.lock import measure_calls
-from plugin.conftest import Section
+from plugin.conftest import Section, lines_of_source
 
 NAME = "ampcheck.lock.json"
 
@@ -146,11 +145,6 @@ def test_a_lock_of_another_release_fails_with_what_changed(models: pytest.Pytest
     result = models.runpytest("-n0", "-k", "net and cuda")
     result.assert_outcomes(failed=1, deselected=3)
     result.stdout.fnmatch_lines(["E*aten::rms_norm*2.11.0: left alone*fp32*since 2.12*1 module: 1*"])
-
-
-def lines_of_source(result: pytest.RunResult) -> list[str]:
-    """The places that tracebacks show."""
-    return [line for line in result.outlines if re.match(r"\S+\.py:\d+: ", line)]
 
 
 def test_a_damaged_lock_is_told_under_the_tests_own_line_alone(models: pytest.Pytester) -> None:

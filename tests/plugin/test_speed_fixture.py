@@ -7,7 +7,7 @@ import pytest
 from ampcheck import UsageError
 from ampcheck.pytest_speed import Replay
 from ampcheck.speed.stats import SpeedRecord
-from plugin.conftest import Section
+from plugin.conftest import Section, lines_of_source
 from plugin.speed_suite import Suite, benchmarks, findings
 from plugin.speed_suite import speedy as speedy
 
@@ -196,7 +196,7 @@ def test_under_xdist_it_is_skipped_with_one_warning_for_all_and_warnings_may_be_
 
 WRONG = {
     "a second time": ("speed(arms(), budget=1, clock=Clock())\n    speed(arms())", "*test_it measures a second time*"),
-    "one arm": ("speed({'eager': int})", "*takes two or more arms*"),
+    "one arm": ("speed({'eager': int})", "*two or more arms are required*"),
     "an arm that raises": (
         "speed({'eager': int, 'compiled': lambda: 1 / 0}, budget=0.01)",
         "*arm 'compiled' of test_speeds.py::test_it raised ZeroDivisionError*",
@@ -213,6 +213,7 @@ def test_bad_input_is_one_error_and_no_warning_besides(speedy: Suite, wrong: str
     result = speedy(f"def test_it(speed):\n    {call}\n").runpytest("-n0")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"E *UsageError: {told}"])
+    assert lines_of_source(result)[-1].startswith("test_speeds.py:"), "shown where it was asked, not in ampcheck"
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,8 @@ def test_what_could_not_be_read_is_told(told: Any) -> None:
     ("arguments", "said"),
     [
         (("nowhere",), "no history can be read from nowhere: No such file"),
-        (("speed", "--html", "nowhere/page.html"), "a file in a folder that exists"),
-        (("speed", "--json", "."), "a file in a folder that exists"),
+        (("speed", "--html", "nowhere/page.html"), "there is no folder nowhere"),
+        (("speed", "--json", "."), "it is a folder"),
         (("speed", "--html", "x", "--json", "./x"), "--html and --json need a file each, both are x"),
         (("speed", "--effect", "-1"), "--effect is per cent"),
         (("speed", "--effect", "nan"), "--effect is per cent"),

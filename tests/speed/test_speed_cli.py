@@ -126,7 +126,8 @@ def test_against_a_base_the_options_arrive_and_all_three_files_are_written(speed
         (("timed.py:make", "--base", "main", "--mode", "default,eager"), "--mode is one here"),
         (("timed.py:make", "--at-least", "0"), "the least ratio is a positive number"),
         (("timed.py:make", "--effect", "3"), "the minimum effect is a share"),
-        (("timed.py:make", "--markdown", "nowhere/run.md"), "a file in a folder that exists"),
+        (("timed.py:make", "--markdown", "nowhere/run.md"), "there is no folder nowhere"),
+        (("timed.py:make", "--budget", "0"), "--budget is seconds of measurement, above 0; found 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -192,7 +192,7 @@ def test_compilation_has_paid_when_its_cost_is_saved():
 
 def test_a_slower_arm_never_pays():
     slow = launch(steady=0.030, lookups=MISSES)
-    given = stats(cold=[slow])
+    given = stats(cold=[slow], warm=None, artifacts=None)
     found = break_even(given, given.arm(COLD))
     assert (found.never, str(found), found.saving < 0) == (True, "never", True)
     judged = find("compile-time", given, StartupLimits(calls=10**9))[0]
@@ -202,10 +202,10 @@ def test_a_slower_arm_never_pays():
 
 def test_noise_that_hides_the_sign_is_undecided():
     noisy = launch(lookups=MISSES, times=times(0.010, 0.010, cycles=20, noise=0.3, seed=3))
-    given = stats(cold=[noisy])
+    given = stats(cold=[noisy], warm=None, artifacts=None)
     found = break_even(given, given.arm(COLD))
     assert found.undecided
-    assert str(found).startswith("undecided: ")
+    assert str(found).startswith("undecided, ")
     assert verdicts("compile-time", given, StartupLimits(calls=10**9)) == [Verdict.UNDECIDED]
 
 
@@ -228,7 +228,7 @@ def test_drift_that_both_share_does_not_widen_the_ratio():
 def test_one_cycle_has_no_interval():
     eager, arm = times(0.02, 0.01, cycles=1)
     assert savings(eager, arm) == (pytest.approx(0.01), -math.inf, math.inf)
-    given = stats(cold=[launch(lookups=MISSES, times=(eager, arm))])
+    given = stats(cold=[launch(lookups=MISSES, times=(eager, arm))], warm=None, artifacts=None)
     assert break_even(given, given.arm(COLD)).undecided
 
 
@@ -255,9 +255,22 @@ def test_a_limit_of_calls_is_judged_by_the_interval(limit, firsts, verdict):
 
 
 def test_a_steady_state_that_was_not_timed_is_a_skip():
-    given = stats(cold=[launch(lookups=MISSES, times=())])
+    given = stats(cold=[launch(lookups=MISSES, times=())], warm=None, artifacts=None)
     assert break_even(given, given.arm(COLD)) is None
     assert verdicts("compile-time", given, StartupLimits(calls=10)) == [Verdict.SKIP]
+
+
+def test_starts_that_run_the_same_code_agree_on_what_a_call_saves():
+    saves, loses = times(0.02, 0.01), times(0.02, 0.021)
+    given = stats(
+        cold=[launch(lookups=MISSES, times=saves)],
+        warm=[launch(times=saves)],
+        artifacts=[launch(times=loses)],  # noise: it is the code of the others
+    )
+    found = [break_even(given, given.arm(name)) for name in (COLD, WARM, ARTIFACTS)]
+    assert len({one.saving for one in found}) == 1
+    assert found[0].saving == pytest.approx(0.01)
+    assert len(given.times(given.arm(ARTIFACTS))[0].seconds) == 3 * len(saves[0].seconds)
 
 
 def test_a_break_even_says_what_it_is():

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.speed.base.launches import decide_rounds, luck, rounds_of, twin_noise
 from ampcheck.speed.base.stats import BASE, BUDGET_SPENT, COMPILED, EAGER, HEAD, UNCHANGED, BaseStats, Signals
-from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, whose_fault
+from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, requirement, whose_fault
 
 _NAMED = 3
 
@@ -42,7 +42,7 @@ def check_base(stats: BaseStats, rule: Rule | None = None) -> list[Finding]:
 
 def _time(stats: BaseStats, found: dict[str, Decision], rule: Rule) -> Finding:
     one, rounds = found[stats.judged], rounds_of([each[stats.judged] for each in stats.rounds])
-    required = f"{HEAD} must be at least {rule.limit:.4g} times as fast as {BASE} ({stats.base})"
+    required = requirement(HEAD, rule.limit, f"{BASE} ({stats.base})")
     seen = (
         f"{_arm(stats.judged)}it is {one.ratio:.4g} times as fast, {one.low:.4g} to {one.high:.4g} at "
         f"{100 * rule.confidence:.4g} % confidence, in {len(stats.rounds)} launches of each side and {stats.cycles:,} "
