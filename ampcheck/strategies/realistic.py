@@ -1,0 +1,153 @@
+"""Magnitudes and structures as models have them: log-uniform, heavy tails, outlier channels, masks, token batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from hypothesis import strategies as st
+
+from ampcheck.errors import UsageError
+from ampcheck.formats import format_of
+from ampcheck.strategies.tensors import _dtype, shapes
+from ampcheck.strategies.values import values
+
+if TYPE_CHECKING:
+    import torch
+
+Mask = Literal["bool", "causal", "additive"]
+
+
+def log_uniform(low: float, high: float, *, signed: bool = True) -> st.SearchStrategy[float]:
+    """Magnitudes from `low` to `high`, each binade alike, as activations and gradients spread; both signs if `signed`.
+
+    For use as `elements`. Shrinks to `low`'s binade and powers of two. Raises `UsageError` unless 0 < low <= high.
+    """
+    if not (0 < low <= high < math.inf):
+        raise UsageError(f"log_uniform needs 0 < low <= high, both finite; found {low} and {high}")
+    first, last = math.frexp(low)[1] - 1, math.frexp(high)[1] - 1
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> float:
+        fraction = draw(st.integers(0, 1023)) / 1024
+        size = math.ldexp(1 + fraction, draw(st.integers(first, last)))
+        sign = -1.0 if signed and draw(st.booleans()) else 1.0
+        return sign * min(max(size, low), high)
+
+    return drawn()
+
+
+@st.composite
+def cancelling_pairs(
+    draw: st.DrawFn,
+    dtype: torch.dtype | str,
+    *,
+    min_value: float | None = None,
+    max_value: float | None = None,
+) -> tuple[float, float]:
+    """Two numbers of the format whose sum is at most a few units in the last place: (a, -a moved a little)."""
+    fmt = format_of(dtype)
+    one = draw(values(fmt, min_value=min_value, max_value=max_value))
+    other = fmt.round(-(one + draw(st.integers(-4, 4)) * fmt.ulp(one)), saturate=True)
+    low, high = -fmt.max if min_value is None else min_value, fmt.max if max_value is None else max_value
+    return one, other if low <= other <= high else -one if low <= -one <= high else one
+
+
+@st.composite
+def heavy_tails(
+    draw: st.DrawFn,
+    dtype: torch.dtype | str = "float32",
+    *,
+    shape: Sequence[int] | st.SearchStrategy[tuple[int, ...]] | None = None,
+    scale: float = 1.0,
+    limit: float = 1e4,
+) -> torch.Tensor:
+    """Normal numbers of deviation `scale` with single elements up to `limit` times as large, cut off there.
+
+    Student's t with 1 to 8 degrees of freedom: activations of trained transformers look like it.
+    """
+    import torch
+
+    sides = draw(shapes() if shape is None else shape) if not isinstance(shape, Sequence) else shape
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    freedom = draw(st.integers(1, 8))
+    normal = torch.randn(tuple(sides), generator=generator, dtype=torch.float64)
+    squares = torch.randn((freedom, *sides), generator=generator, dtype=torch.float64).square().mean(0)
+    return (scale * (normal / squares.sqrt()).clamp(-limit, limit)).to(_dtype(dtype))
+
+
+@st.composite
+def outlier_channels(
+    draw: st.DrawFn,
+    dtype: torch.dtype | str = "float32",
+    *,
+    shape: Sequence[int],
+    dim: int = -1,
+    scale: float = 1.0,
+    factor: float = 100.0,
+) -> torch.Tensor:
+    """Normal numbers of deviation `scale`, with one to three channels along `dim` that are `factor` times as large
+    (Dettmers et al., arXiv:2208.07339)."""
+    import torch
+
+    sides = tuple(shape)
+    if not sides or not -len(sides) <= dim < len(sides) or not sides[dim]:
+        raise UsageError(f"outlier_channels need a shape with a side at dim; found shape {sides} and dim {dim}")
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    found = scale * torch.randn(sides, generator=generator, dtype=torch.float64)
+    for _ in range(draw(st.integers(1, 3))):
+        found.select(dim, draw(st.integers(0, sides[dim] - 1))).mul_(factor)
+    return found.to(_dtype(dtype))
+
+
+@st.composite
+def masks(
+    draw: st.DrawFn, shape: Sequence[int], *, kind: Mask = "bool", dtype: torch.dtype | str = "float32"
+) -> torch.Tensor:
+    """Attention masks over (..., queries, keys); True, or 0, is seen, and every query sees at least one key.
+
+    kind: `bool` (any), `causal`, or `additive`: 0 and minus infinity in `dtype`. Shrinks to a mask that hides nothing.
+    """
+    import torch
+
+    if kind not in ("bool", "causal", "additive"):
+        raise UsageError(f"the kind of a mask is bool, causal or additive; found {kind!r}")
+    sides = tuple(shape)
+    if not sides or (kind == "causal" and len(sides) < 2) or 0 in sides:
+        raise UsageError(f"a mask needs keys, and a causal one queries too; found shape {sides}")
+    if kind == "causal":
+        return torch.ones(sides, dtype=torch.bool).tril()
+    rows, keys = math.prod(sides[:-1]), sides[-1]
+    hidden = torch.zeros((rows, keys), dtype=torch.bool)
+    for row in hidden if draw(st.booleans()) else ():
+        lengths = draw(st.integers(0, keys - 1))  # padding, which stands at the end
+        if lengths:
+            row[-lengths:] = True
+    mask = ~hidden.reshape(sides)
+    if kind == "bool":
+        return mask
+    return torch.zeros(sides, dtype=_dtype(dtype)).masked_fill_(~mask, -math.inf)
+
+
+@st.composite
+def token_batches(
+    draw: st.DrawFn, vocabulary: int, *, max_batch: int = 4, max_length: int = 16, padding: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, attention mask), both int64 of shape (batch, length), rows padded at the end with `padding` to one length.
+
+    Shrinks to one token, of the lowest number.
+    """
+    import torch
+
+    if vocabulary < 1 or max_batch < 1 or max_length < 1:
+        raise UsageError(
+            "token_batches need a vocabulary, batch and length of at least 1; "
+            f"found {vocabulary}, {max_batch} and {max_length}"
+        )
+    row = st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=max_length)
+    rows = draw(st.lists(row, min_size=1, max_size=max_batch))
+    length = max(map(len, rows))
+    ids = torch.tensor([[*one, *[padding] * (length - len(one))] for one in rows], dtype=torch.int64)
+    seen = torch.tensor([[1] * len(one) + [0] * (length - len(one)) for one in rows], dtype=torch.int64)
+    return ids, seen

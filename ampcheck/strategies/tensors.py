@@ -1,0 +1,193 @@
+"""Tensors with the shapes, strides and memory formats that real calls have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from ampcheck.errors import UsageError
+from ampcheck.formats import FORMATS, FloatFormat, format_of
+from ampcheck.strategies.values import values
+
+if TYPE_CHECKING:
+    import torch
+
+EACH = 64
+"""Elements that are drawn one by one; a larger tensor repeats a few drawn ones at random places."""
+
+_FEW = 8
+_STEPS = 16
+
+
+def shapes(
+    *, min_dims: int = 1, max_dims: int = 3, min_side: int = 1, max_side: int = 8
+) -> st.SearchStrategy[tuple[int, ...]]:
+    """Shapes; `min_side=0` gives tensors without elements too. Shrinks to few dimensions and short sides."""
+    if not 0 <= min_dims <= max_dims or not 0 <= min_side <= max_side:
+        raise UsageError(
+            "shapes need 0 <= min_dims <= max_dims and 0 <= min_side <= max_side; "
+            f"found dims {min_dims} to {max_dims}, sides {min_side} to {max_side}"
+        )
+    return st.lists(st.integers(min_side, max_side), min_size=min_dims, max_size=max_dims).map(tuple)
+
+
+@st.composite
+def broadcastable(draw: st.DrawFn, shape: tuple[int, ...], count: int = 2) -> tuple[tuple[int, ...], ...]:
+    """`count` shapes that broadcast to `shape` together, the first of them `shape` itself."""
+    found = [shape]
+    for _ in range(count - 1):
+        sides = tuple(n if draw(st.booleans()) else 1 for n in shape)
+        found.append(sides[draw(st.integers(0, len(shape))) :])
+    return tuple(found)
+
+
+@st.composite
+def tensors(
+    draw: st.DrawFn,
+    dtype: torch.dtype | str = "float32",
+    *,
+    shape: int | Sequence[int] | st.SearchStrategy[tuple[int, ...]] | None = None,
+    elements: st.SearchStrategy[Any] | None = None,
+    min_value: float | None = None,
+    max_value: float | None = None,
+    layout: str | Sequence[str] = "contiguous",
+    device: str = "cpu",
+) -> torch.Tensor:
+    """Tensors of a floating, integer or bool dtype.
+
+    shape: fixed, or a strategy; by default `shapes()`. elements: by default `values(dtype)` from `min_value` to
+    `max_value`, independent of each other or close together (differences cancel); integers from 0 to 127; bools.
+    layout: names from `LAYOUTS`, or `any`; one that does not fit the shape gives way to `contiguous`. Up to 64 elements
+    are drawn one by one; larger tensors repeat up to eight drawn values at random places.
+
+    Shrinks to zeros and ones, contiguous, in small shapes. Raises `UsageError` for an unknown layout or dtype, and for
+    bounds beside `elements`, which has its own.
+    """
+    import torch
+
+    kind = _dtype(dtype)
+    names = list(LAYOUTS) if layout == "any" else [layout] if isinstance(layout, str) else list(layout)
+    if not names or (unknown := [name for name in names if name not in LAYOUTS]):
+        raise UsageError(f"layouts are {', '.join(LAYOUTS)} or any; found {unknown[0] if names else 'none'!r}")
+    if elements is not None and (min_value is not None or max_value is not None):
+        raise UsageError("bounds belong into `elements` where it is given; found min_value or max_value beside it")
+    if shape is None:
+        shape = shapes()
+    sides = (shape,) if isinstance(shape, int) else draw(shape) if isinstance(shape, st.SearchStrategy) else shape
+    sides = tuple(int(side) for side in sides)
+    fitting = [name for name in names if _fits(name, sides)] or ["contiguous"]
+    made = draw(st.sampled_from(fitting))
+    base = tuple(1 if made == "expanded" and place == _widest(sides) else n for place, n in enumerate(sides))
+    count = math.prod(base)
+    fmt = format_of(kind) if kind.is_floating_point else None
+    close = fmt is not None and elements is None and count > 1 and draw(st.booleans())
+    if elements is not None:
+        source = elements
+    elif fmt is not None:
+        source = values(fmt, min_value=min_value, max_value=max_value)
+    elif kind is torch.bool:
+        source = st.booleans()
+    else:
+        source = st.integers(int(min_value or 0), int(127 if max_value is None else max_value))
+    pool = count if count <= EACH else min(_FEW, count)
+    if close and fmt is not None:
+        low, high = _bounds(fmt, min_value, max_value)
+        found = draw(_close(fmt, source, pool, low, high))
+    else:
+        found = draw(st.lists(source, min_size=pool, max_size=pool))
+    flat = torch.tensor(found, dtype=torch.float64 if fmt is not None else kind)
+    if count > pool:
+        generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+        flat = flat[torch.randint(0, pool, (count,), generator=generator)]
+    tensor = flat.to(device=device, dtype=kind).reshape(base)
+    return LAYOUTS[made](tensor.expand(sides) if made == "expanded" else tensor)
+
+
+@st.composite
+def _close(
+    draw: st.DrawFn, fmt: FloatFormat, source: st.SearchStrategy[float], count: int, low: float, high: float
+) -> list[float]:
+    """Numbers a few units in the last place apart, or a few of a power of two of them: their differences cancel."""
+    middle = draw(source)
+    step = fmt.ulp(middle) * 2.0 ** draw(st.integers(0, fmt.mantissa_bits))
+    steps = draw(st.lists(st.integers(0, 2 * _STEPS), min_size=count, max_size=count))
+    moved = (middle + step * (n // 2 if n % 2 == 0 else -(n // 2) - 1) for n in steps)
+    near = (fmt.round(min(max(x, low), high), saturate=True) for x in moved)
+    return [x if low <= x <= high else middle for x in near]
+
+
+def _bounds(fmt: FloatFormat, low: float | None, high: float | None) -> tuple[float, float]:
+    return (-fmt.max if fmt.signed else 0.0) if low is None else low, fmt.max if high is None else high
+
+
+def _dtype(dtype: torch.dtype | str) -> torch.dtype:
+    import torch
+
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, format_of(dtype).name if dtype in FORMATS else str(dtype).removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"dtype must be one of torch's, such as 'float16' or 'int64'; found {dtype!r}")
+    return found
+
+
+def _widest(sides: Sequence[int]) -> int:
+    return max(range(len(sides)), key=lambda place: sides[place], default=-1)
+
+
+def _fits(name: str, sides: Sequence[int]) -> bool:
+    if name == "contiguous":
+        return True
+    if math.prod(sides) < 2:
+        return False
+    dims = {"transposed": (2, 99), "channels_last": (4, 4), "channels_last_3d": (5, 5)}.get(name, (1, 99))
+    return dims[0] <= len(sides) <= dims[1]
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _sliced(tensor: torch.Tensor) -> torch.Tensor:
+    wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))[..., ::2]
+    return wide.copy_(tensor)
+
+
+def _offset(tensor: torch.Tensor) -> torch.Tensor:
+    """Not at the start of its storage, so that a vector load is not aligned."""
+    flat = tensor.new_zeros(tensor.numel() + 1)[1:].view(tensor.shape)
+    return flat.copy_(tensor)
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _channels_last_3d(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.contiguous(memory_format=torch.channels_last_3d)
+
+
+LAYOUTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        "contiguous": _contiguous,
+        "transposed": _transposed,
+        "sliced": _sliced,
+        "offset": _offset,
+        "expanded": _contiguous,  # made by `expand`, from a tensor with one side of 1
+        "channels_last": _channels_last,
+        "channels_last_3d": _channels_last_3d,
+    }
+)
+"""How elements lie in memory, by name, the plainest first."""
