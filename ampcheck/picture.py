@@ -44,10 +44,12 @@ class Chart:
     """A picture as data.
 
     kind `line`: each series has x and y. kind `range`: each series is one row, its x being five values in
-    rising order: smallest, 5th percentile, median, 95th percentile, largest.
+    rising order: smallest, 5th percentile, median, 95th percentile, largest. kind `histogram`: each series has n + 1
+    rising edges as x and n counts as y.
 
-    scale, of a range chart: what its x values are, `exponent` (of two: 3 stands for 8 and minus infinity for 0) or
-    `linear` (the values themselves).
+    scale, of a range chart or histogram: what its x values are, `exponent` (of two: 3 stands for 8 and minus infinity
+    for 0) or `linear` (the values themselves). x_scale, y_scale, of a line chart: `linear`, `log` (values on a
+    logarithmic axis) or `exponent`; empty is linear for x, and for y whatever suits the values.
     """
 
     kind: str
@@ -60,3 +62,5 @@ class Chart:
     note: str = ""
     markers: Sequence[Marker] = ()
     scale: str = "exponent"
+    x_scale: str = ""
+    y_scale: str = ""
