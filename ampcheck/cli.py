@@ -1,4 +1,4 @@
-"""The command line: `ampcheck audit`, `blame`, `explain`, `policy`, `speed`, `history`, `formats`. No numerics here."""
+"""The command line: `audit`, `blame`, `explain`, `policy`, `speed`, `history`, `lab`, `formats`. No numerics here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from ampcheck import blame_cli, history_cli, policy_cli, speed_cli
+from ampcheck import blame_cli, history_cli, lab_cli, policy_cli, speed_cli
 from ampcheck.cli_output import add_output, require_writable, write_output
 from ampcheck.errors import UsageError
 
@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     policy_cli.add_commands(commands)
     speed_cli.add_command(commands)
     history_cli.add_command(commands)
+    lab_cli.add_command(commands)
 
     formats = commands.add_parser("formats", help="the facts of the floating-point formats")
     formats.set_defaults(command=_formats)

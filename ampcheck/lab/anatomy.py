@@ -1,0 +1,201 @@
+"""The bits of a number in every format, the facts of the formats, and whether subnormals survive on a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ampcheck.formats import FORMATS, FloatFormat, format_of, table
+from ampcheck.health import SubnormalSupport, measure_subnormal_support
+from ampcheck.lab.registry import check_of
+from ampcheck.lab.telling import dtype_of, told
+from ampcheck.progress import Progress, silent
+from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
+
+CHECK = check_of("anatomy")
+
+VALUES: Mapping[str, float] = {"pi": math.pi, "1e-8, an eps": 1e-8, "70,000": 7e4}
+"""A number that no format holds, one that float16 loses to zero, and one that it loses to infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """One value in one format.
+
+    sign, exponent, mantissa: the fields as they are stored, in bits. stored: the value that they stand for. cast: what
+    the device's cast from float32 gives; None where this PyTorch has no such dtype or the device no such cast.
+    expected: the values that the cast may give: PyTorch releases differ in what becomes of what a float8 cannot hold.
+    """
+
+    value: str
+    given: float
+    format: str
+    sign: str
+    exponent: str
+    mantissa: str
+    stored: float
+    cast: float | None
+    expected: tuple[float, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether the device's cast gives what the format says."""
+        return any(self.cast == one or (math.isnan(one) and math.isnan(self.cast or 0.0)) for one in self.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class AnatomyStats:
+    """Values in all formats, and the support of subnormals by dtype."""
+
+    device: str
+    rows: tuple[Anatomy, ...]
+    subnormals: Mapping[str, SubnormalSupport]
+
+
+def measure_anatomy(device: str = "cpu", values: Mapping[str, float] = VALUES) -> AnatomyStats:
+    """Take finite values, by name, apart in every format that can hold their sign, and cast them on `device`."""
+    rows = [
+        _dissected(name, value, form, device)
+        for name, value in values.items()
+        for form in FORMATS.values()
+        if form.signed or value > 0
+    ]
+    return AnatomyStats(device, tuple(rows), measure_subnormal_support(device))
+
+
+def _dissected(name: str, value: float, form: FloatFormat, device: str) -> Anatomy:
+    code = form.encode(value)
+    fields = form.fields(code)
+    wide = value if form.name == "float64" else format_of("float32").round(value)  # PyTorch casts by way of float32
+    mantissa = f"{fields.mantissa:0{form.mantissa_bits}b}" if form.mantissa_bits else ""
+    return Anatomy(
+        name,
+        value,
+        form.name,
+        str(fields.sign) if form.signed else "",
+        f"{fields.exponent:0{form.exponent_bits}b}",
+        mantissa,
+        form.decode(code),
+        _cast(wide, form.name, device),
+        (form.round(wide), form.round(wide, saturate=True)),
+    )
+
+
+def _cast(value: float, name: str, device: str) -> float | None:
+    dtype = dtype_of(name)
+    if dtype is None:
+        return None
+    source = torch.float64 if name == "float64" else torch.float32
+    try:
+        return float(torch.tensor([value], dtype=source, device=device).to(dtype).cpu().to(torch.float64))
+    except (RuntimeError, TypeError, NotImplementedError):  # a packed dtype, or one that the device lacks
+        return None
+
+
+def check_anatomy(stats: AnatomyStats) -> list[Finding]:
+    """Casts round as the formats say; subnormals survive."""
+    compared = [row for row in stats.rows if row.cast is not None]
+    wrong = [row for row in compared if not row.right]
+    found = (
+        f"{len(compared) - len(wrong)} of {len(compared)} do"
+        if not wrong
+        else ", ".join(f"{row.value} becomes {row.cast!r} in {row.format}, not {row.expected[0]!r}" for row in wrong)
+    )
+    expected = "a cast rounds to the nearest value of the format, as its bits say"
+    findings = [told(CHECK, stats.device, expected, found, bool(compared) and not wrong)]
+    asked = {
+        f"{name}, {how}": kept
+        for name, support in stats.subnormals.items()
+        for how, kept in (("multiply", support.multiply), ("add", support.add), ("cast", support.cast))
+        if kept is not None
+    }
+    lost = [name for name, kept in asked.items() if not kept]
+    findings.append(
+        told(
+            CHECK,
+            stats.device,
+            "subnormals survive multiplication, addition and casts (IEEE 754)",
+            f"they are flushed to zero in {'; '.join(lost)}"
+            if lost
+            else f"{len(asked)} of {len(asked)} cases keep them",
+            bool(asked) and not lost,
+            otherwise=Verdict.WARN,
+            hint="what lies below the smallest normal value is zero here; torch.set_flush_denormal(False) on a CPU",
+        )
+    )
+    return findings
+
+
+def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
+    """Tables of bits, of the facts of formats and of subnormals, and a chart of their ranges."""
+    progress("bits", 0, 1)
+    stats = measure_anatomy(device)
+    return Run(
+        findings=tuple(check_anatomy(stats)),
+        coverage=Coverage({"values taken apart": len(stats.rows), "formats": len(FORMATS)}),
+        tables=(bits_table(stats.rows), facts_table(), _subnormals(stats)),
+        charts=(ranges_chart(),),
+    )
+
+
+def bits_table(rows: Sequence[Anatomy]) -> Table:
+    """The fields of each value in each format."""
+    shown = [
+        (row.value, row.format, row.sign, row.exponent, row.mantissa, f"{row.stored:.10g}", _off(row)) for row in rows
+    ]
+    return Table(
+        "The bits of a number",
+        ("value", "format", "sign", "exponent", "mantissa", "stands for", "off by"),
+        shown,
+        check=CHECK,
+        note="The exponent is biased and the mantissa lacks its leading one, as they are stored. Off by: relative to "
+        "the value itself.",
+    )
+
+
+def _off(row: Anatomy) -> str:
+    if not math.isfinite(row.stored):
+        return "everything"
+    return f"{abs(row.stored - row.given) / abs(row.given):.2g}"
+
+
+def facts_table() -> Table:
+    """What follows from the parameters of each format."""
+    rows = table()
+    columns = tuple(rows[0])
+    cells: list[tuple[Scalar, ...]] = [
+        tuple(f"{value:.6g}" if isinstance(value, float) else value for value in row.values()) for row in rows
+    ]
+    return Table("Facts of the formats", columns, cells, check=CHECK, note="Derived from the numbers of bits alone.")
+
+
+def _subnormals(stats: AnatomyStats) -> Table:
+    rows = [(name, one.multiply, one.add, one.cast) for name, one in stats.subnormals.items()]
+    return Table(
+        f"Do subnormals survive on {stats.device}?",
+        ("dtype", "multiply", "add", "cast"),
+        rows,
+        check=CHECK,
+        note="A dash: the device has no such operation in this dtype.",
+    )
+
+
+def ranges_chart() -> Chart:
+    """From the smallest value to the largest, of every format but float64, which would make the others too small."""
+    rows = []
+    for form in FORMATS.values():
+        if form.name != "float64":
+            top, normal, least = (math.log2(v) for v in (form.max, form.smallest_normal, form.smallest_subnormal))
+            rows.append(Series(form.name, (least, normal, 0.0, top, top)))
+    return Chart(
+        "range",
+        "What the formats can hold",
+        "magnitude, as a power of two",
+        series=tuple(rows),
+        check=CHECK,
+        note="Thick: the normal numbers. Thin, at the left: the subnormals. The dot is 1. float64 (2^-1074 to 2^1024) "
+        "is left out.",
+    )

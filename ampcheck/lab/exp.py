@@ -1,0 +1,220 @@
+"""Where exp leaves each format, and what that does to softplus and softmax written as in the textbook."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ampcheck.formats import FloatFormat, format_of
+from ampcheck.lab.registry import check_of
+from ampcheck.lab.telling import ARITHMETIC, lacks, skipped, told
+from ampcheck.progress import Progress, silent
+from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
+
+CHECK = check_of("exp")
+
+LOGITS = (0.0, 20.0, 40.0, 80.0)
+RANGE = (-80.0, 80.0)
+
+_FLOOR = 2.0**-26
+"""What lies closer to float64 than this is drawn here: a logarithmic axis has no zero."""
+
+
+def naive_softplus(x: Tensor) -> Tensor:
+    """`log(1 + exp(x))` as it is written."""
+    return (1 + x.exp()).log()
+
+
+def naive_softmax(x: Tensor) -> Tensor:
+    """`exp(x) / sum(exp(x))` as it is written, over the last dimension."""
+    powers = x.exp()
+    return powers / powers.sum(-1, keepdim=True)
+
+
+SOFTPLUS: Mapping[str, Callable[[Tensor], Tensor]] = {"naive": naive_softplus, "stable": F.softplus}
+SOFTMAX: Mapping[str, Callable[[Tensor], Tensor]] = {"naive": naive_softmax, "stable": lambda x: x.softmax(-1)}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpEdge:
+    """Where exp overflows in one format: the largest x with a finite exp by the format, and on the device."""
+
+    format: str
+    derived: float
+    found: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpStats:
+    """softplus: by format and way the relative error at each of `places`, NaN where there is no finite result.
+    softmax: by format and way the probabilities of `LOGITS`. exact: the same in float64."""
+
+    device: str
+    edges: tuple[ExpEdge, ...]
+    places: Mapping[str, tuple[float, ...]]
+    softplus: Mapping[tuple[str, str], tuple[float, ...]]
+    softmax: Mapping[tuple[str, str], tuple[float, ...]]
+    exact: tuple[float, ...]
+    lacking: Mapping[str, str]
+
+
+def last_finite(form: FloatFormat) -> float:
+    """The largest x of the format whose exp, rounded once, is finite: the last one below log(`overflows_at`)."""
+    code = form.encode(math.log(form.overflows_at))
+    while form.decode(code) >= math.log(form.overflows_at):
+        code -= 1
+    return form.decode(code)
+
+
+def measure_exp(device: str = "cpu") -> ExpStats:
+    """Look for the edge of exp near where the format says it is, and run the functions on the device."""
+    edges, places, softplus, softmax, lacking = [], {}, {}, {}, {}
+    logits = torch.tensor(LOGITS, dtype=torch.float64)
+    for name in ARITHMETIC:
+        if why := lacks(name, device):
+            lacking[name] = why
+            continue
+        form, dtype = format_of(name), getattr(torch, name)
+        edge = last_finite(form)
+        code = form.encode(edge)
+        near = [form.decode(other) for other in range(code - 200, code + 201)]
+        finite = torch.tensor(near, dtype=dtype, device=device).exp().isfinite().tolist()
+        edges.append(ExpEdge(name, edge, max((x for x, ok in zip(near, finite, strict=True) if ok), default=math.nan)))
+        x = torch.linspace(*RANGE, 321, dtype=torch.float64).to(dtype)
+        places[name] = tuple(x.double().tolist())
+        for way, function in SOFTPLUS.items():
+            softplus[name, way] = _errors(function(x.to(device)), x.double())
+        for way, function in SOFTMAX.items():
+            softmax[name, way] = tuple(function(logits.to(device, dtype)).cpu().double().tolist())
+    exact = tuple(logits.softmax(-1).tolist())
+    return ExpStats(device, tuple(edges), places, softplus, softmax, exact, lacking)
+
+
+def _errors(result: Tensor, x: Tensor) -> tuple[float, ...]:
+    """Relative error against float64 on the same x, NaN where the result is not finite."""
+    exact = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+    error = (result.cpu().double() - exact).abs() / exact
+    return tuple(error.where(error.isfinite(), torch.nan).tolist())
+
+
+def check_exp(stats: ExpStats) -> list[Finding]:
+    """exp overflows where the format ends; the naive forms fail there, the stable ones do not."""
+    findings = []
+    for edge in stats.edges:
+        form = format_of(edge.format)
+        expected = (
+            f"in {edge.format} exp is finite up to {edge.derived:.6g}, the last value below "
+            f"log({form.overflows_at:.6g}) = {math.log(form.overflows_at):.6g}"
+        )
+        close = abs(edge.found - edge.derived) <= form.ulp(edge.derived)  # a kernel may be off by one ULP of exp
+        found = f"up to {edge.found:.6g}"
+        findings.append(told(CHECK, stats.device, expected, found, close, observed=edge.found, limit=edge.derived))
+    for name in stats.places:
+        findings += _check_functions(stats, name)
+    return findings + [skipped(CHECK, stats.device, why) for why in stats.lacking.values()]
+
+
+def _check_functions(stats: ExpStats, name: str) -> list[Finding]:
+    form = format_of(name)
+    # Below this exp(x) is less than half an ULP of 1, so that 1 + exp(x) is 1 and its logarithm 0.
+    lost = math.log(form.unit_roundoff)
+    naive, stable = stats.softplus[name, "naive"], stats.softplus[name, "stable"]
+    gone = [x for x, error in zip(stats.places[name], naive, strict=True) if x < lost and error != 1.0]
+    over = [x for x, e in zip(stats.places[name], naive, strict=True) if x > last_finite(form) and not math.isnan(e)]
+    told_over = f", infinite above {last_finite(form):.5g}" if last_finite(form) < RANGE[1] else ""
+    expected = f"log(1 + exp(x)) in {name} is 0 below log(unit roundoff) = {lost:.4g}{told_over}"
+    found = "so it is" if not gone and not over else f"not so at {len(gone) + len(over)} places"
+    findings = [told(CHECK, stats.device, expected, found, not gone and not over)]
+    # Where the result itself is subnormal or zero its relative error is no matter of the function. One rounding of
+    # the result, one of each of two elementary functions: three unit roundoffs.
+    sound = [
+        error
+        for x, error in zip(stats.places[name], stable, strict=True)
+        if math.exp(min(x, 0.0)) >= 2 * form.smallest_normal
+    ]
+    worst = max((math.inf if math.isnan(error) else error for error in sound), default=math.inf)
+    limit = 3 * form.unit_roundoff
+    findings.append(
+        told(
+            CHECK,
+            stats.device,
+            f"softplus of PyTorch in {name} is off by at most three roundings ({limit:.2g}) on {RANGE[0]:g} to "
+            f"{RANGE[1]:g}",
+            f"at most {worst:.2g}",
+            worst <= limit,
+            otherwise=Verdict.WARN,
+            observed=worst,
+            limit=limit,
+        )
+    )
+    finite = all(map(math.isfinite, stats.softmax[name, "naive"]))
+    fits = max(LOGITS) <= last_finite(form)  # the sum overflows with the largest power
+    expected = f"naive softmax of {_list(LOGITS)} in {name} is {'finite' if fits else 'NaN'}"
+    found = "finite" if finite else f"{sum(map(math.isnan, stats.softmax[name, 'naive']))} of {len(LOGITS)} are NaN"
+    findings.append(told(CHECK, stats.device, expected, found, finite == fits))
+    return findings
+
+
+def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
+    """Tables of the edges and of softmax, a chart of the errors of softplus."""
+    progress("exp, softplus and softmax", 0, 1)
+    stats = measure_exp(device)
+    return Run(
+        findings=tuple(check_exp(stats)),
+        coverage=Coverage(
+            {"values of exp, softplus and softmax": sum(map(len, stats.softplus.values()))},
+            dict.fromkeys(stats.lacking.values(), 1),
+        ),
+        tables=(_edges(stats), _softmax(stats)),
+        charts=(softplus_chart(stats),),
+    )
+
+
+def softplus_chart(stats: ExpStats) -> Chart:
+    """Relative error over x, one line for each format and way."""
+    series = [
+        Series(f"{name}, {way}", stats.places[name], [max(error, _FLOOR) for error in errors], group="")
+        for (name, way), errors in sorted(stats.softplus.items(), key=lambda item: item[0][1])
+    ]
+    return Chart(
+        "line",
+        "softplus, naive and stable",
+        "x",
+        "relative error against float64",
+        series=series,
+        check=CHECK,
+        note="naive: log(1 + exp(x)); stable: torch.nn.functional.softplus. 1 is a result of zero; a line that ends "
+        f"has become infinite. Errors below {_FLOOR:.1g} are drawn there.",
+        y_scale="log",
+    )
+
+
+def _edges(stats: ExpStats) -> Table:
+    rows: list[tuple[Scalar, ...]] = []
+    for edge in stats.edges:
+        form = format_of(edge.format)
+        beyond = form.decode(form.encode(edge.found) + 1) if math.isfinite(edge.found) else math.nan
+        rows.append((edge.format, f"{form.max:.6g}", f"{math.log(form.overflows_at):.6g}", edge.found, beyond))
+    return Table(
+        f"Where exp overflows on {stats.device}",
+        ("format", "largest value", "log of where it ends", "last finite at x", "infinite at x"),
+        rows,
+        check=CHECK,
+    )
+
+
+def _softmax(stats: ExpStats) -> Table:
+    rows: list[tuple[Scalar, ...]] = [("float64", "stable", *(f"{p:.3g}" for p in stats.exact))]
+    rows += [(name, way, *(f"{p:.3g}" for p in held)) for (name, way), held in stats.softmax.items()]
+    columns = ("format", "way", *(f"of {logit:g}" for logit in LOGITS))
+    note = "naive: exp(x) / sum(exp(x)); stable: torch.softmax, which takes the largest off first."
+    return Table(f"softmax of {_list(LOGITS)}", columns, rows, check=CHECK, note=note)
+
+
+def _list(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

@@ -1,0 +1,131 @@
+"""What autocast of the installed PyTorch does to each op on each kind of device, and to the ops of the demo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ampcheck import demo
+from ampcheck.autocast.drift import check_policy
+from ampcheck.autocast.observe import OpDtypes, observe_ops
+from ampcheck.autocast.probe import build
+from ampcheck.autocast.snapshots import nearest, releases
+from ampcheck.autocast.views import Source, View, counts_view, diff_view, policy_view, source_of
+from ampcheck.lab.registry import check_of
+from ampcheck.lab.telling import skipped, told
+from ampcheck.progress import Progress, silent
+from ampcheck.record import Coverage, Finding, Run, Scalar, Table, Verdict
+
+CHECK = check_of("policy")
+
+PAIR = ("cpu", "cuda")
+"""The two devices whose difference is shown op by op."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFacts:
+    """probed, registered: overloads with an autocast kernel, by device. changed: how many differ between `PAIR`.
+    drift: what the check against the shipped snapshots says. ops: of the demo, by device."""
+
+    device: str
+    probed: dict[str, int]
+    registered: dict[str, int]
+    changed: int
+    drift: tuple[Finding, ...]
+    ops: dict[str, OpDtypes]
+
+
+def measure_policies(device: str = "cpu", *, progress: Progress = silent) -> PolicyFacts:
+    """Probe every device type, and observe the demo in bfloat16 under the policies of `PAIR` and of `device`."""
+    progress("probing every device", 0, 3)
+    source = source_of("installed", "float16")
+    policies = {name: source.policy(name) for name in source.devices}
+    drift: list[Finding] = []
+    if releases():
+        snapshot, installed = nearest(source.torch), build()
+        for policy in policies.values():
+            drift += check_policy(policy, snapshot, build=installed)
+    changed = len(diff_view(source, source, *PAIR).data["changes"])
+    ops = {}
+    kinds = list(dict.fromkeys((*PAIR, device.partition(":")[0])))
+    for number, kind in enumerate(kinds):
+        progress(f"the ops of the demo under {kind}", 1 + number, 1 + len(kinds))
+        ops[kind] = observe_ops(demo.subject(), device=kind, dtype="bfloat16", compile=False, name="the demo")
+    return PolicyFacts(
+        device,
+        {name: len(policy.ops) for name, policy in policies.items()},
+        {name: policy.registered for name, policy in policies.items()},
+        changed,
+        tuple(drift),
+        ops,
+    )
+
+
+def check_policies(facts: PolicyFacts) -> list[Finding]:
+    """Every overload was asked; PyTorch does what its release is known for; the demo's ops follow the rules."""
+    asked, there = sum(facts.probed.values()), sum(facts.registered.values())
+    expected = f"each overload with an autocast kernel tells its rule, on {len(facts.probed)} kinds of devices"
+    found = f"{asked} of {there} do; CPU and CUDA treat {facts.changed} overloads differently"
+    findings = [told(CHECK, facts.device, expected, found, asked > 0, otherwise=Verdict.FAIL)]
+    wrong = [one for one in facts.drift if one.verdict in (Verdict.FAIL, Verdict.WARN)]
+    if facts.drift:
+        expected = "the installed PyTorch treats ops as the snapshot of its release that ampcheck carries"
+        found = "; ".join(one.message for one in wrong[:3]) if wrong else f"so it does on {len(facts.probed)} devices"
+        findings.append(told(CHECK, facts.device, expected, found, not wrong, otherwise=Verdict.WARN))
+    else:
+        findings.append(skipped(CHECK, facts.device, "ampcheck carries no snapshot to compare this PyTorch with"))
+    for kind, seen in facts.ops.items():
+        low = [op for op in seen.ops if op.rule == "lower_precision"]
+        strayed = [op for op in low if seen.dtype not in op.compute]
+        expected = f"what autocast lowers in the demo under {kind} computes in {seen.dtype}"
+        found = f"{len(low) - len(strayed)} of {len(low)} do, of {len(seen.ops)} kinds of calls"
+        findings.append(told(CHECK, facts.device, expected, found, bool(low) and not strayed))
+    return findings
+
+
+def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
+    """Tables: rules by device, the rules of CPU and CUDA, where they differ, and the ops of the demo side by side."""
+    facts = measure_policies(device, progress=progress)
+    source = source_of("installed", "float16")
+    views = [counts_view(source), diff_view(source, source, *PAIR), *_of_devices(source, device)]
+    tables = [replace(table, check=CHECK) for view in views for table in view.tables]
+    return Run(
+        findings=tuple(check_policies(facts)),
+        coverage=Coverage(
+            {"overloads probed": sum(facts.probed.values()), "ops of the demo": len(facts.ops[PAIR[0]].ops)}
+        ),
+        tables=(tables[0], ops_table(facts.ops), *tables[1:]),
+    )
+
+
+def _of_devices(source: Source, device: str) -> Sequence[View]:
+    kinds = dict.fromkeys((*PAIR, device.partition(":")[0]))
+    return [policy_view(source, kind) for kind in kinds if kind in source.devices]
+
+
+def ops_table(ops: dict[str, OpDtypes]) -> Table:
+    """Each op of the demo with what it is given and what it computes in, on each device."""
+    first = next(iter(ops.values()))
+    names = dict.fromkeys(op.op for seen in ops.values() for op in seen.ops)
+    rows: list[tuple[Scalar, ...]] = []
+    for name in names:
+        row: list[Scalar] = [name]
+        for seen in ops.values():
+            held = [op for op in seen.ops if op.op == name]
+            row += [
+                " or ".join(dict.fromkeys(op.rule or "left alone" for op in held)) or "not called",
+                " or ".join(dict.fromkeys(_dtypes(op.compute) for op in held)),
+            ]
+        rows.append(tuple(row))
+    columns = ["op", *(part for kind in ops for part in (f"{kind}: rule", f"{kind}: computes in"))]
+    return Table(
+        f"The ops of the demo under autocast to {first.dtype}",
+        columns,
+        rows,
+        check=CHECK,
+        note="Forward, in the order of the calls; integers are left out. or: in different places.",
+    )
+
+
+def _dtypes(names: Sequence[str]) -> str:
+    return " ".join(dict.fromkeys(name for name in names if "float" in name))

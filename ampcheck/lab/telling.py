@@ -1,0 +1,77 @@
+"""How an experiment tells what was expected and what came out, and what several of them share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ampcheck.errors import brief
+from ampcheck.formats import format_of
+from ampcheck.record import Band, Finding, Verdict
+
+ARITHMETIC = ("float32", "bfloat16", "float16")
+"""Formats in which PyTorch computes everywhere, widest first."""
+
+
+def told(
+    check: str,
+    device: str,
+    expected: str,
+    found: str,
+    holds: bool,
+    *,
+    otherwise: Verdict = Verdict.FAIL,
+    observed: float | None = None,
+    limit: float | None = None,
+    unit: str = "",
+    hint: str = "",
+) -> Finding:
+    """One expectation beside what came out.
+
+    otherwise: the verdict where it does not hold: FAIL for what follows from the format, WARN for what experience says.
+    """
+    verdict = Verdict.PASS if holds else otherwise
+    message = f"expected: {expected}; came out: {found}"
+    return Finding(
+        check, verdict, device, message, observed=observed, limit=limit, unit=unit, hint="" if holds else hint
+    )
+
+
+def skipped(check: str, device: str, reason: str) -> Finding:
+    """What was not looked at, and why."""
+    return Finding(check, Verdict.SKIP, device, reason)
+
+
+def dtype_of(name: str) -> torch.dtype | None:
+    """The torch dtype of a format; None where this PyTorch has none, or packs several codes into a byte."""
+    found = getattr(torch, name, None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def lacks(name: str, device: str) -> str:
+    """Why a device cannot compute in a format; "" where it can."""
+    dtype = dtype_of(name)
+    if dtype is None:
+        return f"this PyTorch has no dtype {name}"
+    try:
+        torch.ones(2, dtype=dtype, device=device).mul(2).add(1).cpu()
+    except Exception as error:  # noqa: BLE001  # each backend has an exception of its own
+        return f"{device} does not compute in {name}: {brief(error)}"
+    return ""
+
+
+def bands_of(*names: str) -> tuple[Band, ...]:
+    """The subnormal and the normal range of formats, as powers of two, for a chart."""
+    bands: list[Band] = []
+    for name in names:
+        form = format_of(name)
+        small, normal, top = (math.log2(v) for v in (form.smallest_subnormal, form.smallest_normal, form.max))
+        bands += [Band(f"{name} subnormal", small, normal), Band(f"{name} normal", normal, top)]
+    return tuple(bands)
+
+
+def power(value: float) -> str:
+    """A power of two as `2^-25`, anything else as a number."""
+    mantissa, exponent = math.frexp(value)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{value:.6g}"

@@ -1,0 +1,87 @@
+"""`ampcheck lab`: the experiments by name, what they saw as text, a page and JSON. No numerics here."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ampcheck.cli_output import add_output, require_writable, write_output
+from ampcheck.errors import UsageError
+from ampcheck.lab.registry import EXPERIMENTS, Experiment, experiments_of
+
+if TYPE_CHECKING:
+    from ampcheck.record import Run
+
+
+def add_command(commands: Any) -> None:
+    """Add `lab` to the parser's commands."""
+    lab = commands.add_parser(
+        "lab",
+        help="see what mixed precision does on this machine: the classic experiments",
+        description="Run the classic experiments of mixed precision on this machine, all of them or some, and tell "
+        "what was expected and what came out. Exit code 0: nothing failed; 1: something did; 2: usage error.",
+    )
+    lab.add_argument("names", nargs="*", metavar="NAME", help="an experiment, see --list; without names all of them")
+    lab.add_argument("--list", action="store_true", help="name the experiments and what they show, and run none")
+    lab.add_argument("--device", default="cpu", help="where to run (default: cpu)")
+    lab.add_argument("--full", action="store_true", help="longer runs, larger models, more modes: half an hour or more")
+    add_output(lab, verbose="print every table")
+    lab.set_defaults(command=_lab)
+
+
+def _lab(options: argparse.Namespace) -> int:
+    if options.list:
+        if options.html or options.json:
+            raise UsageError("--list runs no experiment and has nothing to write: leave --html and --json out")
+        width = max(len(experiment.name) for experiment in EXPERIMENTS) + 2
+        for experiment in experiments_of(options.names):
+            print(f"{experiment.name:{width}}{experiment.title}")
+        return 0
+    chosen = experiments_of(options.names)
+    require_writable(html=options.html, json=options.json)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a pretrained model is looked at where it lies, never downloaded
+
+    from ampcheck.report import print_tables, progress_bar
+
+    with progress_bar() as progress:
+        progress("loading torch", 0, 1)
+        from ampcheck.lab.lab import run_lab
+
+        run = run_lab(options.names, device=options.device, full=options.full, progress=progress)
+    from ampcheck.report.sections import headline
+
+    for experiment in chosen:
+        shown = [
+            table for table in run.tables if table.check == experiment.check and (options.verbose or options.names)
+        ]
+        _print(_told(experiment, run, about=not shown))  # the first table tells it too
+        if shown:
+            print_tables(shown)
+    _print([f"{run.title}: {headline(run)}", f"looked at {run.coverage}"])
+    write_output(run, options)
+    return 1 if run.failed else 0
+
+
+def _told(experiment: Experiment, run: Run, *, about: bool) -> Iterator[str]:
+    """Title, what one sees, and each finding."""
+    yield ""
+    yield f"{experiment.title} ({experiment.name})"
+    if about:
+        yield experiment.about
+    for finding in run.findings:
+        if finding.check == experiment.check:
+            word = finding.verdict.upper() if finding.verdict.value == "fail" else finding.verdict.value
+            yield f"  {word}: {finding.message}"
+
+
+def _print(lines: Any) -> None:
+    from rich.console import Console
+
+    from ampcheck.report.text import wrap
+
+    width = max(Console().width, 40)
+    for line in lines:
+        indent = "  " if line.startswith("  ") else ""
+        print("\n".join(wrap(line, width, indent=indent, hanging="    " if indent else "")) if line else "", flush=True)
