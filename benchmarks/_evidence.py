@@ -35,7 +35,7 @@ def write_evidence(path: Path, data: Mapping[str, Any], table: Iterable[str], *,
     else:
         known = environment()
         own = {"environment": known}
-        place = f"torch {known['torch']}, {known['device']}, {known['threads']} threads"
+        place = f"torch {known['torch']}, {known['device']}, {known['threads']} thread" + "s" * (known["threads"] != 1)
     write_atomically(path, json.dumps({"command": command, **own, **data}, indent=1) + "\n")
     lines = [f"# {path.stem}", "", f"`{command}`", "", place, "", *table]
     write_atomically(path.with_suffix(".md"), "\n".join(lines) + "\n")

@@ -187,6 +187,7 @@ def main() -> None:
         own = {"size": options.size, "name": name, "options": asked, "fingerprint": known}
         held[options.size, name] = {**own, **figures}
         write_rows(path, held, {}, markdown(held))
+    write_rows(path, held, {}, markdown(held))
     print("\n".join(markdown(held)))
 
 

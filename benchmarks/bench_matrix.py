@@ -139,7 +139,13 @@ def rows(found: Iterable[dict[str, Any]]) -> Iterator[str]:
         if not number:
             yield "| " + " | ".join(row) + " |"
             yield "|" + "---|" * len(row)
-        yield "| " + " | ".join("" if value is None else str(value) for value in row.values()) + " |"
+        yield "| " + " | ".join(map(_cell, row.values())) + " |"
+
+
+def _cell(value: Scalar) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def table_rows(table: Table) -> Iterator[dict[str, Scalar]]:
