@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.record import Where as Where
     from ampcheck.record import collect as collect
     from ampcheck.record import emit as emit
+    from ampcheck.search.judge import assert_amp_property as assert_amp_property
     from ampcheck.settings import Limits as Limits
     from ampcheck.speed.base.judge import assert_base as assert_base
     from ampcheck.speed.judge import assert_speed as assert_speed
@@ -65,6 +66,7 @@ _HOME = {
     "UsageError": "ampcheck.errors",
     "Verdict": "ampcheck.record",
     "Where": "ampcheck.record",
+    "assert_amp_property": "ampcheck.search.judge",
     "assert_base": "ampcheck.speed.base.judge",
     "assert_compiled": "ampcheck.compiled.accuracy.judge",
     "assert_dtypes": "ampcheck.dtypes",
@@ -108,6 +110,7 @@ __all__ = [
     "Verdict",
     "Where",
     "__version__",
+    "assert_amp_property",
     "assert_base",
     "assert_compiled",
     "assert_dtypes",

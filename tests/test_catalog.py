@@ -16,6 +16,7 @@ from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.errors import UsageError
 from ampcheck.numerics import CHECKS, OBSERVABLE
+from ampcheck.search.checks import CHECKS as SEARCH_CHECKS
 from ampcheck.training.judge import CHECKS as TRAINING_CHECKS
 
 SOURCES = sorted(Path(ampcheck.__file__).parent.rglob("*.py"))
@@ -48,6 +49,7 @@ def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -
         *GUARD_CHECKS,
         *GRAPH_CHECKS,
         *TRAINING_CHECKS,
+        *SEARCH_CHECKS,
         "speedup",
         "regression",
         "start-up",

@@ -6,13 +6,21 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from ampcheck.catalog import autocast, compiled, numerics, speed, training
+from ampcheck.catalog import autocast, compiled, numerics, search, speed, training
 from ampcheck.catalog.page import Explanation
 from ampcheck.errors import UsageError
 
 __all__ = ["EXPLANATIONS", "Explanation", "explain"]
 
-_PAGES = (*numerics.PAGES[:-1], *autocast.PAGES, *compiled.PAGES, *training.PAGES, *speed.PAGES, numerics.PAGES[-1])
+_PAGES = (
+    *numerics.PAGES[:-1],
+    *autocast.PAGES,
+    *compiled.PAGES,
+    *training.PAGES,
+    *search.PAGES,
+    *speed.PAGES,
+    numerics.PAGES[-1],
+)
 
 EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType({page.slug: page for page in _PAGES})
 

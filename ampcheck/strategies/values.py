@@ -24,6 +24,7 @@ NARROW = ("float16", "bfloat16")
 _LISTED_BITS = 16  # a format of so many bits is listed value by value
 _GRID = 256
 _INTEGERS = 1 << 16
+_EDGES = 8  # one in so many notable values is an end of the range
 
 
 def values(
@@ -38,10 +39,10 @@ def values(
     """Python floats that the format holds exactly.
 
     A quarter of the draws falls on all bit patterns alike, which is uniform in the exponent; a quarter on what is
-    notable: zeros, largest and smallest values, powers of two, and both neighbours of every threshold of the format
-    (overflow, flush, subnormal, the end of exact integers) and of where squares and `exp` reach one; a quarter on an
-    even grid over the range; a quarter on multiples of 1/8 up to 16. Of a format beyond 16 bits the values of float16
-    and bfloat16, with thresholds, stand beside any of its own.
+    notable: zeros, the ends of the range, largest and smallest values, powers of two, and both neighbours of every
+    threshold of the format (overflow, flush, subnormal, the end of exact integers) and of where squares and `exp` reach
+    one; a quarter on an even grid over the range; a quarter on multiples of 1/8 up to 16. Of a format beyond 16 bits
+    the values of float16 and bfloat16, with thresholds, stand beside any of its own.
 
     min_value, max_value: inclusive. subnormal: whether subnormal values may come. infinity, nan: whether these may; an
     infinity only on a side without a bound.
@@ -111,13 +112,17 @@ def _pool(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> _Pool:
     notable = np.array(sorted(set(_notable(fmt))), dtype=np.float64)
     if fmt.signed:
         notable = np.concatenate([notable, -notable])  # -0.0 among them
+    ends = _rounded(fmt, np.array([low, high]))
     ordered = within(np.concatenate([every, notable[~np.isin(notable, every)], notable[notable == 0][1:]]))
     ordered = _simplest_first(ordered)
     if not len(ordered):
         return _Pool(ordered, ())
-    grid = within(_rounded(fmt, np.linspace(low, high, _GRID + 1)))
+    grid = within(_rounded(fmt, 2 * np.linspace(low / 2, high / 2, _GRID + 1)))
     ordinary = within(_rounded(fmt, np.arange(-128, 129) / 8.0))
-    sections = tuple(_simplest_first(part) if len(part) else ordered for part in (within(notable), grid, ordinary))
+    # The ends of the range take a part of a section of their own, whatever else is notable.
+    edges = np.tile(within(ends), max(1, len(notable) // _EDGES)) if len(within(ends)) else within(ends)
+    found = (np.concatenate([within(notable), edges]), grid, ordinary)
+    sections = tuple(_simplest_first(part) if len(part) else ordered for part in found)
     return _Pool(ordered, sections)
 
 

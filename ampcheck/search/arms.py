@@ -1,0 +1,239 @@
+"""The same callable in several precisions: as the user runs it, in float64, in float32, and compiled.
+
+Each is prepared once and called with many examples. Buffers, random streams and the inputs are put back after each
+call, so that an example gives the same result however often, and in whatever order, it is looked at.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ampcheck.autocast.emulate import active
+from ampcheck.autocast.missing import MissingKernels
+from ampcheck.errors import UsageError, brief
+from ampcheck.nest import map_tensors, tensors
+from ampcheck.numerics.equal_random import EqualRandom, seeded
+from ampcheck.numerics.reference import PromoteMixed
+from ampcheck.prepare import prepare
+from ampcheck.subject import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The arguments of one call."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def floats(self) -> dict[str, torch.Tensor]:
+        """The floating tensors by a name that is the same in every copy."""
+        named = tensors({"args": self.args, "kwargs": dict(self.kwargs)})
+        return {path: tensor for path, tensor in named if tensor.is_floating_point()}
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
+        """A copy with `function` applied to every tensor."""
+        return Example(*map_tensors(function, (self.args, dict(self.kwargs))))
+
+    def replaced(self, changed: Mapping[str, torch.Tensor]) -> Example:
+        """A copy with other tensors in the place of those named."""
+        by_id = {id(tensor): changed[path] for path, tensor in self.floats().items() if path in changed}
+        return self.mapped(lambda tensor: by_id.get(id(tensor), tensor))
+
+    def to(self, dtype: torch.dtype, device: str) -> Example:
+        """A copy on `device` whose real floating tensors have `dtype`, complex ones the same width."""
+        wide = torch.complex128 if dtype is torch.float64 else torch.complex64
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            wanted = dtype if tensor.is_floating_point() else wide if tensor.is_complex() else tensor.dtype
+            return tensor.detach().to(device=device, dtype=wanted, copy=True)
+
+        return self.mapped(cast)
+
+    def signature(self) -> tuple[Any, ...]:
+        """What decides which ops run: shapes, dtypes and strides of the tensors, and all other arguments."""
+        held = tensors((self.args, dict(self.kwargs)))
+        return tuple((path, tuple(t.shape), str(t.dtype), t.stride()) for path, t in held)
+
+    def key(self) -> tuple[Any, ...]:
+        """What tells this example from others, bit by bit."""
+        held = tensors((self.args, dict(self.kwargs)))
+        bits = tuple(_bits(tensor) for _, tensor in held)
+        plain = repr(map_tensors(lambda tensor: None, (self.args, dict(self.kwargs))))
+        return (*self.signature(), bits, plain)
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    if tensor.layout is not torch.strided:
+        return repr(tensor).encode()
+    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def as_example(drawn: Any) -> Example:
+    """A tensor is the one argument, a tuple the positional ones; `(args, kwargs)` is a tuple and a mapping of names."""
+    if isinstance(drawn, tuple) and len(drawn) == 2 and isinstance(drawn[0], tuple) and isinstance(drawn[1], dict):
+        return Example(drawn[0], drawn[1])
+    return Example(drawn) if isinstance(drawn, tuple) else Example((drawn,))
+
+
+@dataclass(slots=True)
+class Outputs:
+    """What a call gave: detached tensors by path, or the exception that it raised."""
+
+    found: dict[str, torch.Tensor] = field(default_factory=dict)
+    error: Exception | None = None
+
+
+class Arms:
+    """One callable, ready to be run on examples in each precision.
+
+    dtype: what autocast casts to, or, where `native`, the dtype that the inputs or weights have already. example: the
+    first one, which decides how wide the judge is: `float64`, with operands promoted where the model mixes dtypes, or
+    `float32` where it runs no wider.
+    """
+
+    def __init__(self, subject: Subject, dtype: torch.dtype, *, device: str = "cpu", native: bool = False) -> None:
+        self.subject, self.dtype, self.device, self.native = subject, dtype, device, native
+        self.how = "float64"
+        self.draws = False
+        self.substituted: dict[str, int] = {}
+        self._low = prepare(subject, device=device)
+        self._wide = prepare(subject, device=device, to=torch.float64)
+        self._float32 = prepare(subject, device=device, to=torch.float32)
+        self._wide_dtype = torch.float64
+        self._promote = False
+        self._settled = False
+
+    @property
+    def root(self) -> torch.nn.Module | None:
+        """The module of the low-precision arm whose paths findings name."""
+        return self._low.root
+
+    def weights(self) -> list[torch.nn.Parameter]:
+        """The floating weights of the judge."""
+        held = self._wide.root.parameters() if self._wide.root is not None else ()
+        return [weight for weight in held if weight.is_floating_point()]
+
+    def settle(self, example: Example) -> str:
+        """Choose the judge with the first example that float32 takes; what it raises instead, in one line."""
+        if self._settled:
+            return ""
+        narrow = self.float32(example)
+        if narrow.error is not None:
+            return brief(narrow.error)
+        self._settled = True
+        with EqualRandom() as random:
+            self._run(self._float32, example.to(torch.float32, self.device))
+        self.draws = random.drew
+        for self.how, self._promote in (("float64", False), ("float64, mixed operands promoted", True)):
+            wide = self.wide(example)
+            same = wide.found.keys() == narrow.found.keys()
+            if wide.error is None and same and all(wide.found[p].shape == narrow.found[p].shape for p in wide.found):
+                return ""
+        self.how, self._promote, self._wide, self._wide_dtype = "float32", False, self._float32, torch.float32
+        return ""
+
+    def low(self, example: Example, around: AbstractContextManager[Any] | None = None) -> Outputs:
+        """As the user runs it: under autocast, or as it is where it is kept in 16 bits."""
+        autocast = torch.autocast(torch.device(self.device).type, self.dtype, enabled=not self.native)
+        missing = MissingKernels() if active() is not None else None
+        with ExitStack() as stack:
+            if missing is not None:
+                stack.enter_context(missing)
+            stack.enter_context(around or nullcontext())
+            stack.enter_context(autocast)
+            outputs = self._run(self._low, self._own(example))
+        for op, times in (missing.ran if missing is not None else {}).items():
+            self.substituted[op] = self.substituted.get(op, 0) + times
+        return outputs
+
+    def wide(self, example: Example, around: AbstractContextManager[Any] | None = None) -> Outputs:
+        """The judge's answer."""
+        with ExitStack() as stack:
+            stack.enter_context(around or nullcontext())
+            if self._promote:
+                stack.enter_context(PromoteMixed())
+            return self._run(self._wide, example.to(self._wide_dtype, self.device))
+
+    def float32(self, example: Example) -> Outputs:
+        """The same in float32, without autocast."""
+        return self._run(self._float32, example.to(torch.float32, self.device))
+
+    def differentiable(self, example: Example) -> tuple[Any, dict[str, torch.Tensor], list[torch.nn.Parameter]]:
+        """The judge's raw result with its history, the floating inputs and the weights that it hangs on."""
+        held = example.to(self._wide_dtype, self.device)
+        leaves = {path: tensor.detach().requires_grad_() for path, tensor in held.floats().items()}
+        # A leaf cannot be written in place; a view of it can.
+        inputs = held.replaced({path: leaf.view_as(leaf) for path, leaf in leaves.items()})
+        with self._around(self._wide.root), PromoteMixed() if self._promote else nullcontext():
+            result = self._wide.model(*inputs.args, **inputs.kwargs)
+        return result, leaves, [weight for weight in self.weights() if weight.requires_grad]
+
+    def compiled(self, example: Example, compiled: Callable[..., Any]) -> Outputs:
+        """What `compiled` gives, which was made of `plain`."""
+        autocast = torch.autocast(torch.device(self.device).type, self.dtype, enabled=not self.native)
+        with autocast:
+            return self._run(self._low, self._own(example), compiled)
+
+    @property
+    def plain(self) -> Callable[..., Any]:
+        """The low-precision arm's callable, to be compiled."""
+        return self._low.model  # type: ignore[no-any-return]
+
+    @contextmanager
+    def moved_weights(self, by: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """The judge's weights are `by(weight)` inside."""
+        kept = [(weight, weight.detach().clone()) for weight in self.weights()]
+        try:
+            with torch.no_grad():
+                for weight, before in kept:
+                    weight.copy_(by(before))
+            yield
+        finally:
+            with torch.no_grad():
+                for weight, before in kept:
+                    weight.copy_(before)
+
+    def _own(self, example: Example) -> Example:
+        return Example(*copy.deepcopy((example.mapped(torch.Tensor.detach).args, dict(example.kwargs)))).mapped(
+            lambda tensor: tensor.detach().to(self.device)
+        )
+
+    def _run(self, prepared: Any, example: Example, model: Callable[..., Any] | None = None) -> Outputs:
+        outputs = Outputs()
+        with self._around(prepared.root):
+            try:
+                result = (model or prepared.model)(*example.args, **example.kwargs)
+            except UsageError:
+                raise
+            except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
+                outputs.error = error
+                return outputs
+            for path, tensor in tensors(result):
+                if tensor.layout is torch.strided and not tensor.is_nested:
+                    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+                    outputs.found[path] = real.detach()
+        return outputs
+
+    @contextmanager
+    def _around(self, root: torch.nn.Module | None) -> Iterator[None]:
+        buffers = [(b, b.detach().clone()) for b in root.buffers()] if root is not None else []
+        with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # the user's own run shows them once
+            stack.enter_context(torch.enable_grad())
+            if self.draws:
+                stack.enter_context(seeded(self.device))
+                stack.enter_context(EqualRandom())
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for buffer, before in buffers:
+                        buffer.copy_(before)

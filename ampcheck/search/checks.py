@@ -1,0 +1,147 @@
+"""What a search says of each property. Pure functions from `PropertyStats` to findings."""
+
+from __future__ import annotations
+
+from ampcheck.formats import format_of
+from ampcheck.record import Finding, Verdict
+from ampcheck.search import stats as kinds
+from ampcheck.search.look import describe_value
+from ampcheck.search.stats import Breaking, PropertyStats
+
+CHECKS = ("property-finite", "property-accuracy", "property-compiled", "property-invariance")
+
+_KINDS = {
+    "low-precision-error": (kinds.RAISES,),
+    "property-finite": (kinds.NONFINITE, kinds.RANGE),
+    "property-accuracy": (kinds.ACCURACY, kinds.DECISION, kinds.SHAPE),
+    "property-compiled": (kinds.COMPILED,),
+    "property-invariance": (kinds.INVARIANCE,),
+}
+
+_HOLDS = {
+    "property-finite": "finite inputs gave finite outputs",
+    "property-accuracy": "every output agreed with the judge within what rounding explains",
+    "property-compiled": "compiled code was no worse than eager mode",
+    "property-invariance": "every declared invariance held",
+}
+
+
+def check_property(stats: PropertyStats, headroom: float) -> list[Finding]:
+    """Every property that was asked for, the headroom that is left, and how much was looked at.
+
+    headroom: warn from this factor below the format's maximum.
+    """
+    if not stats.examples - stats.outside:
+        return [_nothing(stats)]
+    found = []
+    for check, of_kind in _KINDS.items():
+        broken = [one for one in stats.breakings if one.problem.kind in of_kind]
+        found += [_failed(stats, check, one) for one in broken]
+        if not broken and check in stats.skipped:
+            found.append(Finding(check, Verdict.SKIP, who(stats), stats.skipped[check]))
+        elif not broken and check in stats.asked:
+            looked = f"{_HOLDS[check]} ({_looked_at(stats, check)})"
+            observed = stats.ratio if check == "property-accuracy" else 0.0
+            unit = "of what is allowed" if check == "property-accuracy" else "examples"
+            limit = 1.0 if check == "property-accuracy" else 0.0
+            found.append(Finding(check, Verdict.PASS, who(stats), looked, observed=observed, limit=limit, unit=unit))
+    return [*found, *_headroom(stats, headroom), _coverage(stats)]
+
+
+def who(stats: PropertyStats) -> str:
+    """The subject and its arm, as findings name them."""
+    return f"{stats.subject} [{stats.arm}]"
+
+
+def _failed(stats: PropertyStats, check: str, breaking: Breaking) -> Finding:
+    problem = breaking.problem
+    value = f"output {problem.output}[{problem.index}]" if problem.output else f"element {problem.index} of the output"
+    low, wide = describe_value(problem.low), describe_value(problem.wide)
+    texts = {
+        kinds.RAISES: f"what runs in float32 must run in {stats.format}; it raises {problem.detail}",
+        kinds.NONFINITE: f"finite inputs must give finite outputs; {value} is {low}, and {wide} in {stats.reference}",
+        kinds.RANGE: f"what the declared inputs give must fit into the output's format; {value} is {wide} in "
+        f"{stats.reference}, and {low} here: no code mends that, only another format or other inputs",
+        kinds.ACCURACY: f"the output must lie within {problem.allowed:.2g} of {stats.reference}, which "
+        f"{problem.roundings} roundings in {stats.format} explain; {value} is {low} and should be {wide}: "
+        f"{problem.observed:.2g} away",
+        kinds.DECISION: f"integers and bools must be those of {stats.reference}, unless rounding the data turns them "
+        f"there too; {value} is {low} and should be {wide}",
+        kinds.SHAPE: f"outputs must be those of {stats.reference}; {problem.output or 'the output'} is "
+        f"{problem.detail}",
+        kinds.COMPILED: f"compiled code must not be worse than eager mode; {_compiled(problem, value, low, wide)}",
+        kinds.INVARIANCE: f"a declared invariance must hold; {problem.detail}: {value} is {low}, not {wide}",
+    }
+    message = (
+        f"{texts[problem.kind]}. The smallest input found is {breaking.code}, after {breaking.found_after} of "
+        f"{stats.budget} examples"
+    )
+    hints = {
+        kinds.RAISES: "make the operands' dtypes meet, and take constants from torch.finfo(x.dtype)",
+        kinds.NONFINITE: "subtract the largest before exp, scale before squaring, use an eps that the format holds, "
+        "or compute this part in float32",
+        kinds.RANGE: "declare smaller inputs, scale the result, or give it in float32 or bfloat16",
+        kinds.ACCURACY: "use the stable form (log1p, expm1, logsumexp, a two-pass variance), or compute this part in "
+        "float32",
+        kinds.DECISION: "decide upon float32 values",
+        kinds.COMPILED: "reproduce with torch.compile(model, backend='aot_eager') to tell Inductor from tracing",
+    }
+    hint = hints.get(problem.kind, "")
+    if breaking.file:
+        hint = f"{hint}; run pytest {breaking.file}" if hint else f"run pytest {breaking.file}"
+    if breaking.unwritten:
+        hint = f"{hint}; no test was written: {breaking.unwritten}" if hint else breaking.unwritten
+    unit = "elements" if problem.kind in (kinds.NONFINITE, kinds.RANGE, kinds.DECISION) else "absolute error"
+    observed, limit = (problem.observed, problem.allowed) if problem.observed else (None, None)
+    unit = unit if observed is not None else ""
+    return Finding(check, Verdict.FAIL, who(stats), message, breaking.where, observed, limit, unit, hint)
+
+
+def _compiled(problem: kinds.Problem, value: str, low: str, wide: str) -> str:
+    if problem.detail.startswith("it "):
+        return problem.detail
+    return f"{value} is {low} compiled and {wide} in float64; eager mode is nearer"
+
+
+def _looked_at(stats: PropertyStats, check: str) -> str:
+    count = stats.compiled_examples if check == "property-compiled" else stats.examples + stats.climbs
+    names = f": {', '.join(stats.invariances)}" if check == "property-invariance" else ""
+    return f"{count:,} example{'s' * (count != 1)}, {stats.elements:,} elements{names}"
+
+
+def _headroom(stats: PropertyStats, factor: float) -> list[Finding]:
+    """How far the largest value that was found lies below the end of the format."""
+    peak, top = stats.peak, format_of(stats.format).max
+    if not peak.magnitude or any(one.problem.kind in (kinds.NONFINITE, kinds.RANGE) for one in stats.breakings):
+        return []
+    room = top / peak.magnitude
+    place = peak.where.module or peak.where.op.removeprefix("aten::")
+    message = (
+        f"{stats.domain} the largest value found is {peak.magnitude:,.4g}{f' at {place}' if place else ''}; "
+        f"{room:,.2g}x below the maximum of {stats.format}"
+    )
+    if room >= factor:
+        return [Finding("headroom", Verdict.PASS, who(stats), message, peak.where, room, factor, "times")]
+    hint = f"larger inputs may overflow; it is reached with {peak.code}"
+    return [Finding("headroom", Verdict.WARN, who(stats), message, peak.where, room, factor, "times", hint)]
+
+
+def _coverage(stats: PropertyStats) -> Finding:
+    notes = [f"looked at {stats.coverage}"]
+    if stats.stopped:
+        notes.append(f"{stats.examples} of {stats.budget} examples, since {stats.stopped}")
+    notes += [f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items()]
+    total = float(stats.coverage.total)
+    return Finding(
+        "coverage", Verdict.PASS, who(stats), "; ".join(notes), observed=total, limit=1.0, unit="observations"
+    )
+
+
+def _nothing(stats: PropertyStats) -> Finding:
+    message = f"a verdict needs evidence; of {stats.examples} examples none could be judged"
+    if stats.outside_reason:
+        message += f", since float32 raises {stats.outside_reason}"
+    if stats.stopped:
+        message += f", and {stats.stopped}"
+    hint = "draw inputs that the function takes"
+    return Finding("coverage", Verdict.FAIL, who(stats), message, observed=0.0, limit=1.0, unit="examples", hint=hint)

@@ -1,0 +1,50 @@
+"""The compiled arm: compiled once, and again only for a few kinds of inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ampcheck.nest import tensors
+from ampcheck.numerics.measure import missing_tool
+from ampcheck.search.arms import Arms, Example, Outputs
+
+KINDS = 4
+"""Kinds of inputs (dtypes, dimensions, which sides are 0 or 1) that are compiled for; Dynamo's own limit is 8."""
+
+
+class Compiled:
+    """`torch.compile(model, dynamic=True)`; examples of a kind beyond the first `KINDS` are counted and not run."""
+
+    def __init__(self, arms: Arms) -> None:
+        self.examples = 0
+        self.left_out = 0
+        self.missing = ""
+        self.kinds: set[Any] = set()
+        self._arms = arms
+        self._function: Any = None
+
+    def __call__(self, example: Example) -> Outputs | None:
+        """What compiled code gives; None where this kind of input is not compiled for."""
+        kind = tuple(
+            (path, str(t.dtype), tuple(min(side, 2) for side in t.shape), t.is_contiguous())
+            for path, t in tensors((example.args, dict(example.kwargs)))
+        )
+        if self.missing:
+            return None
+        if kind not in self.kinds and len(self.kinds) >= KINDS:
+            self.left_out += 1
+            return None
+        self.kinds.add(kind)
+        if self._function is None:
+            self._function = torch.compile(self._arms.plain, dynamic=True)
+        outputs = self._arms.compiled(example, self._function)
+        self.examples += outputs.error is None
+        return outputs
+
+    def lacks_tool(self, error: Exception) -> bool:
+        """Whether the machine lacks what compiling needs, which is then the reason for a skip."""
+        if missing_tool(error):
+            self.missing = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return bool(self.missing)

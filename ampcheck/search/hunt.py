@@ -1,0 +1,234 @@
+"""The search: Hypothesis draws, aims and minimises; gradient ascent climbs inside the declared domain."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
+from hypothesis import errors as hypothesis_errors
+from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
+
+from ampcheck.errors import UsageError, brief
+from ampcheck.nest import tensors
+from ampcheck.search.arms import Example, as_example
+from ampcheck.search.ascent import climb, smaller
+from ampcheck.search.look import Look, Looker
+from ampcheck.search.stats import Problem
+from ampcheck.strategies import as_code
+
+_MINIMISING = 0.5
+"""Part of the seconds that minimising may take beyond the search itself."""
+
+_STARTS = 3
+_ATTEMPTS = 4
+_SMALL = 2
+_SHRINKS = 500  # calls that making one failure small may take; Hypothesis itself stops at as many steps
+
+
+@dataclass(slots=True)
+class Hunt:
+    """What a search gave: by kind of problem the smallest example, and how much was looked at."""
+
+    examples: int = 0
+    calls: int = 0
+    outside: int = 0
+    outside_reason: str = ""
+    elements: int = 0
+    undefined: int = 0
+    ratio: float = 0.0
+    flushed: float = 0.0
+    climbs: int = 0
+    seconds: float = 0.0
+    stopped: str = ""
+    low: float = math.inf
+    high: float = -math.inf
+    peak: tuple[float, Example | None] = (0.0, None)
+    smallest: dict[str, tuple[Example, Problem]] = field(default_factory=dict)
+    found_after: dict[str, int] = field(default_factory=dict)
+
+
+class _Broken(Exception):  # noqa: N818  # Hypothesis keeps failures apart by the type of their exception
+    """An example that breaks a property."""
+
+
+@cache
+def _broken(kind: str) -> type[_Broken]:
+    return type(f"_Broken_{kind}", (_Broken,), {})
+
+
+def hunt(
+    looker: Looker,
+    inputs: st.SearchStrategy[Any],
+    *,
+    examples: int,
+    seconds: float,
+    seed_: int,
+    database: str | os.PathLike[str] | ExampleDatabase | None,
+    domain: tuple[float, float] | None,
+) -> Hunt:
+    """Look at up to `examples` drawn inputs in up to `seconds`, and make what breaks smaller.
+
+    Where that is large still, the search is begun anew with other seeds, which may come upon something simpler.
+    """
+    found = Hunt()
+    start = time.perf_counter()
+    known: dict[Any, Look] = {}
+    starts: list[Example] = []
+    until = start + seconds
+    for attempt in range(_ATTEMPTS):
+        smallest: dict[str, tuple[Example, Problem]] = {}
+        most = found.calls + examples + _SHRINKS
+
+        def visit(drawn: Any, smallest: dict[str, Any] = smallest, most: int = most) -> None:
+            nonlocal until
+            example = as_example(drawn)
+            key = example.key()
+            if key not in known:
+                if time.perf_counter() > until or (found.found_after and found.calls > most):
+                    found.stopped = "" if found.found_after else f"the {seconds:g} seconds were spent"
+                    return
+                known[key] = look = looker.look(example)
+                if not found.calls:  # the first call imports, compiles and fills caches: no part of the budget
+                    until = time.perf_counter() + seconds
+                found.calls += 1
+                _note(found, example, look)
+                if len(starts) < _STARTS:
+                    starts.append(example)
+            seen = known[key]
+            if seen.problems:
+                problem = seen.problems[0]
+                if problem.kind not in found.found_after:
+                    found.found_after[problem.kind] = found.examples
+                    until = max(until, time.perf_counter() + _MINIMISING * seconds)
+                smallest[problem.kind] = example, problem
+                raise _broken(problem.kind)(problem.kind)
+            if not seen.outside:
+                target(_bounded_log(seen.ratio), label="error, in roundings, as a power of two")
+                target(_bounded_log(seen.amax), label="largest magnitude, as a power of two")
+                target(seen.flushed, label="share of the outputs that became zero")
+
+        _search(inputs, visit, examples, seed_ + attempt, database if not attempt else None)
+        for kind, one in smallest.items():
+            if kind not in found.smallest or _size(one[0]) < _size(found.smallest[kind][0]):
+                found.smallest[kind] = one
+        if not found.smallest or min(_size(one)[0] for one, _ in found.smallest.values()) <= _SMALL:
+            break
+    if domain is not None and not found.smallest:
+        _climb(looker, found, starts, domain, until)
+    found.seconds = time.perf_counter() - start
+    return found
+
+
+def _search(
+    inputs: st.SearchStrategy[Any],
+    visit: Callable[[Any], None],
+    examples: int,
+    number: int,
+    database: str | os.PathLike[str] | ExampleDatabase | None,
+) -> None:
+    """Let Hypothesis draw, aim and minimise. What breaks is kept by `visit`."""
+    phases = [Phase.generate, Phase.target, Phase.shrink]
+    profile = settings(
+        max_examples=examples,
+        deadline=None,
+        database=_database(database),
+        phases=[Phase.reuse, *phases] if database is not None else phases,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=True,
+        print_blob=False,
+    )
+    try:
+        profile(seed(number)(given(test_input=inputs)(_named(visit))))()
+    except _Broken:
+        return
+    except hypothesis_errors.Flaky as error:  # a broken example that its own budget cut short when replayed
+        if not isinstance(error.__context__, _Broken) and not _all_broken(error):
+            return
+    except hypothesis_errors.HypothesisException as error:
+        raise UsageError(f"inputs must be a strategy that Hypothesis can draw from; {brief(error)}") from error
+    except BaseException as error:
+        if not _all_broken(error):
+            raise
+
+
+def _named(visit: Callable[[Any], None]) -> Callable[..., None]:
+    """`visit` as Hypothesis calls a test."""
+
+    def test(test_input: Any) -> None:
+        visit(test_input)
+
+    return test
+
+
+def _size(example: Example) -> tuple[int, int]:
+    """How large an example is to a reader: elements, then the length of its text."""
+    held = (example.args, dict(example.kwargs))
+    return sum(tensor.numel() for _, tensor in tensors(held)), len(as_code(held))
+
+
+def _note(found: Hunt, example: Example, seen: Look) -> None:
+    """Add one look; what is drawn while an example is made smaller counts as a call and not as an example."""
+    if not found.found_after:
+        found.examples += 1
+        found.outside += bool(seen.outside)
+        found.outside_reason = found.outside_reason or seen.outside
+        found.elements += seen.elements
+        found.undefined += seen.undefined
+        if not seen.problems:
+            found.ratio = max(found.ratio, seen.ratio)
+        for tensor in example.floats().values():
+            finite = tensor.detach()[tensor.isfinite()].double()
+            if finite.numel():
+                found.low, found.high = min(found.low, float(finite.amin())), max(found.high, float(finite.amax()))
+    found.flushed = max(found.flushed, seen.flushed)
+    if not seen.problems and not seen.outside and (found.peak[1] is None or seen.amax > found.peak[0]):
+        found.peak = seen.amax, example
+
+
+def _climb(looker: Looker, found: Hunt, starts: Sequence[Example], domain: tuple[float, float], until: float) -> None:
+    """Gradient ascent on the largest value, from the largest example and from the first ones."""
+    best = [found.peak[1]] if found.peak[1] is not None else []
+    for example in (*best, *starts):
+        if time.perf_counter() > until:
+            return
+        for reached in climb(looker.arms, example, domain):
+            seen = looker.look(reached)
+            found.climbs += 1
+            found.calls += 1
+            _note(found, reached, seen)
+            if seen.problems:
+                kind = seen.problems[0].kind
+                found.found_after[kind] = found.examples
+
+                def fails(one: Example, kind: str = kind) -> bool:
+                    found.calls += 1
+                    now = looker.look(one).problems
+                    return bool(now) and now[0].kind == kind and time.perf_counter() < until
+
+                least = smaller(reached, fails)
+                found.smallest[kind] = least, looker.look(least).problems[0]
+                return
+
+
+def _all_broken(error: BaseException) -> bool:
+    """Whether a group of exceptions (3.11, or its backport) holds nothing but ours."""
+    parts = getattr(error, "exceptions", None)
+    return isinstance(error, _Broken) if parts is None else all(map(_all_broken, parts))
+
+
+def _database(given_: str | os.PathLike[str] | ExampleDatabase | None) -> ExampleDatabase | None:
+    if given_ is None or isinstance(given_, ExampleDatabase):
+        return given_
+    return DirectoryBasedExampleDatabase(given_)
+
+
+def _bounded_log(value: float) -> float:
+    return math.log2(min(max(value, 2.0**-200), 2.0**200)) if value == value else 0.0

@@ -1,0 +1,64 @@
+"""float64 with the roundings of float32: what a kernel that computes in float32 inside may get wrong.
+
+A 16-bit kernel computes in float32 and rounds once at its end. What is lost inside, by cancellation in `1 + erf(x)` or
+in `x * scale - mean * scale`, differs from kernel to kernel. So the judge is run again with ops taken apart into
+primitive ones (PyTorch's own decompositions), and each primitive result moved at random by a unit roundoff of float32:
+stochastic arithmetic (Vignes, 1993; Parker, 1997). The range stays that of float64: overflow is no rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.formats import format_of
+from ampcheck.nest import map_tensors
+
+_EXACT = frozenset(
+    f"aten::{name}" for name in "clone _to_copy copy_ neg abs where relu maximum minimum amax amin index gather".split()
+)
+
+
+class Jitter(TorchDispatchMode):
+    """Move every floating result inside by one unit roundoff of float32, up or down."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed)
+        self._inside = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload) or func.is_view or func._schema.is_mutable:
+            return func(*args, **kwargs)
+        if not self._inside and (parts := _decomposition(func)) is not None:
+            self._inside = True  # one level deep: what a decomposition calls is primitive enough
+            try:
+                with self:
+                    return parts(*args, **kwargs)
+            except (RuntimeError, NotImplementedError, TypeError):
+                pass
+            finally:
+                self._inside = False
+        out = func(*args, **kwargs)
+        return out if func._schema.name in _EXACT else map_tensors(self._moved, out)
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or not tensor.numel() or tensor.layout is not torch.strided:
+            return tensor
+        signs = torch.randint(0, 2, tensor.shape, generator=self._generator).to(tensor.device, tensor.dtype) * 2 - 1
+        return tensor * (1 + format_of("float32").unit_roundoff * signs)
+
+
+def _decomposition(func: torch._ops.OpOverload) -> Any:
+    """How PyTorch takes an op apart; None where it does not, or where its table is not to be had."""
+    try:
+        from torch._decomp import decomposition_table
+    except ImportError:
+        return None
+    return decomposition_table.get(func)

@@ -1,0 +1,267 @@
+"""What a test calls: search, judge, tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampcheck.environment import environment
+from ampcheck.errors import UsageError
+from ampcheck.formats import format_of
+from ampcheck.numerics import arm_name, native_format
+from ampcheck.numerics.compiled import measure_graphs
+from ampcheck.numerics.ops import OpWatch
+from ampcheck.placement import place
+from ampcheck.record import Coverage, Run, Table, Where, merge, verify
+from ampcheck.search.arms import Arms, Example, as_example
+from ampcheck.search.ascent import largest
+from ampcheck.search.checks import check_property
+from ampcheck.search.compiling import KINDS, Compiled
+from ampcheck.search.hunt import Hunt, hunt
+from ampcheck.search.invariances import Invariance
+from ampcheck.search.look import Looker
+from ampcheck.search.reproduce import write_test
+from ampcheck.search.stats import COMPILED, RAISES, Breaking, Peak, Problem, PropertyStats
+from ampcheck.settings import load_settings
+from ampcheck.strategies import as_code
+from ampcheck.subject import Subject, name_of
+from ampcheck.trace import Trace
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+    from hypothesis.database import ExampleDatabase
+
+DTYPES = ("float16", "bfloat16")
+
+
+def assert_amp_property(
+    model: Callable[..., Any],
+    *,
+    inputs: st.SearchStrategy[Any],
+    dtype: str | torch.dtype | Sequence[str | torch.dtype] | None = None,
+    device: str = "cpu",
+    domain: tuple[float, float] | None = None,
+    compile: bool = False,
+    invariances: Sequence[Invariance] = (),
+    examples: int = 200,
+    seconds: float = 60.0,
+    seed: int = 0,
+    database: str | os.PathLike[str] | ExampleDatabase | None = None,
+    reproduce: str | os.PathLike[str] | None = None,
+    name: str = "",
+) -> Run:
+    """Search for inputs at which `model` breaks in 16 bits, and make what is found small.
+
+    model: a module or any function. inputs: a Hypothesis strategy (`ampcheck.strategies` has fitting ones) for a
+    tensor, a tuple of arguments, or `(args, kwargs)`; it is the declared domain. Inputs or weights in 16 bits are
+    judged as they are, in their dtype; others under autocast to each `dtype`, by default float16 and bfloat16.
+
+    Required of every input: finite in float64 means finite here; the result lies within what rounding explains
+    (`ampcheck.search.rounding`); `compile`: compiled code is no worse than eager mode, compiled once and for at most
+    four kinds of shapes; `invariances`: `BatchOrder`, `Scale`, `Shift`, `Padding`, `Declared` hold.
+
+    domain: bounds of the floating inputs, within which gradient ascent looks for larger values. examples, seconds: the
+    budget of each dtype. seed: the same seed gives the same search, as long as the seconds suffice. database: a folder
+    in which Hypothesis keeps what failed. reproduce: a folder in which a test of its own is written for each failure.
+
+    Returns the run. Raises `AssertionError` with every failure, `UsageError` for input that cannot be judged.
+    """
+    __tracebackhide__ = True
+    _require(model, inputs, domain, examples, seconds)
+    placement = place(device)
+    title = name or name_of(model)
+    with placement.entered():
+        first = _first(inputs)
+        subject = Subject((model, first.args, dict(first.kwargs)), name=title)
+        wanted, native = _dtypes(subject, dtype)
+        runs = []
+        for low in wanted:
+            arms = Arms(subject, low, device=placement.device, native=native)
+            compiled = Compiled(arms) if compile else None
+            looker = Looker(arms, invariances, compiled)
+            with measure_graphs() if compile else nullcontext() as graphs:
+                found = hunt(
+                    looker,
+                    inputs,
+                    examples=examples,
+                    seconds=seconds,
+                    seed_=seed,
+                    database=database,
+                    domain=domain,
+                )
+            stats = _stats(looker, found, title, examples, domain)
+            if graphs is not None:
+                stats = replace(stats, graphs=graphs.count)
+                if not graphs.count and "property-compiled" not in stats.skipped:
+                    reason = graphs.unsupported or "torch.compile made no graph"
+                    stats = replace(stats, skipped={**stats.skipped, "property-compiled": reason})
+            if reproduce is not None:
+                written = tuple(
+                    write_test(reproduce, model, looker, one, *found.smallest[one.problem.kind], seed)
+                    for one in stats.breakings
+                )
+                stats = replace(stats, breakings=written)
+            runs.append(property_run(stats))
+    run = replace(merge(runs), environment=environment(placement.device), title=f"search of {title}")
+    return verify(run)
+
+
+def property_run(stats: PropertyStats) -> Run:
+    """The run of one search."""
+    findings = check_property(stats, load_settings().limits.headroom)
+    rows = [
+        (one.problem.kind, one.code, one.problem.low, one.problem.wide, one.problem.allowed, one.found_after, one.calls)
+        for one in stats.breakings
+    ]
+    columns = ("property", "smallest input", "low precision", "float64", "allowed error", "found after", "calls")
+    tables = (Table(f"What breaks {stats.subject} [{stats.arm}]", columns, rows, "property-accuracy"),) if rows else ()
+    return Run(findings=tuple(findings), coverage=stats.coverage, tables=tables)
+
+
+def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[float, float] | None) -> PropertyStats:
+    arms, compiled = looker.arms, looker.compiled
+    magnitude, example = found.peak
+    peak = Peak()
+    if example is not None:
+        inside, where = largest(arms, example)
+        peak = Peak(
+            max(inside, magnitude),
+            where,
+            as_code(example.args if not example.kwargs else (example.args, dict(example.kwargs))),
+        )
+    asked, skipped = ["property-finite", "property-accuracy"], {}
+    unseen = {
+        "examples that float32 or the judge refused": found.outside,
+        "elements that are not finite in float64": found.undefined,
+    }
+    unseen |= {
+        f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n for op, n in arms.substituted.items()
+    }
+    if compiled is not None:
+        asked.append("property-compiled")
+        unseen[f"examples of shapes beyond the {KINDS} kinds that are compiled for"] = compiled.left_out
+        if compiled.missing:
+            skipped["property-compiled"] = f"nothing can be compiled here: {compiled.missing}"
+    if looker.invariances:
+        asked.append("property-invariance")
+    seen = {
+        "examples": found.examples - found.outside,
+        "steps of gradient ascent": found.climbs,
+        "elements": found.elements,
+    }
+    breakings = tuple(
+        Breaking(
+            problem,
+            as_code(_plain(one)),
+            found.found_after[kind],
+            found.calls,
+            _blame(arms, one, problem),
+        )
+        for kind, (one, problem) in found.smallest.items()
+    )
+    return PropertyStats(
+        subject=name,
+        arm=arm_name(arms.dtype, arms.native, compiled=False),
+        format=format_of(arms.dtype).name,
+        device=arms.device,
+        reference=arms.how.partition(",")[0],
+        examples=found.examples,
+        budget=budget,
+        seconds=found.seconds,
+        stopped=found.stopped,
+        outside=found.outside,
+        elements=found.elements,
+        undefined=found.undefined,
+        ratio=found.ratio,
+        flushed=found.flushed,
+        climbs=found.climbs,
+        compiled_examples=compiled.examples if compiled is not None else 0,
+        invariances=tuple(one.name for one in looker.invariances),
+        domain=_domain(found, domain),
+        peak=peak,
+        breakings=breakings,
+        asked=tuple(asked),
+        skipped=skipped,
+        outside_reason=found.outside_reason,
+        coverage=Coverage({k: v for k, v in seen.items() if v}, {k: v for k, v in unseen.items() if v}),
+    )
+
+
+def _plain(example: Example) -> Any:
+    """The example as a strategy gives it: a lone tensor by itself."""
+    if example.kwargs:
+        return example.args, dict(example.kwargs)
+    return example.args[0] if len(example.args) == 1 else example.args
+
+
+def _domain(found: Hunt, domain: tuple[float, float] | None) -> str:
+    low, high = domain if domain is not None else (found.low, found.high)
+    if not low <= high:
+        return "with the inputs drawn"
+    return f"within |x| <= {high:g}" if low == -high else f"within {low:g} <= x <= {high:g}"
+
+
+def _blame(arms: Arms, example: Example, problem: Problem) -> Where:
+    """The first op that made something infinite, else the first that flushed to zero what float64 keeps."""
+    if problem.kind in (RAISES, COMPILED):
+        return Where(phase="forward" if problem.kind == RAISES else "compile")
+    watch = OpWatch()
+    arms.low(example, Trace(arms.root, observers=(watch,)))
+    facts = watch.facts()
+    made = [fact for fact in facts if fact.produced and fact.limited is not False]
+    flushed = [fact for fact in facts if fact.flushed]
+    return next((fact.where for fact in (*made, *flushed)), Where(phase="forward"))
+
+
+def _require(model: Any, inputs: Any, domain: tuple[float, float] | None, examples: int, seconds: float) -> None:
+    from hypothesis import strategies as st
+
+    if not callable(model):
+        raise UsageError(f"assert_amp_property needs a module or a function; found {type(model).__name__}")
+    if not isinstance(inputs, st.SearchStrategy):
+        raise UsageError(
+            "inputs must be a Hypothesis strategy, such as ampcheck.strategies.tensors('float16'); "
+            f"found {type(inputs).__name__}"
+        )
+    if domain is not None and not (len(domain) == 2 and domain[0] < domain[1]):
+        raise UsageError(f"domain is (low, high) with low < high; found {domain!r}")
+    if examples < 1 or not seconds > 0:
+        raise UsageError(f"a search needs at least one example and some seconds; found {examples} and {seconds}")
+
+
+def _first(inputs: st.SearchStrategy[Any]) -> Example:
+    """The simplest example, which tells what the model is called with."""
+    from hypothesis import HealthCheck, Phase, find, settings
+    from hypothesis.errors import HypothesisException, NoSuchExample
+
+    quick = settings(
+        max_examples=1, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), deadline=None
+    )
+    try:
+        return as_example(find(inputs, lambda _: True, settings=quick))
+    except (NoSuchExample, HypothesisException) as error:
+        raise UsageError(f"inputs must be a strategy that Hypothesis can draw from: {error}") from error
+
+
+def _dtypes(
+    subject: Subject, dtype: str | torch.dtype | Sequence[str | torch.dtype] | None
+) -> tuple[list[torch.dtype], bool]:
+    """What to judge in, and whether the model is kept in it already."""
+    native = native_format(subject)
+    named = [] if dtype is None else [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype)
+    names = [format_of(one).name for one in named] or ([] if native is not None else list(DTYPES))
+    if unknown := [one for one in names if one not in DTYPES]:
+        raise UsageError(f"a search judges {' and '.join(DTYPES)}; found {unknown[0]}")
+    if native is None:
+        return [getattr(torch, one) for one in dict.fromkeys(names)], False
+    if set(names) - {format_of(native).name}:
+        raise UsageError(
+            f"{subject.name} has inputs or weights in {format_of(native).name} and is judged in that alone; "
+            f"dtype asks for {', '.join(names)}"
+        )
+    return [native], True

@@ -1,0 +1,217 @@
+"""One example under every property: finite in and finite out, agreement with float64, compiled code, invariances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ampcheck.errors import brief
+from ampcheck.formats import format_of
+from ampcheck.search.arms import Arms, Example, Outputs
+from ampcheck.search.compiling import Compiled
+from ampcheck.search.invariances import Invariance
+from ampcheck.search.rounding import Rounding, roundings_of
+from ampcheck.search.stats import (
+    ACCURACY,
+    COMPILED,
+    DECISION,
+    INVARIANCE,
+    NONFINITE,
+    RAISES,
+    RANGE,
+    SHAPE,
+    Problem,
+)
+
+_LEAST = 2
+"""Roundings that every example is granted: of its inputs and of its result."""
+
+_VOTES = 32
+"""Runs of the judge at moved data that may decide as the low-precision run did, before a decision counts as wrong."""
+
+
+@dataclass(slots=True)
+class Look:
+    """What one example showed. outside: why it could not be judged, "" where it was."""
+
+    problems: list[Problem] = field(default_factory=list)
+    outside: str = ""
+    elements: int = 0
+    undefined: int = 0
+    ratio: float = 0.0
+    amax: float = 0.0
+    flushed: float = 0.0
+
+
+class Looker:
+    """Looks at examples; remembers how many roundings each shape of call makes."""
+
+    def __init__(self, arms: Arms, invariances: Sequence[Invariance] = (), compiled: Compiled | None = None) -> None:
+        self.arms, self.invariances, self.compiled = arms, invariances, compiled
+        self._roundings: dict[Any, int] = {}
+
+    def look(self, example: Example) -> Look:
+        """Judge one example."""
+        if reason := self.arms.settle(example):
+            return Look(outside=reason)
+        wide = self.arms.wide(example)
+        if wide.error is not None:
+            return Look(outside=brief(wide.error))
+        low = self.arms.low(example)
+        seen = self._judge(example, low, wide)
+        if not seen.problems and self.compiled is not None:
+            seen.problems += self._look_at_compiled(example, low, wide)
+        for invariance in self.invariances if not seen.problems else ():
+            seen.problems += self._look_at(invariance, example, wide)
+        return seen
+
+    def roundings(self, example: Example) -> int:
+        """The chain of roundings, counted once for each shape of call."""
+        key = example.signature()
+        if key not in self._roundings:
+            self._roundings[key] = roundings_of(self.arms, example)
+        return self._roundings[key]
+
+    def _judge(self, example: Example, low: Outputs, wide: Outputs) -> Look:
+        seen = Look()
+        if low.error is not None:
+            seen.problems.append(Problem(RAISES, detail=brief(low.error)))
+            return seen
+        rounding: Rounding | None = None
+        for path, twin in wide.found.items():
+            own = low.found.get(path)
+            if own is None or own.shape != twin.shape:
+                found = "missing" if own is None else f"of shape {tuple(own.shape)}"
+                seen.problems.append(Problem(SHAPE, path, detail=f"{found} where float64 gives {tuple(twin.shape)}"))
+                continue
+            if not own.numel():
+                continue
+            if not twin.is_floating_point():
+                seen.elements += own.numel()
+                if not torch.equal(own, twin.to(own.dtype)):
+                    rounding = rounding or self._rounding(example, wide)
+                    seen.problems += _decided(path, own, twin, rounding)
+                continue
+            finite = twin.isfinite()
+            seen.elements += int(finite.sum())
+            seen.undefined += int((~finite).sum())
+            if self._scores(seen, own, twin, finite):
+                continue
+            rounding = rounding or self._rounding(example, wide)
+            seen.problems += self._differs(path, own, twin, rounding, seen)
+        return seen
+
+    def _rounding(self, example: Example, wide: Outputs) -> Rounding:
+        return Rounding(self.arms, example, wide.found, self.roundings(example))
+
+    def _scores(self, seen: Look, own: torch.Tensor, twin: torch.Tensor, finite: torch.Tensor) -> bool:
+        """Note how near to its limits the output comes; whether two roundings explain every element already."""
+        fmt = format_of(self.arms.dtype)
+        values, judge = own.double(), twin.double()
+        both = own.isfinite() & finite
+        size = torch.where(finite, judge, 0.0).abs()
+        limit = _LEAST * (fmt.unit_roundoff * size + fmt.smallest_subnormal)
+        ratio = float((torch.where(both, values - judge, 0.0).abs() / limit).amax())
+        seen.amax = max(seen.amax, float(torch.where(both, values, 0.0).abs().amax()))
+        alive = finite & (judge != 0)
+        if bool(alive.any()):
+            seen.flushed = max(seen.flushed, float((alive & (values == 0)).sum() / alive.sum()))
+        if ratio > 1 or bool((~own.isfinite() & finite).any()):
+            return False
+        seen.ratio = max(seen.ratio, ratio)
+        return True
+
+    def _differs(
+        self, path: str, own: torch.Tensor, twin: torch.Tensor, rounding: Rounding, seen: Look
+    ) -> list[Problem]:
+        broken = (~own.isfinite() & twin.isfinite()).reshape(-1)
+        if bool(broken.any()):
+            flat, judge = own.reshape(-1), twin.double().reshape(-1)
+            beyond = format_of(own.dtype).overflows_at
+            # At the edge of the range, or of the function's domain, rounding decides on which side a value falls.
+            sway = rounding.swayed(path, rounding.roundings)
+            out = broken & ~(sway.isinf() | ((judge.abs() < beyond) & (judge.abs() + sway >= beyond)))
+            kinds = ((NONFINITE, out & (judge.abs() < beyond)), (RANGE, out & (judge.abs() >= beyond)))
+            found = []
+            for kind, where in kinds:
+                if bool(where.any()):
+                    index = int(where.nonzero()[0])
+                    count = float(where.sum())
+                    found.append(Problem(kind, path, index, float(flat[index]), float(judge[index]), count))
+            return found
+        worst = rounding.worst(path, own)
+        seen.ratio = max(seen.ratio, worst.ratio)
+        if not worst.ratio > 1:
+            return []
+        low, wide = float(own.reshape(-1)[worst.index]), float(twin.reshape(-1)[worst.index])
+        return [Problem(ACCURACY, path, worst.index, low, wide, worst.observed, worst.allowed, worst.roundings)]
+
+    def _look_at_compiled(self, example: Example, low: Outputs, wide: Outputs) -> list[Problem]:
+        """Compiled code fails where rounding does not explain it and eager mode is nearer to float64."""
+        assert self.compiled is not None
+        outputs = self.compiled(example)
+        if outputs is None:
+            return []
+        if outputs.error is not None:
+            if self.compiled.lacks_tool(outputs.error):
+                return []
+            return [Problem(COMPILED, detail=f"it raises {brief(outputs.error)}")]
+        found = []
+        for problem in self._judge(example, outputs, wide).problems:
+            eager = low.found.get(problem.output)
+            off = 0.0
+            if eager is not None and problem.kind == ACCURACY:
+                off = abs(float(eager.reshape(-1)[problem.index]) - problem.wide)
+            if problem.kind != ACCURACY or problem.observed > off:
+                found.append(replace(problem, kind=COMPILED, detail=problem.kind))
+        return found
+
+    def _look_at(self, invariance: Invariance, example: Example, wide: Outputs) -> list[Problem]:
+        """float64 tells whether the invariance holds; low precision is then judged at the other inputs."""
+        changed = invariance.changed(example)
+        judge = self.arms.wide(invariance.changed(example.to(torch.float64, self.arms.device)))
+        if judge.error is not None:
+            return [Problem(INVARIANCE, detail=f"{invariance.name}: float64 raises {brief(judge.error)} there")]
+        unit = format_of(self.arms.dtype).unit_roundoff
+        for path, twin in wide.found.items():
+            back = invariance.undone(judge.found[path]) if path in judge.found else None
+            if back is None or back.shape != twin.shape:
+                return [Problem(INVARIANCE, path, detail=f"{invariance.name}: float64 gives another shape there")]
+            if not twin.is_floating_point() or not twin.numel():
+                continue
+            finite = twin.isfinite()
+            off = torch.where(finite & back.isfinite(), back.double() - twin.double(), 0.0).abs()
+            size = float(torch.where(finite, twin, 0.0).abs().amax())
+            if bool((finite != back.isfinite()).any()) or float(off.amax()) > unit * size:
+                index = int(off.argmax())
+                values = float(back.reshape(-1)[index]), float(twin.reshape(-1)[index])
+                text = f"{invariance.name} does not hold in float64 either"
+                return [Problem(INVARIANCE, path, index, *values, float(off.amax()), unit * size, detail=text)]
+        there = self.arms.wide(changed)
+        if there.error is not None:
+            return []
+        found = self._judge(changed, self.arms.low(changed), there).problems
+        return [replace(one, kind=INVARIANCE, detail=f"{invariance.name}: {one.kind}") for one in found]
+
+
+def _decided(path: str, own: torch.Tensor, twin: torch.Tensor, rounding: Rounding) -> list[Problem]:
+    """Integers and bools that differ, unless data that moved by a few roundings decide otherwise as well."""
+    wrong = (own != twin.to(own.dtype)).reshape(-1)
+    for run in rounding.moved(float(rounding.roundings), _VOTES):
+        if path in run and run[path].shape == twin.shape:
+            wrong = wrong & (run[path] == twin).reshape(-1)
+    if not bool(wrong.any()):
+        return []
+    index = int(wrong.nonzero()[0])
+    low, wide = float(own.reshape(-1)[index]), float(twin.reshape(-1)[index])
+    count = float(wrong.sum())
+    return [Problem(DECISION, path, index, low, wide, count, 0.0, rounding.roundings)]
+
+
+def describe_value(value: float) -> str:
+    """A number in a message: short, with infinities and NaN by name."""
+    return f"{value:.6g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"

@@ -1,0 +1,97 @@
+"""The frozen records of a search: what broke, with which example, and how much was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ampcheck.record import Coverage, Where
+
+RAISES, NONFINITE, RANGE, ACCURACY, DECISION, SHAPE = "raises", "nonfinite", "range", "accuracy", "decision", "shape"
+COMPILED, INVARIANCE = "compiled", "invariance"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One property that one example breaks.
+
+    kind: `raises`, `nonfinite`, `range` (no value of the format is near the true one), `accuracy`, `decision` (an
+    integer or bool), `shape`, `compiled` or `invariance`. output: path of the output; index: in it, flattened.
+    low, wide: the element in low precision and in float64. observed, allowed: absolute error and what rounding
+    explains; counts where there is no error. roundings: the chain that `allowed` counts. detail: what an exception or
+    invariance said.
+    """
+
+    kind: str
+    output: str = ""
+    index: int = 0
+    low: float = 0.0
+    wide: float = 0.0
+    observed: float = 0.0
+    allowed: float = 0.0
+    roundings: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Breaking:
+    """A problem with the smallest example that was found for it, as code.
+
+    found_after: how many examples had been looked at. calls: how often the model was looked at in all, minimising
+    included. where: the op that lost the values, if known. file: the test that was written, "" for none; unwritten: the
+    reason why there is none.
+    """
+
+    problem: Problem
+    code: str
+    found_after: int
+    calls: int
+    where: Where = field(default_factory=Where)
+    file: str = ""
+    unwritten: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The largest finite magnitude that was seen: of an op's or module's result, with the example that made it."""
+
+    magnitude: float = 0.0
+    where: Where = field(default_factory=Where)
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyStats:
+    """One callable searched in one format.
+
+    examples: how many were looked at while searching, of `budget` at most. outside: those that float32 or the judge
+    refused. undefined: elements that are not finite in float64. elements: those that were judged. ratio: the largest
+    error in terms of what was allowed. domain: in words. asked: the properties searched for. skipped: property to the
+    reason why it was not looked at.
+    """
+
+    subject: str
+    arm: str
+    format: str
+    device: str
+    reference: str
+    examples: int = 0
+    budget: int = 0
+    seconds: float = 0.0
+    stopped: str = ""
+    outside: int = 0
+    elements: int = 0
+    undefined: int = 0
+    ratio: float = 0.0
+    flushed: float = 0.0
+    climbs: int = 0
+    graphs: int = 0
+    compiled_examples: int = 0
+    invariances: tuple[str, ...] = ()
+    domain: str = ""
+    peak: Peak = field(default_factory=Peak)
+    breakings: tuple[Breaking, ...] = ()
+    asked: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    outside_reason: str = ""
+    coverage: Coverage = field(default_factory=Coverage)
