@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ampcheck.cli_output import add_output, require_writable, write_output
@@ -53,30 +54,28 @@ def _lab(options: argparse.Namespace) -> int:
     from ampcheck.report.sections import headline
 
     for experiment in chosen:
-        shown = [
-            table for table in run.tables if table.check == experiment.check and (options.verbose or options.names)
-        ]
-        _print(_told(experiment, run, about=not shown))  # the first table tells it too
-        if shown:
-            print_tables(shown)
+        _print(_told(experiment, run))
+        if options.verbose or options.names:
+            held = [table for table in run.tables if table.check == experiment.check]
+            # Of a page the first table says what one sees; here it stands above.
+            print_tables([replace(table, note=table.note.removeprefix(experiment.about).strip()) for table in held])
     _print([f"{run.title}: {headline(run)}", f"looked at {run.coverage}"])
     write_output(run, options)
     return 1 if run.failed else 0
 
 
-def _told(experiment: Experiment, run: Run, *, about: bool) -> Iterator[str]:
+def _told(experiment: Experiment, run: Run) -> Iterator[str]:
     """Title, what one sees, and each finding."""
     yield ""
     yield f"{experiment.title} ({experiment.name})"
-    if about:
-        yield experiment.about
+    yield experiment.about
     for finding in run.findings:
         if finding.check == experiment.check:
             word = finding.verdict.upper() if finding.verdict.value == "fail" else finding.verdict.value
             yield f"  {word}: {finding.message}"
 
 
-def _print(lines: Any) -> None:
+def _print(lines: Iterable[str]) -> None:
     from rich.console import Console
 
     from ampcheck.report.text import wrap

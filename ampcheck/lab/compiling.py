@@ -124,16 +124,21 @@ def measure_compiling(
     device: str = "cpu",
     ways: tuple[How, ...] = WAYS,
     *,
+    model: nn.Module | None = None,
     budget: float = BUDGET,
     startup: bool = True,
     progress: Progress = silent,
 ) -> CompilingStats:
-    """Run the demo forward and backward in each way, time all in turn, and start it in fresh processes."""
+    """Run the demo forward and backward in each way, time all in turn, and start it in fresh processes.
+
+    model: a `CharTransformer` of another size. startup: whether processes are started at all.
+    """
     total = len(ways) + 6
     subject = demo.subject()
-    model, (characters, targets) = subject.model.to(device), subject.calls[0].args
+    given = subject.model if model is None else model
+    characters, targets = subject.calls[0].args
     data = (characters.to(device), targets.to(device))
-    exact = copy.deepcopy(subject.model).double().cpu()
+    model, exact = given.to(device), copy.deepcopy(given).double().cpu()
     wide: Tensor = exact(characters, targets.cpu())[1]  # the demo itself computes its loss in float32
     wide.backward()  # type: ignore[no-untyped-call]
     gradients = torch.cat([p.grad.flatten() for p in exact.parameters() if p.grad is not None])

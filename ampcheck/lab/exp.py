@@ -171,25 +171,29 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
             dict.fromkeys(stats.lacking.values(), 1),
         ),
         tables=(_edges(stats), _softmax(stats)),
-        charts=(softplus_chart(stats),),
+        charts=tuple(softplus_chart(stats, way) for way in SOFTPLUS),
     )
 
 
-def softplus_chart(stats: ExpStats) -> Chart:
-    """Relative error over x, one line for each format and way."""
+def softplus_chart(stats: ExpStats, way: str) -> Chart:
+    """Relative error over x of one way, a line for each format."""
     series = [
-        Series(f"{name}, {way}", stats.places[name], [max(error, _FLOOR) for error in errors], group="")
-        for (name, way), errors in sorted(stats.softplus.items(), key=lambda item: item[0][1])
+        Series(name, stats.places[name], [max(error, _FLOOR) for error in errors])
+        for (name, own), errors in stats.softplus.items()
+        if own == way
     ]
+    naive = way == "naive"
+    note = "1 is a result of zero. " + (
+        "A line that ends has become infinite." if naive else "float16 has no smaller number than 6e-8 to give."
+    )
     return Chart(
         "line",
-        "softplus, naive and stable",
+        "log(1 + exp(x)), as written" if naive else "torch.nn.functional.softplus, the same function",
         "x",
         "relative error against float64",
         series=series,
         check=CHECK,
-        note="naive: log(1 + exp(x)); stable: torch.nn.functional.softplus. 1 is a result of zero; a line that ends "
-        f"has become infinite. Errors below {_FLOOR:.1g} are drawn there.",
+        note=f"{note} Errors below {_FLOOR:.2g} are drawn there.",
         y_scale="log",
     )
 

@@ -143,7 +143,7 @@ def tolerance(name: str, way: str) -> float:
         return 5 * math.sqrt(STEPS * UPDATE * ulp / REPLICATES)
     if way == KAHAN:
         form = format_of(name)
-        return ulp + STEPS * (UPDATE * form.unit_roundoff + form.ulp(ulp / 2) / 2)
+        return ulp + STEPS * (form.ulp(UPDATE) / 2 + form.ulp(ulp / 2) / 2)
     return STEPS * wide / 2 + (ulp / 2 if way == MASTER else 0.0)
 
 
@@ -168,6 +168,7 @@ def stagnation_chart(stats: StagnationStats, name: str) -> Chart:
         if own in ("float32", name)
     ]
     spacing = format_of(name).ulp(START)
+    hidden = stats.paths[name, KAHAN] == stats.paths[name, AS_IS]
     return Chart(
         "line",
         f"{STEPS:,} updates of {UPDATE:g} on a {name} weight of {START:g}",
@@ -176,7 +177,8 @@ def stagnation_chart(stats: StagnationStats, name: str) -> Chart:
         series=series,
         check=CHECK,
         note=f"Above {START:g} the numbers of {name} are {spacing:.3g} apart. Of stochastic rounding the mean of "
-        f"{REPLICATES} weights is shown.",
+        f"{REPLICATES} weights is shown."
+        + (" Kahan summation lies on the line of what does not move." if hidden else ""),
     )
 
 

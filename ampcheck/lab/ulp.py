@@ -98,8 +98,8 @@ def ulp_chart() -> Chart:
         "distance to the next number (ULP)",
         series=tuple(series),
         check=CHECK,
-        note="Each step is one power of two wide. A line ends where the format does; float8 is flat at the left where "
-        "it is subnormal.",
+        note="Each step is one power of two wide. A line ends where the format does; tf32 lies on float16 and goes on; "
+        "float8 is flat at the left where it is subnormal.",
         x_scale="exponent",
         y_scale="exponent",
     )

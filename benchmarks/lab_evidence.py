@@ -1,0 +1,93 @@
+"""Run the lab and keep what it found: every expectation with what came out, and the small tables.
+
+python benchmarks/lab_evidence.py [NAME ...] [--device DEVICE] [--full] [--path reports/evidence/lab_cpu.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from _evidence import write_evidence
+
+from ampcheck.lab.lab import run_lab
+from ampcheck.record import Run, Table
+from ampcheck.report.text import number
+
+KEPT = (
+    "The experiments",
+    "200,000 magnitudes",
+    "A backward pass in float16",
+    "2,000 updates",
+    "Where exp overflows",
+    "softmax of",
+    "A float32 product",
+    "The same",
+    "What 60 steps came to",
+    "What 400 steps came to",
+    "What a step costs",
+    "The demo under autocast",
+    "What a start costs",
+)
+"""Beginnings of the titles of tables that are kept; the others are the same on every machine."""
+
+
+def kept(run: Run) -> list[Table]:
+    return [table for table in run.tables if table.title.startswith(KEPT)]
+
+
+def markdown(run: Run) -> Iterator[str]:
+    yield f"{run.title}: " + ", ".join(f"{count} {verdict}" for verdict, count in run.counts().items())
+    yield ""
+    yield "| experiment | verdict | expected, and what came out |"
+    yield "|---|---|---|"
+    for finding in run.findings:
+        yield f"| {finding.check.removeprefix('lab-')} | {finding.verdict} | {_cell(finding.message)} |"
+    for table in kept(run):
+        yield ""
+        yield f"## {table.title}"
+        yield ""
+        yield "| " + " | ".join(table.columns) + " |"
+        yield "|" + "---|" * len(table.columns)
+        for row in table.rows:
+            yield "| " + " | ".join("" if value is None else _cell(number(value, 4)) for value in row) + " |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--path", default="reports/evidence/lab_cpu.json")
+    parser.add_argument("--run", help="also keep the whole run, for a page")
+    options = parser.parse_args()
+    run = run_lab(
+        options.names,
+        device=options.device,
+        full=options.full,
+        progress=lambda stage, done, total: print(f"{done} of {total}: {stage}", flush=True),
+    )
+    if options.run:
+        run.save(options.run)
+    data: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "findings": [
+            {"experiment": f.check.removeprefix("lab-"), "verdict": str(f.verdict), "message": f.message}
+            for f in run.findings
+        ],
+        "tables": [
+            {"title": t.title, "columns": list(t.columns), "rows": [list(r) for r in t.rows]} for t in kept(run)
+        ],
+    }
+    write_evidence(Path(options.path), data, markdown(run))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""`ampcheck lab`: which experiments run, what is printed and written, and what happens to one that breaks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcheck.cli import main
+from ampcheck.errors import UsageError
+from ampcheck.formats import FORMATS, format_of
+from ampcheck.lab import lab, ulp
+from ampcheck.lab.exp import last_finite
+from ampcheck.lab.registry import EXPERIMENTS, experiments_of
+from ampcheck.placement import place
+from ampcheck.record import Run, Verdict
+
+
+def test_there_are_ten_experiments_each_with_a_title_and_a_few_sentences() -> None:
+    assert len(EXPERIMENTS) == len({experiment.name for experiment in EXPERIMENTS}) == 10
+    for experiment in EXPERIMENTS:
+        assert experiment.title
+        assert experiment.about.endswith(".")
+        assert experiment.about.count(". ") >= 1
+        assert callable(experiment.function)
+
+
+def test_the_numbers_in_the_sentences_are_those_of_the_formats() -> None:
+    told = " ".join(experiment.about for experiment in EXPERIMENTS)
+    half, brain = FORMATS["float16"], format_of("bfloat16")
+    for number in (f"ends at {half.max:,.0f}", f"{half.largest_exact_integer:,}", f"{brain.largest_exact_integer}"):
+        assert number in told
+    assert f"{last_finite(half):.2f}" == "11.09"
+    assert f"{last_finite(FORMATS['float32']):.1f}" == "88.7"
+    assert "11.09" in told
+    assert "88.7" in told
+
+
+def test_experiments_run_in_the_order_of_the_lab_each_once() -> None:
+    assert [one.name for one in experiments_of(["ulp", "anatomy", "ulp"])] == ["anatomy", "ulp"]
+    assert experiments_of() == EXPERIMENTS
+
+
+def test_an_unknown_name_gets_one_sentence_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "nope"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'nope'" in line
+    assert all(experiment.name in line for experiment in EXPERIMENTS)
+
+
+def test_the_list_names_every_experiment_and_needs_no_torch() -> None:
+    program = "import sys; from ampcheck.cli import main; main(['lab', '--list']); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [one.name for one in EXPERIMENTS]
+
+
+@pytest.mark.parametrize("arguments", [["--list", "--html", "x.html"], ["ulp", "--html", "no/where.html"]])
+def test_what_cannot_be_written_is_told_before_anything_runs(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lab, "run_lab", lambda *_, **__: pytest.fail("it ran"))
+    assert main(["lab", *arguments]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_text_fits_into_eighty_columns_and_page_and_json_hold_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page, data = tmp_path / "lab.html", tmp_path / "lab.json"
+    assert main(["lab", "ulp", "stagnation", "--html", str(page), "--json", str(data)]) == 0
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines() if str(tmp_path) not in line)
+    assert "The spacing of numbers (ulp)" in out
+    assert "expected: " in out
+    run = Run.load(data)
+    assert not run.failed
+    assert {finding.check for finding in run.findings} == {"lab-ulp", "lab-stagnation"}
+    text = page.read_text(encoding="utf-8")
+    assert all(chart.title in text for chart in run.charts)
+
+
+def test_a_page_says_what_one_sees() -> None:
+    run = lab.run_lab(["ulp"])
+    assert run.tables[0].note.startswith(experiments_of(["ulp"])[0].about)
+    assert run.environment["torch"]
+    assert run.coverage.total
+
+
+def test_an_experiment_that_breaks_is_a_failure_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(**_: Any) -> Run:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(ulp, "run", broken)
+    run = lab.run_lab(["ulp", "exp"])
+    (found,) = [finding for finding in run.findings if finding.check == "lab-ulp"]
+    assert found.verdict is Verdict.FAIL
+    assert "planted" in found.message
+    assert any(finding.check == "lab-exp" for finding in run.findings)
+
+
+def test_what_this_machine_lacks_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(**_: Any) -> Run:
+        raise UsageError("this machine has no numbers")
+
+    monkeypatch.setattr(ulp, "run", lacking)
+    run = lab.run_lab(["ulp"])
+    assert [finding.verdict for finding in run.findings] == [Verdict.SKIP]
+    assert "no numbers" in run.findings[0].message
+
+
+def test_a_device_that_is_not_there_is_told_for_what_needs_it() -> None:
+    if not place("cuda").emulated:
+        pytest.skip("this machine has CUDA")
+    run = lab.run_lab(["ulp"], device="cuda")
+    assert [finding.verdict for finding in run.findings] == [Verdict.SKIP]
+    assert "cuda is not there" in run.findings[0].message
+
+
+def test_progress_rises_over_all_experiments() -> None:
+    seen: list[tuple[int, int]] = []
+    lab.run_lab(["ulp", "exp"], progress=lambda stage, done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert {total for _, total in seen} == {200}

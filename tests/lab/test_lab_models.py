@@ -1,0 +1,205 @@
+"""What the lab says of autocast, dtypes, products and the compiler, and that planted defects are told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ampcheck.autocast.observe import OpDtype, OpDtypes
+from ampcheck.demo import CharTransformer
+from ampcheck.formats import format_of
+from ampcheck.lab import compiling, confounders, flow, policy
+from ampcheck.numerics.compiled import dynamo_still
+from ampcheck.record import Finding, Run, Verdict
+from ampcheck.subject import Call
+from ampcheck.training.confounders.settings import ConfounderStats
+
+
+def bad(findings: list[Finding]) -> list[str]:
+    return [finding.message for finding in findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
+
+
+# Policy ---------------------------------------------------------------------------------------------------------------
+
+
+def facts(compute: str = "bfloat16", drift: tuple[Finding, ...] = (), probed: int = 5) -> policy.PolicyFacts:
+    ops = OpDtypes(
+        "demo", "cpu", "bfloat16", False, (OpDtype("aten::mm", "lower_precision", ("float32",), (compute,)),)
+    )
+    told = drift or (Finding("policy-drift", Verdict.PASS, "cpu", "5 overloads are treated as before"),)
+    return policy.PolicyFacts("cpu", {"cpu": probed}, {"cpu": 5}, 3, told, {"cpu": ops})
+
+
+def test_the_policy_as_it_should_be_passes_and_each_departure_is_told() -> None:
+    assert bad(policy.check_policies(facts())) == []
+    assert "0 of 1 do" in bad(policy.check_policies(facts("float32")))[0]
+    moved = Finding("policy-drift", Verdict.FAIL, "cpu", "aten::mm is left alone")
+    assert "aten::mm is left alone" in bad(policy.check_policies(facts(drift=(moved,))))[0]
+    assert len(bad(policy.check_policies(facts(probed=0)))) == 1
+
+
+def test_the_table_of_ops_tells_floating_dtypes_by_device() -> None:
+    table = policy.ops_table(facts().ops)
+    assert table.columns == ["op", "cpu: rule", "cpu: computes in"]
+    assert table.rows[0] == ("aten::mm", "lower_precision", "bfloat16")
+
+
+# Flow -----------------------------------------------------------------------------------------------------------------
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.down(self.norm(self.up(x).float()))
+
+
+@pytest.fixture(scope="module")
+def tiny() -> flow.Flow:
+    torch.manual_seed(0)
+    return flow.measure_flow(Tiny(), Call((torch.randn(2, 4),)), name="tiny")
+
+
+def test_the_dtypes_told_are_those_that_torch_gives(tiny: flow.Flow) -> None:
+    model, x = Tiny(), torch.randn(2, 4)
+    seen = {one.module: one for one in tiny.arms["bfloat16"]}
+    with torch.autocast("cpu", torch.bfloat16):
+        up = model.up(x)
+        norm = model.norm(up.float())
+        down = model.down(norm)
+    names = [str(t.dtype).removeprefix("torch.") for t in (x, up, norm, down)]
+    assert (seen["up"].given, seen["up"].gave) == ((names[0],), (names[1],))
+    assert (seen["norm"].given, seen["norm"].gave) == (("float32",), (names[2],))
+    assert (seen["down"].given, seen["down"].gave) == ((names[2],), (names[3],))
+
+
+def test_a_cast_back_to_float32_is_counted_where_it_is_made(tiny: flow.Flow) -> None:
+    widened = {one.module: one.widened for one in tiny.arms["bfloat16"]}
+    assert widened == {"": 1, "up": 0, "norm": 0, "down": 0}
+    assert {one.widened for one in tiny.arms[""]} == {0}
+
+
+def test_without_autocast_all_is_float32_and_what_is_not_is_told(tiny: flow.Flow) -> None:
+    assert bad(flow.check_flow(tiny)) == []
+    arms = {arm: tuple(replace(one, gave=("float64",)) for one in held) for arm, held in tiny.arms.items()}
+    assert len(bad(flow.check_flow(replace(tiny, arms=arms)))) == 3
+    assert bad(flow.check_flow(replace(tiny, arms={"": ()}))) != []
+
+
+def test_cudas_policy_shows_without_the_device() -> None:
+    seen = flow.measure_flow(Tiny(), Call((torch.randn(2, 4),)), name="tiny", device="cuda")
+    assert {one.gave for one in seen.arms["bfloat16"] if one.kind == "Linear"} == {("bfloat16",)}
+
+
+def test_the_tables_of_classes_and_modules_hold_every_module(tiny: flow.Flow) -> None:
+    assert [row[0] for row in flow.modules_table(tiny).rows] == ["(root)", "up", "norm", "down"]
+    assert sum(int(str(row[1])) for row in flow.classes_table(tiny).rows) == 4
+
+
+def test_a_random_language_model_is_made_and_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    import socket
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the lab reached for the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    made = flow.random_lm()
+    assert not isinstance(made, str)
+    assert isinstance(made[1], nn.Module)
+    assert isinstance(flow.pretrained_lm(), (str, tuple))
+
+
+# Confounders ----------------------------------------------------------------------------------------------------------
+
+
+def test_operands_are_rounded_as_ml_dtypes_and_tf32_by_its_bits() -> None:
+    values = torch.randn(4096, generator=torch.Generator().manual_seed(1)) * 100
+    for name, dtype in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
+        wanted = values.numpy().astype(dtype).astype(np.float64)
+        assert np.array_equal(confounders.rounded_to(values, format_of(name)).numpy(), wanted)
+    bits = values.view(torch.int32)
+    kept = bits + 0x0FFF + ((bits >> 13) & 1)  # to nearest, ties to even, at bit 13
+    tf32 = (kept & ~0x1FFF).view(torch.float32).double()
+    assert torch.equal(confounders.rounded_to(values, format_of("tf32")), tf32)
+
+
+def product(how: str, form: str) -> confounders.ProductStats:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(64, 64, generator=generator) for _ in range(2))
+    out = confounders.rounded_to(a, format_of(how)) @ confounders.rounded_to(b, format_of(how))
+    return confounders.product_stats("highest", a, b, out, format_of(form))
+
+
+def stats(*products: confounders.ProductStats, same: bool = True) -> confounders.LabConfounders:
+    runs = (
+        confounders.SpreadStats("the first run", (1.0, 0.5), True, True),
+        confounders.SpreadStats("again", (1.0, 0.5 if same else 0.25), same, True),
+    )
+    return confounders.LabConfounders("cpu", ConfounderStats("float32", "cpu", {}, ()), products, (), runs)
+
+
+def test_tf32_in_a_product_that_is_called_float32_is_told() -> None:
+    assert bad(confounders.check_lab_confounders(stats(product("float32", "float32")))) == []
+    assert bad(confounders.check_lab_confounders(stats(product("tf32", "tf32")))) == []
+    assert len(bad(confounders.check_lab_confounders(stats(product("tf32", "float32"))))) == 1
+    assert len(bad(confounders.check_lab_confounders(stats(product("bfloat16", "tf32"))))) == 1
+
+
+def test_a_repetition_that_differs_is_warned_of_with_its_distance() -> None:
+    (told,) = bad(confounders.check_lab_confounders(stats(same=False)))
+    assert "0.25 off" in told
+
+
+def test_settings_and_threads_are_afterwards_as_they_were() -> None:
+    before = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    seen = confounders.measure_lab_confounders(steps=1)
+    assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == before
+    assert [one.setting for one in seen.products] == list(confounders.SETTINGS)
+    assert {one.name: one.same for one in seen.spread}["again, all equal"]
+    assert not bad(confounders.check_lab_confounders(seen))
+
+
+# Compiling ------------------------------------------------------------------------------------------------------------
+
+
+def ways(**changed: object) -> compiling.CompilingStats:
+    eager = compiling.WayStats("eager", 0.1, 0, 0, 1e-3, 2e-3)
+    other = replace(compiling.WayStats("compiled, autocast inside", 5.0, 1, 0, 1e-3, 2e-3), **changed)
+    return compiling.CompilingStats("cpu", (eager, other), None, Run(), "")
+
+
+def test_one_graph_as_right_as_eager_passes_and_each_departure_is_told() -> None:
+    assert bad(compiling.check_compiling(ways())) == []
+    assert "2 graphs, 1 breaks" in bad(compiling.check_compiling(ways(graphs=2, breaks=1)))[0]
+    assert len(bad(compiling.check_compiling(ways(gradient=1e-2)))) == 1
+    assert len(bad(compiling.check_compiling(ways(gradient=math.nan)))) == 1
+
+
+def test_a_way_that_raises_and_starts_that_were_not_measured_are_skipped_with_the_reason() -> None:
+    found = compiling.check_compiling(replace(ways(raised="no compiler"), startup=None, untold="no room"))
+    assert [one.verdict for one in found] == [Verdict.SKIP, Verdict.SKIP]
+    assert "no compiler" in found[0].message
+    assert "no room" in found[1].message
+
+
+def test_autocast_outside_and_inside_of_the_compiled_function_give_one_graph_each() -> None:
+    with dynamo_still():
+        seen = compiling.measure_compiling(
+            ways=compiling.WAYS[:3], model=CharTransformer(layers=1, width=16, heads=2), budget=0.05, startup=False
+        )
+    by_name = {way.name: way for way in seen.ways}
+    if by_name["compiled, autocast outside"].raised:
+        pytest.skip(by_name["compiled, autocast outside"].raised)
+    assert [(way.graphs, way.breaks) for way in seen.ways] == [(0, 0), (1, 0), (1, 0)]
+    assert all(0 < way.gradient < 0.1 for way in seen.ways)
+    assert seen.speeds is not None
+    assert [arm.name for arm in seen.speeds.compared] == [way.name for way in compiling.WAYS[1:3]]
