@@ -124,12 +124,11 @@ class Arms:
         """Choose the judge with the first example that float32 takes; what it raises instead, in one line."""
         if self._settled:
             return ""
-        narrow = self.float32(example)
+        with seeded(self.device), EqualRandom() as random:
+            narrow = self.float32(example)
         if narrow.error is not None:
             return brief(narrow.error)
         self._settled = True
-        with EqualRandom() as random:
-            self._run(self._float32, example.to(torch.float32, self.device))
         self.draws = random.drew
         for self.how, self._promote in (("float64", False), ("float64, mixed operands promoted", True)):
             wide = self.wide(example)

@@ -117,13 +117,18 @@ def _headroom(stats: PropertyStats, factor: float) -> list[Finding]:
     room = top / peak.magnitude
     place = peak.where.module or peak.where.op.removeprefix("aten::")
     message = (
-        f"{stats.domain} the largest value found is {peak.magnitude:,.4g}{f' at {place}' if place else ''}; "
-        f"{room:,.2g}x below the maximum of {stats.format}"
+        f"{stats.domain} the largest value found is {_magnitude(peak.magnitude)}{f' at {place}' if place else ''}; "
+        f"{_magnitude(room)}x below the maximum of {stats.format}"
     )
     if room >= factor:
         return [Finding("headroom", Verdict.PASS, who(stats), message, peak.where, room, factor, "times")]
     hint = f"larger inputs may overflow; it is reached with {peak.code}"
     return [Finding("headroom", Verdict.WARN, who(stats), message, peak.where, room, factor, "times", hint)]
+
+
+def _magnitude(value: float) -> str:
+    """A large number in digits as long as a person reads them: 41,216, 1.6, 3.4e+38."""
+    return f"{value:,.0f}" if 100 <= value < 1e7 else f"{value:.2g}"
 
 
 def _coverage(stats: PropertyStats) -> Finding:

@@ -91,7 +91,7 @@ def hunt(
             example = as_example(drawn)
             key = example.key()
             if key not in known:
-                if time.perf_counter() > until or (found.found_after and found.calls > most):
+                if (found.calls and time.perf_counter() > until) or (found.found_after and found.calls > most):
                     found.stopped = "" if found.found_after else f"the {seconds:g} seconds were spent"
                     return
                 known[key] = look = looker.look(example)

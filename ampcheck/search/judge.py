@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampcheck.environment import environment
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
 from ampcheck.numerics import arm_name, native_format
 from ampcheck.numerics.compiled import measure_graphs
@@ -69,7 +69,8 @@ def assert_amp_property(
     budget of each dtype. seed: the same seed gives the same search, as long as the seconds suffice. database: a folder
     in which Hypothesis keeps what failed. reproduce: a folder in which a test of its own is written for each failure.
 
-    Returns the run. Raises `AssertionError` with every failure, `UsageError` for input that cannot be judged.
+    Returns the run. Raises `AssertionError` with every failure, `UsageError` for input that cannot be judged. Inside a
+    test that is itself under `@given`, Hypothesis asks for `suppress_health_check=[HealthCheck.nested_given]` there.
     """
     __tracebackhide__ = True
     _require(model, inputs, domain, examples, seconds)
@@ -245,7 +246,7 @@ def _first(inputs: st.SearchStrategy[Any]) -> Example:
     try:
         return as_example(find(inputs, lambda _: True, settings=quick))
     except (NoSuchExample, HypothesisException) as error:
-        raise UsageError(f"inputs must be a strategy that Hypothesis can draw from: {error}") from error
+        raise UsageError(f"inputs must be a strategy that Hypothesis can draw from; {brief(error)}") from error
 
 
 def _dtypes(

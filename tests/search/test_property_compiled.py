@@ -1,0 +1,78 @@
+"""Compiled code is held against float64 beside eager mode, compiled once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck import assert_amp_property
+from ampcheck.record import Verdict
+from ampcheck.search.arms import Arms, Example
+from ampcheck.search.compiling import KINDS, Compiled
+from ampcheck.search.look import Looker
+from ampcheck.strategies import tensors
+from ampcheck.subject import Subject
+
+
+def smooth(x: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(x) * x
+
+
+def looker(function: Any, replaced: Any) -> tuple[Looker, Compiled]:
+    """A looker whose compiled code is `replaced`."""
+    arms = Arms(Subject((function, (torch.zeros(2, dtype=torch.float16),))), torch.float16, native=True)
+    compiled = Compiled(arms)
+    compiled._function = replaced
+    return Looker(arms, (), compiled), compiled
+
+
+def test_compiled_code_that_is_right_passes_and_is_compiled_for_a_few_shapes() -> None:
+    inputs = tensors("float16", shape=3, min_value=-4, max_value=4)
+    run = assert_amp_property(smooth, inputs=inputs, compile=True, examples=10)
+    (found,) = (f for f in run.findings if f.check == "property-compiled")
+    if found.verdict is Verdict.SKIP:
+        pytest.skip(found.message)
+    assert found.verdict is Verdict.PASS
+
+
+def test_compiled_code_that_is_worse_than_eager_mode_fails() -> None:
+    judge, _ = looker(smooth, lambda x: smooth(x) * 1.1)
+    (problem,) = judge.look(Example((torch.tensor([1.0, 2.0], dtype=torch.float16),))).problems
+    assert (problem.kind, problem.detail) == ("compiled", "accuracy")
+
+
+def test_what_eager_mode_gets_wrong_too_is_no_finding_about_compiled_code() -> None:
+    def offset(x: torch.Tensor) -> torch.Tensor:
+        return (x + 2048) - 2048
+
+    judge, _ = looker(offset, offset)
+    (problem,) = judge.look(Example((torch.tensor([0.3, 0.2], dtype=torch.float16),))).problems
+    assert problem.kind == "accuracy"
+
+
+def test_an_exception_of_compiled_code_alone_fails() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("lowering failed")
+
+    judge, _ = looker(smooth, broken)
+    (problem,) = judge.look(Example((torch.ones(2, dtype=torch.float16),))).problems
+    assert problem.kind == "compiled"
+    assert "lowering failed" in problem.detail
+
+
+def test_for_want_of_a_compiler_nothing_is_judged_and_the_reason_kept() -> None:
+    def missing(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("No working C++ compiler found")
+
+    judge, compiled = looker(smooth, missing)
+    assert judge.look(Example((torch.ones(2, dtype=torch.float16),))).problems == []
+    assert "C++ compiler" in compiled.missing
+
+
+def test_kinds_of_shapes_beyond_the_first_few_are_counted() -> None:
+    judge, compiled = looker(smooth, smooth)
+    for dims in range(KINDS + 2):
+        judge.look(Example((torch.ones((2,) * dims, dtype=torch.float16),)))
+    assert (compiled.examples, compiled.left_out) == (KINDS, 2)

@@ -1,0 +1,52 @@
+"""Ten textbook functions break within 200 examples in both formats; what an engineer writes instead does not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from textbook import FORMATS, TEXTBOOK
+
+from ampcheck import assert_amp_property
+from ampcheck.nest import tensors
+from ampcheck.record import Verdict, collect
+
+CASES = [(name, fmt) for name in TEXTBOOK for fmt in FORMATS]
+
+
+def smallest_input(message: str) -> Any:
+    """The example that a finding prints, made again."""
+    found = re.search(r"The smallest input found is (.*), after \d+ of 200 examples", message)
+    assert found, message
+    return eval(found[1], {"torch": torch})
+
+
+@pytest.mark.parametrize(("name", "fmt"), CASES)
+def test_a_breaking_input_of_one_or_two_elements_is_found(name: str, fmt: str) -> None:
+    case = TEXTBOOK[name]
+    with collect() as runs, pytest.raises(AssertionError):
+        assert_amp_property(case.naive, inputs=case.inputs(fmt))
+    failures = runs[0].of(Verdict.FAIL)
+    examples = [smallest_input(finding.message) for finding in failures]
+    assert min(max(t.numel() for _, t in tensors(example)) for example in examples) <= 2
+    assert {finding.check for finding in failures} <= {"property-finite", "property-accuracy"}
+
+
+@pytest.mark.parametrize(("name", "fmt"), CASES)
+def test_none_is_found_for_the_stable_form(name: str, fmt: str) -> None:
+    case = TEXTBOOK[name]
+    run = assert_amp_property(case.stable, inputs=case.inputs(fmt))
+    assert not run.failed
+    assert 100 <= run.coverage.seen["examples"] <= 200
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_is_found_fails_again_by_itself(fmt: str) -> None:
+    case = TEXTBOOK["softmax"]
+    with collect() as runs, pytest.raises(AssertionError):
+        assert_amp_property(case.naive, inputs=case.inputs(fmt))
+    example = smallest_input(runs[0].of(Verdict.FAIL)[0].message)
+    assert not bool(case.naive(example).isfinite().all())
+    assert bool(case.stable(example).isfinite().all())
