@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -27,7 +28,8 @@ def add_command(commands: Any) -> None:
     lab.add_argument("names", nargs="*", metavar="NAME", help="an experiment, see --list; without names all of them")
     lab.add_argument("--list", action="store_true", help="name the experiments and what they show, and run none")
     lab.add_argument("--device", default="cpu", help="where to run (default: cpu)")
-    lab.add_argument("--full", action="store_true", help="longer runs, larger models, more modes: half an hour or more")
+    lab.add_argument("--value", action="append", metavar="X", help="with anatomy: the bits of this number alone")
+    lab.add_argument("--full", action="store_true", help="longer runs, larger models, more modes")
     add_output(lab, verbose="print every table")
     lab.set_defaults(command=_lab)
 
@@ -41,7 +43,12 @@ def _lab(options: argparse.Namespace) -> int:
             print(f"{experiment.name:{width}}{experiment.title}")
         return 0
     chosen = experiments_of(options.names)
+    values = {text: _number(text) for text in options.value or ()}
+    if values and options.names != ["anatomy"]:
+        raise UsageError("--value takes a number apart: write ampcheck lab anatomy --value X")
     require_writable(html=options.html, json=options.json)
+    if values:
+        return _dissect(values, options)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a pretrained model is looked at where it lies, never downloaded
 
     from ampcheck.report import print_tables, progress_bar
@@ -64,6 +71,27 @@ def _lab(options: argparse.Namespace) -> int:
     return 1 if run.failed else 0
 
 
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"--value is a finite number, such as 0.1 or 6e4; found {text!r}")
+    return value
+
+
+def _dissect(values: dict[str, float], options: argparse.Namespace) -> int:
+    from ampcheck.lab.anatomy import dissect
+    from ampcheck.report import print_tables
+
+    run = dissect(values, device=options.device)
+    print_tables(run.tables)
+    _print(f"{finding.verdict}: {finding.message}" for finding in run.findings)
+    write_output(run, options)
+    return 1 if run.failed else 0
+
+
 def _told(experiment: Experiment, run: Run) -> Iterator[str]:
     """Title, what one sees, and each finding."""
     yield ""
@@ -72,7 +100,7 @@ def _told(experiment: Experiment, run: Run) -> Iterator[str]:
     for finding in run.findings:
         if finding.check == experiment.check:
             word = finding.verdict.upper() if finding.verdict.value == "fail" else finding.verdict.value
-            yield f"  {word}: {finding.message}"
+            yield f"  {word}: {finding.message}" + (f"; {finding.hint}" if finding.hint else "")
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -141,6 +141,14 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     )
 
 
+def dissect(values: Mapping[str, float], *, device: str = "cpu") -> Run:
+    """The bits of any finite values, by name, in every format; whether the device's casts agree."""
+    stats = measure_anatomy(device, values)
+    findings = check_anatomy(stats)[:1]
+    coverage = Coverage({"values taken apart": len(stats.rows)})
+    return Run(findings=tuple(findings), coverage=coverage, tables=(bits_table(stats.rows),), title="bits of a number")
+
+
 def bits_table(rows: Sequence[Anatomy]) -> Table:
     """The fields of each value in each format."""
     shown = [
@@ -159,7 +167,7 @@ def bits_table(rows: Sequence[Anatomy]) -> Table:
 def _off(row: Anatomy) -> str:
     if not math.isfinite(row.stored):
         return "everything"
-    return f"{abs(row.stored - row.given) / abs(row.given):.2g}"
+    return f"{abs(row.stored - row.given) / abs(row.given):.2g}" if row.given else "0"
 
 
 def facts_table() -> Table:

@@ -155,7 +155,8 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
         findings += check_flow(flow)
     modules = sum(len(held) for flow in flows for held in flow.arms.values())
     tables = [classes_table(flow) for flow in flows]
-    tables += [modules_table(flow) for flow in flows if flow.device == device]  # another policy shows in the classes
+    # What another device's policy changes shows in the classes.
+    tables += [modules_table(flow) for flow in flows if flow.device == str(place(device))]
     reasons = [one.message for one in findings if one.verdict.value == "skip"]
     return Run(
         findings=tuple(findings),
@@ -170,7 +171,16 @@ def random_lm() -> tuple[str, nn.Module, Call] | str:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
         return "transformers is not installed: a causal LM of it was not looked at"
-    config = GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=64, vocab_size=128, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        vocab_size=128,
+        bos_token_id=0,
+        eos_token_id=0,
+        loss_type="ForCausalLM",
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GPT2LMHeadModel(config).eval()

@@ -126,3 +126,18 @@ def test_progress_rises_over_all_experiments() -> None:
     lab.run_lab(["ulp", "exp"], progress=lambda stage, done, total: seen.append((done, total)))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert {total for _, total in seen} == {200}
+
+
+def test_any_number_can_be_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "anatomy", "--value", "-0.1", "--value", "0"]) == 0
+    out = capsys.readouterr().out
+    assert f"{FORMATS['float16'].round(-0.1):.10g}" in out
+    assert "pass: " in out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["ulp", "--value", "1"], ["anatomy", "--value", "x"], ["anatomy", "--value", "inf"]]
+)
+def test_what_is_no_number_or_has_no_place_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", *arguments]) == 2
+    assert "--value" in capsys.readouterr().err
