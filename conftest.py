@@ -1,4 +1,4 @@
-"""Shared by every test: pytester, the profiles of Hypothesis, and the skips for hardware that is not there."""
+"""Shared by every test: pytester, the profiles of Hypothesis, slow tests, and skips for hardware that is not there."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester"]
 
-# Deadlines measure the machine, not the code; these machines are shared.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Deadlines measure the machine, not the code; these machines are shared. A CI job draws the same examples each time.
+settings.register_profile(
+    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+)
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, print_blob=True)
-settings.register_profile("nightly", parent=settings.get_profile("default"), max_examples=2000)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.register_profile("nightly", parent=settings.get_profile("default"), derandomize=False, max_examples=2000)
+settings.load_profile("default")
+
+THOROUGH = ("ci", "nightly")
+"""Profiles in which slow tests run."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _without_slow_tests(config, items)
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return
@@ -25,3 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False"))
+
+
+def _without_slow_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `slow`, unless a thorough profile or the marker is asked for, or the test by name."""
+    named = any("::" in str(argument) for argument in config.args)
+    if named or "slow" in config.option.markexpr or config.getoption("--hypothesis-profile") in THOROUGH:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if not item.get_closest_marker("slow")]
