@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from _evidence import write_evidence
 
 from ampcheck.lab.lab import run_lab
+from ampcheck.lab.registry import experiments_of
 from ampcheck.record import Run, Table
 from ampcheck.report.text import number
+
+RUN = "reports/lab_run.json"
+"""The whole run, which git does not keep: `ampcheck.report.write_html(Run.load(path), page)` draws it."""
 
 KEPT = (
     "The experiments",
@@ -50,7 +54,7 @@ def markdown(run: Run) -> Iterator[str]:
         yield ""
         yield f"## {table.title}"
         yield ""
-        yield "| " + " | ".join(table.columns) + " |"
+        yield "| " + " | ".join(map(_cell, table.columns)) + " |"
         yield "|" + "---|" * len(table.columns)
         for row in table.rows:
             yield "| " + " | ".join("" if value is None else _cell(number(value, 4)) for value in row) + " |"
@@ -66,18 +70,26 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--path", default="reports/evidence/lab_cpu.json")
-    parser.add_argument("--run", help="also keep the whole run, for a page")
+    parser.add_argument("--kept", action="store_true", help=f"write anew what {RUN} holds of these experiments")
     options = parser.parse_args()
-    run = run_lab(
-        options.names,
-        device=options.device,
-        full=options.full,
-        progress=lambda stage, done, total: print(f"{done} of {total}: {stage}", flush=True),
+    chosen = [experiment.check for experiment in experiments_of(options.names)]
+    if options.kept:
+        run = Run.load(RUN)
+    else:
+        run = run_lab(
+            options.names,
+            device=options.device,
+            full=options.full,
+            progress=lambda stage, done, total: print(f"{done} of {total}: {stage}", flush=True),
+        )
+        run.save(RUN)
+    run = replace(
+        run,
+        findings=tuple(finding for finding in run.findings if finding.check in chosen),
+        tables=tuple(table for table in run.tables if table.check in chosen or not table.check),
     )
-    if options.run:
-        run.save(options.run)
     data: dict[str, Any] = {
-        "threads": torch.get_num_threads(),
+        "measured": dict(run.environment),
         "findings": [
             {"experiment": f.check.removeprefix("lab-"), "verdict": str(f.verdict), "message": f.message}
             for f in run.findings

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -91,16 +92,16 @@ class Arm:
     def __init__(self, how: How, model: nn.Module, data: tuple[Tensor, Tensor], device: str) -> None:
         self.model = copy.deepcopy(model)
         self._data = data
-        self._around = nullcontext if how.inside else _autocast(device)
-        run: Callable[..., Any] = self.model
-        if how.inside:
-            inside = _autocast(device)
+        autocast = _autocast(device)
+        self._around, inside = (nullcontext, autocast) if how.inside else (autocast, nullcontext)
 
-            def run(*args: Tensor) -> Any:
-                with inside():
-                    return self.model(*args)
+        def run(*args: Tensor) -> Any:
+            with inside():
+                return self.model(*args)
 
-        self._run = run if how.options is None else torch.compile(run, **how.options)
+        # Dynamo keeps what it compiled with the code of a function: arms that share theirs would share a graph.
+        own: Callable[..., Any] = FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
+        self._run = own if how.options is None else torch.compile(own, **how.options)
 
     def step(self) -> Tensor:
         """The loss; gradients are new."""

@@ -203,7 +203,7 @@ def _edges(stats: ExpStats) -> Table:
     for edge in stats.edges:
         form = format_of(edge.format)
         beyond = form.decode(form.encode(edge.found) + 1) if math.isfinite(edge.found) else math.nan
-        rows.append((edge.format, f"{form.max:.6g}", f"{math.log(form.overflows_at):.6g}", edge.found, beyond))
+        rows.append((edge.format, *(f"{x:.6g}" for x in (form.max, math.log(form.overflows_at), edge.found, beyond))))
     return Table(
         f"Where exp overflows on {stats.device}",
         ("format", "largest value", "log of where it ends", "last finite at x", "infinite at x"),

@@ -186,7 +186,6 @@ def _scales(stats: TrainingStats, scaled: Mode) -> list[Chart]:
         for number, step in enumerate(run.steps)
         if step.skipped
     ]
-    growth = max(2, stats.planned // 4)
     return [
         Chart(
             "line",
@@ -195,8 +194,8 @@ def _scales(stats: TrainingStats, scaled: Mode) -> list[Chart]:
             "loss scale",
             series=series,
             check=CHECK,
-            note=f"GradScaler doubles its scale after {growth} good steps here, so that it is seen to move (PyTorch's "
-            "default is 2,000), and halves it when a gradient overflows, leaving that step out.",
+            note=f"GradScaler doubles its scale after {stats.growth} good steps here, so that it is seen to move "
+            "(PyTorch's default is 2,000), and halves it when a gradient overflows, leaving that step out.",
             markers=skipped,
             y_scale="exponent",
         )

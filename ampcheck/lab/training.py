@@ -84,6 +84,11 @@ class TrainingStats:
     tokens: int = BATCH * LENGTH
 
     @property
+    def growth(self) -> int:
+        """After how many good steps the scaler doubled its scale."""
+        return growth_for(self.planned)
+
+    @property
     def reference(self) -> TrainingRun | None:
         """float32 in eager mode."""
         return next((run for run in self.runs if run.mode == FLOAT32 and not run.compiled), None)
@@ -104,7 +109,6 @@ def measure_training(
     runs, lacking, loops = [], {}, {}
     arms = [(mode, way) for mode in modes for way in compiled]
     total = len(arms) + len(SEEDS) + 2
-    growth = max(2, steps // 4)
     with many_compilations(device):
         for number, (mode, way) in enumerate(arms):
             name = TrainingRun(mode, way, (), (), 0.0).name
@@ -113,7 +117,7 @@ def measure_training(
                 lacking[name] = why
                 continue
             try:
-                loop = Loop(mode, device=device, compiled=way, growth=growth, width=width)
+                loop = Loop(mode, device=device, compiled=way, growth=growth_for(steps), width=width)
                 run = train(loop, steps, compiled=way)
             except Exception as error:  # noqa: BLE001  # no compiler, no kernel: each raises something of its own
                 lacking[name] = brief(error)
@@ -130,6 +134,12 @@ def measure_training(
         progress("step times in turn", total - 1, total)
         speeds = tuple(_timed(loops, device, budget)) if len(loops) > 1 and FLOAT32.name in loops else ()
     return TrainingStats(device, steps, tuple(runs), tuple(seeds), speeds, lacking)
+
+
+def growth_for(steps: int) -> int:
+    """After how many good steps the scaler doubles its scale: twelve times in a run, which is more than float16 bears,
+    so that its way up and back is seen. PyTorch's default is 2,000."""
+    return max(2, steps // 12)
 
 
 def train(loop: Loop, steps: int, *, compiled: bool = False) -> TrainingRun:

@@ -194,12 +194,12 @@ def test_a_way_that_raises_and_starts_that_were_not_measured_are_skipped_with_th
 def test_autocast_outside_and_inside_of_the_compiled_function_give_one_graph_each() -> None:
     with dynamo_still():
         seen = compiling.measure_compiling(
-            ways=compiling.WAYS[:3], model=CharTransformer(layers=1, width=16, heads=2), budget=0.05, startup=False
+            model=CharTransformer(layers=1, width=16, heads=2), budget=0.05, startup=False
         )
     by_name = {way.name: way for way in seen.ways}
     if by_name["compiled, autocast outside"].raised:
         pytest.skip(by_name["compiled, autocast outside"].raised)
-    assert [(way.graphs, way.breaks) for way in seen.ways] == [(0, 0), (1, 0), (1, 0)]
+    assert [(way.graphs, way.breaks) for way in seen.ways] == [(0, 0), (1, 0), (1, 0), (1, 0)]
     assert all(0 < way.gradient < 0.1 for way in seen.ways)
     assert seen.speeds is not None
-    assert [arm.name for arm in seen.speeds.compared] == [way.name for way in compiling.WAYS[1:3]]
+    assert [arm.name for arm in seen.speeds.compared] == [way.name for way in compiling.WAYS[1:]]
