@@ -1,6 +1,6 @@
 """Run the lab and keep what it found: every expectation with what came out, and the small tables.
 
-python benchmarks/lab_evidence.py [NAME ...] [--device DEVICE] [--full] [--path reports/evidence/lab_cpu.json]
+    python benchmarks/lab_evidence.py [NAME ...] [--device DEVICE] [--full] [--kept] [--path PATH]
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ def markdown(run: Run) -> Iterator[str]:
             yield "| " + " | ".join("" if value is None else _cell(number(value, 4)) for value in row) + " |"
 
 
+def _of(table: Table, names: list[str]) -> Table:
+    """The overview with the rows of these experiments; any other table as it is."""
+    if table.check or not names:
+        return table
+    return replace(table, rows=[row for row in table.rows if row[0] in names])
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
@@ -86,7 +93,7 @@ def main() -> None:
     run = replace(
         run,
         findings=tuple(finding for finding in run.findings if finding.check in chosen),
-        tables=tuple(table for table in run.tables if table.check in chosen or not table.check),
+        tables=tuple(_of(table, options.names) for table in run.tables if table.check in chosen or not table.check),
     )
     data: dict[str, Any] = {
         "measured": dict(run.environment),
