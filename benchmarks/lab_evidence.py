@@ -1,6 +1,6 @@
 """Run the lab and keep what it found: every expectation with what came out, and the small tables.
 
-    python benchmarks/lab_evidence.py [NAME ...] [--device DEVICE] [--full] [--kept] [--path PATH]
+python benchmarks/lab_evidence.py [NAME ...] [--device DEVICE] [--full] [--kept] [--path PATH]
 """
 
 from __future__ import annotations
