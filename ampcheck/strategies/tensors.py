@@ -101,7 +101,7 @@ def tensors(
         found = draw(st.lists(source, min_size=pool, max_size=pool))
     flat = torch.tensor(found, dtype=torch.float64 if fmt is not None else kind)
     if count > pool:
-        generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+        generator = torch.Generator().manual_seed(draw(st.integers(0, 255)))
         flat = flat[torch.randint(0, pool, (count,), generator=generator)]
     tensor = flat.to(device=device, dtype=kind).reshape(base)
     return LAYOUTS[made](tensor.expand(sides) if made == "expanded" else tensor)

@@ -22,6 +22,7 @@ NARROW = ("float16", "bfloat16")
 """What autocast casts to: their thresholds matter for wider inputs too."""
 
 _LISTED_BITS = 16  # a format of so many bits is listed value by value
+_BYTE = st.integers(0, 255)
 _GRID = 256
 _INTEGERS = 1 << 16
 _EDGES = 8  # one in so many notable values is an end of the range
@@ -38,11 +39,11 @@ def values(
 ) -> st.SearchStrategy[float]:
     """Python floats that the format holds exactly.
 
-    A quarter of the draws falls on all bit patterns alike, which is uniform in the exponent; a quarter on what is
-    notable: zeros, the ends of the range, largest and smallest values, powers of two, and both neighbours of every
-    threshold of the format (overflow, flush, subnormal, the end of exact integers) and of where squares and `exp` reach
-    one; a quarter on an even grid over the range; a quarter on multiples of 1/8 up to 16. Of a format beyond 16 bits
-    the values of float16 and bfloat16, with thresholds, stand beside any of its own.
+    Drawn from alike are: integers below 256, positive and negative; what is notable: zeros, the ends of the range,
+    largest and smallest values, powers of two, both neighbours of every threshold of the format (overflow, flush,
+    subnormal, the end of exact integers) and of where squares and `exp` reach one; multiples of 1/8 up to 16; an even
+    grid over the range; and all bit patterns, which is uniform in the exponent. Of a format beyond 16 bits the values
+    of float16 and bfloat16, with thresholds, stand beside any of its own.
 
     min_value, max_value: inclusive. subnormal: whether subnormal values may come. infinity, nan: whether these may; an
     infinity only on a side without a bound.
@@ -65,8 +66,8 @@ def values(
         raise UsageError(f"{fmt.name} has no value from {low!r} to {high!r}: widen min_value and max_value")
     special = [math.inf] * (infinity and max_value is None) + [-math.inf] * (infinity and min_value is None)
     special += [math.nan] * nan
-    # One integer for everything: Hypothesis makes it smaller, and smaller stands for simpler.
-    drawn = st.integers(0, 4 * len(known.ordered) - 1).map(known.at)
+    # Hypothesis makes the numbers smaller, and smaller stands for simpler. Only up to 255 does it draw them evenly.
+    drawn = st.tuples(st.integers(0, len(known.sections) - 1), _BYTE, _BYTE).map(known.at)
     branches: list[st.SearchStrategy[float]] = [drawn]
     if fmt.bits > _LISTED_BITS and fmt.name in ("float32", "float64"):
         width: Literal[32, 64] = 32 if fmt.name == "float32" else 64
@@ -86,15 +87,16 @@ def values(
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """ordered: every value once, the simplest first; the others are drawn from it once more, by weight."""
+    """ordered: every value once, the simplest first. sections: drawn from alike, each with its simplest value first."""
 
     ordered: NDArray[np.float64]
     sections: tuple[NDArray[np.float64], ...]
 
-    def at(self, index: int) -> float:
-        section, place = divmod(index, len(self.ordered))
-        chosen = self.ordered if not section else self.sections[section - 1]
-        return float(chosen[place % len(chosen)])
+    def at(self, place: tuple[int, int, int]) -> float:
+        section, low, high = place
+        chosen = self.sections[section]
+        # The low byte alone points into short sections, so that it keeps its meaning when the section gets simpler.
+        return float(chosen[(low + (high << 8 if len(chosen) > 1 << 8 else 0)) % len(chosen)])
 
 
 @lru_cache(maxsize=64)
@@ -117,13 +119,14 @@ def _pool(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> _Pool:
     ordered = _simplest_first(ordered)
     if not len(ordered):
         return _Pool(ordered, ())
-    grid = within(_rounded(fmt, 2 * np.linspace(low / 2, high / 2, _GRID + 1)))
-    ordinary = within(_rounded(fmt, np.arange(-128, 129) / 8.0))
+    whole = ordered[(ordered == np.floor(ordered)) & (np.abs(ordered) < 1 << 8)]
+    grid = within(_rounded(fmt, 2 * np.linspace(low / 2, high / 2, _GRID)))
+    ordinary = within(_rounded(fmt, np.arange(-_GRID // 2, _GRID // 2) / 8.0))
     # The ends of the range take a part of a section of their own, whatever else is notable.
-    edges = np.tile(within(ends), max(1, len(notable) // _EDGES)) if len(within(ends)) else within(ends)
-    found = (np.concatenate([within(notable), edges]), grid, ordinary)
-    sections = tuple(_simplest_first(part) if len(part) else ordered for part in found)
-    return _Pool(ordered, sections)
+    edges = np.tile(within(ends), max(1, len(notable) // _EDGES))
+    positive, negative = whole[~np.signbit(whole)], whole[np.signbit(whole)]
+    found = (positive, negative, np.concatenate([within(notable), edges]), ordinary, grid, ordered)
+    return _Pool(ordered, tuple(_simplest_first(part) if len(part) else ordered for part in found))
 
 
 def _magnitudes(fmt: FloatFormat) -> NDArray[np.float64]:

@@ -87,9 +87,7 @@ def test_a_real_falsifying_example_can_be_pasted(pytester: pytest.Pytester) -> N
     printed = re.search(r"Falsifying example: test_exp\((.*?)^\)", text, re.S | re.M)
     assert printed, text
     found: dict[str, Any] = eval(f"dict({printed[1]})", {"torch": torch})
-    assert same(found["x"], torch.tensor([[0.0, 12.0], [0.0, 0.0]], dtype=torch.float16).t()) or (
-        found["x"].stride() == (1, 2) and bool(found["x"].exp().isinf().any()) and found["x"].count_nonzero() == 1
-    )
+    assert found["x"].stride() == (1, 2) and bool(found["x"].exp().isinf().any()) and found["x"].count_nonzero() == 1
     assert same(found["y"], torch.zeros(1, dtype=torch.bfloat16))
 
 
