@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ CHECK = check_of("compiling")
 DTYPE = torch.bfloat16
 BUDGET, FULL_BUDGET = 6.0, 20.0
 EAGER = "eager"
+
+_Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ class Arm:
         self.model = copy.deepcopy(model)
         self._data = data
         autocast = _autocast(device)
-        self._around, inside = (nullcontext, autocast) if how.inside else (autocast, nullcontext)
+        self._around: _Around = nullcontext if how.inside else autocast
+        inside: _Around = autocast if how.inside else nullcontext
 
         def run(*args: Tensor) -> Any:
             with inside():
@@ -117,7 +120,7 @@ class Arm:
         return torch.cat(held).cpu()
 
 
-def _autocast(device: str) -> Callable[[], AbstractContextManager[Any]]:
+def _autocast(device: str) -> _Around:
     return lambda: torch.autocast(torch.device(device).type, DTYPE)
 
 
