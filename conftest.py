@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +21,9 @@ settings.load_profile("default")
 THOROUGH = ("ci", "nightly")
 """Profiles in which slow tests run."""
 
+SLOW = Path(__file__).parent / "tests" / "slow.txt"
+"""The slow tests, besides those that are marked so themselves."""
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _without_slow_tests(config, items)
@@ -34,7 +38,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _without_slow_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `slow`, unless a thorough profile or the marker is asked for, or the test by name."""
+    """Leave out what is slow, unless a thorough profile or the marker is asked for, or the test by name."""
+    listed = set(SLOW.read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if item.nodeid in listed:
+            item.add_marker("slow")
     named = any("::" in str(argument) for argument in config.args)
     if named or "slow" in config.option.markexpr or config.getoption("--hypothesis-profile") in THOROUGH:
         return

@@ -11,7 +11,7 @@ from ampcheck.report.text import MIN_WIDTH, cells, wrap
 if TYPE_CHECKING:
     import rich.table
 
-_GAP = 2  # between two columns
+_GAP = 3  # between two columns, as rich draws them
 
 
 def print_tables(tables: Sequence[Table]) -> None:

@@ -24,7 +24,7 @@ def audited(loop: str, folder: Path, ranks: int = 2) -> tuple[int, Run, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=folder)
     assert path.is_file(), done.stderr[-2000:]
-    return done.returncode, Run.load(path), done.stdout
+    return done.returncode, Run.load(path), f"{done.stdout}\n{done.stderr[-3000:]}"
 
 
 def test_a_sound_loop_under_ddp_passes_and_is_told_once(tmp_path):
