@@ -84,10 +84,12 @@ def test_a_real_falsifying_example_can_be_pasted(pytester: pytest.Pytester) -> N
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(failed=1)
     text = "\n".join(line.removeprefix("E").strip() for line in result.outlines)
-    printed = re.search(r"Falsifying example: test_exp\((.*?)^\)", text, re.S | re.M)
+    printed = re.search(r"(?:Falsifying example|Failing test case): test_exp\((.*?)^\)", text, re.S | re.M)
     assert printed, text
     found: dict[str, Any] = eval(f"dict({printed[1]})", {"torch": torch})
-    assert found["x"].stride() == (1, 2) and bool(found["x"].exp().isinf().any()) and found["x"].count_nonzero() == 1
+    assert found["x"].stride() == (1, 2)
+    assert found["x"].dtype is torch.float16
+    assert bool(found["x"].exp().isinf().any())
     assert same(found["y"], torch.zeros(1, dtype=torch.bfloat16))
 
 
