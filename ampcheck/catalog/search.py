@@ -11,8 +11,8 @@ PAGES = (
         "lies beyond the format, which no code mends.",
         "Hypothesis draws inputs at the edges of the format, aims at large values and errors, and makes what fails "
         "small; float64 on the same inputs tells what should come out. What is not finite there is not judged.",
-        "An exp without subtracting the largest, squares of large numbers, an eps that is zero in float16, a sum before "
-        "the division.",
+        "An exp without subtracting the largest, squares of large numbers, an eps that is zero in float16, a sum "
+        "before the division.",
         "Use the stable form, scale before squaring, take eps from torch.finfo, keep the part in float32; or declare "
         "smaller inputs.",
     ),
@@ -38,8 +38,8 @@ PAGES = (
     Explanation(
         "property-invariance",
         "A declared invariance holds: batch order, scale, shift, padding, or one of your own.",
-        "The run in float64 tells whether the invariance holds at all; low precision is then judged at the changed inputs "
-        "as at any others.",
+        "The run in float64 tells whether the invariance holds at all; low precision is then judged at the changed "
+        "inputs as at any others.",
         "A result that depends on its neighbours in a batch, a norm that is not free of scale since its eps or its "
         "squares leave the range, padding that takes part in a mean.",
         "Mask what is padding, scale before squaring, or correct the declaration.",
