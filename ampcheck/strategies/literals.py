@@ -105,6 +105,8 @@ def _number(element: torch.Tensor) -> str:
         return repr(value)
     if not math.isfinite(value):
         return as_code(value)
+    if value.is_integer() and abs(value) < 1e7:
+        return repr(value)
     for digits in range(1, 18):
         text = repr(float(f"{value:.{digits}g}"))
         if torch.tensor(float(text), dtype=element.dtype).double().item() == value:

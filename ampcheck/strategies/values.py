@@ -39,11 +39,11 @@ def values(
 ) -> st.SearchStrategy[float]:
     """Python floats that the format holds exactly.
 
-    Drawn from alike are: integers below 256, positive and negative; what is notable: zeros, the ends of the range,
-    largest and smallest values, powers of two, both neighbours of every threshold of the format (overflow, flush,
-    subnormal, the end of exact integers) and of where squares and `exp` reach one; multiples of 1/8 up to 16; an even
-    grid over the range; and all bit patterns, which is uniform in the exponent. Of a format beyond 16 bits the values
-    of float16 and bfloat16, with thresholds, stand beside any of its own.
+    Drawn from alike are: integers below 256, positive and negative; powers of two; multiples of 1/8 up to 16; an even
+    grid over the range; all bit patterns, which is uniform in the exponent; and, twice as often, what is notable: the
+    ends of the range, zeros, largest and smallest values, both neighbours of every threshold of the format (overflow,
+    flush, subnormal, the end of exact integers) and of where squares and `exp` reach one. Of a format beyond 16 bits
+    the values of float16 and bfloat16, with thresholds, stand beside any of its own.
 
     min_value, max_value: inclusive. subnormal: whether subnormal values may come. infinity, nan: whether these may; an
     infinity only on a side without a bound.
@@ -62,27 +62,37 @@ def values(
     if nan and fmt.nan == "none":
         raise UsageError(f"{fmt.name} has no NaN; nan=True was asked for")
     known = _pool(fmt, max(low, lowest), min(high, fmt.max), subnormal)
-    if not len(known.ordered):
+    wide = _any_of(fmt, low, high, subnormal)
+    if not len(known.ordered) and wide is None:
         raise UsageError(f"{fmt.name} has no value from {low!r} to {high!r}: widen min_value and max_value")
     special = [math.inf] * (infinity and max_value is None) + [-math.inf] * (infinity and min_value is None)
     special += [math.nan] * nan
-    # Hypothesis makes the numbers smaller, and smaller stands for simpler. Only up to 255 does it draw them evenly.
-    drawn = st.tuples(st.integers(0, len(known.sections) - 1), _BYTE, _BYTE).map(known.at)
-    branches: list[st.SearchStrategy[float]] = [drawn]
-    if fmt.bits > _LISTED_BITS and fmt.name in ("float32", "float64"):
-        width: Literal[32, 64] = 32 if fmt.name == "float32" else 64
-        least, most = fmt.round(low), fmt.round(high)
-        branches.append(
-            st.floats(
-                least if least >= low else math.nextafter(low, math.inf) if width == 64 else _above(fmt, low),
-                most if most <= high else math.nextafter(high, -math.inf) if width == 64 else -_above(fmt, -high),
-                width=width,
-                allow_subnormal=subnormal,
-            )
-        )
+    branches: list[st.SearchStrategy[float]] = []
+    if len(known.ordered):
+        # Hypothesis makes the numbers smaller, and smaller stands for simpler. Only up to 255 does it draw them evenly.
+        branches.append(st.tuples(st.integers(0, len(known.sections) - 1), _BYTE, _BYTE).map(known.at))
+    if wide is not None:
+        branches.append(wide)
     if special:
         branches.append(st.sampled_from(special))
-    return st.one_of(branches) if len(branches) > 1 else drawn
+    return st.one_of(branches)
+
+
+def _any_of(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> st.SearchStrategy[float] | None:
+    """Any float32 or float64 between the bounds; None where there is none, and for formats that are listed."""
+    if fmt.name not in ("float32", "float64"):
+        return None
+    width: Literal[32, 64] = 32 if fmt.name == "float32" else 64
+    kind = np.float32 if width == 32 else np.float64
+    least, most = kind(low), kind(high)
+    least = np.nextafter(least, kind(np.inf)) if float(least) < low else least
+    most = np.nextafter(most, kind(-np.inf)) if float(most) > high else most
+    edges = float(least), float(most)
+    if edges[0] > edges[1]:
+        return None
+    if not subnormal and not any(edge == 0 or abs(edge) >= fmt.smallest_normal for edge in edges):
+        return None
+    return st.floats(*edges, width=width, allow_subnormal=None if subnormal else False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +130,17 @@ def _pool(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> _Pool:
     if not len(ordered):
         return _Pool(ordered, ())
     whole = ordered[(ordered == np.floor(ordered)) & (np.abs(ordered) < 1 << 8)]
-    grid = within(_rounded(fmt, 2 * np.linspace(low / 2, high / 2, _GRID)))
+    share = np.linspace(0.0, 1.0, _GRID)
+    with np.errstate(over="ignore"):  # at the largest value a sum of both parts may round beyond it
+        even = np.clip(low * (1 - share) + high * share, low, high)
+    grid = within(_rounded(fmt, even))
     ordinary = within(_rounded(fmt, np.arange(-_GRID // 2, _GRID // 2) / 8.0))
     # The ends of the range take a part of a section of their own, whatever else is notable.
     edges = np.tile(within(ends), max(1, len(notable) // _EDGES))
     positive, negative = whole[~np.signbit(whole)], whole[np.signbit(whole)]
-    found = (positive, negative, np.concatenate([within(notable), edges]), ordinary, grid, ordered)
+    powers = ordered[np.abs(np.frexp(ordered)[0]) == 0.5]
+    places = np.concatenate([within(notable), edges])
+    found = (positive, negative, places, powers, ordinary, grid, places, ordered)
     return _Pool(ordered, tuple(_simplest_first(part) if len(part) else ordered for part in found))
 
 
@@ -170,9 +185,6 @@ def _notable(fmt: FloatFormat) -> Iterator[float]:
                 # A square, or a product of two alike, reaches the limit at the root; exp and its inverse at the log.
                 for place in (limit, math.sqrt(limit), abs(math.log(limit)) or 1.0):
                     yield from _around(fmt, place)
-    for exponent in range(fmt.min_exponent - fmt.mantissa_bits, 128):
-        if fmt.bits <= _LISTED_BITS and fmt.flushes_at < 2.0**exponent <= fmt.max:
-            yield 2.0**exponent
 
 
 def _around(fmt: FloatFormat, place: float) -> Iterator[float]:
@@ -181,14 +193,6 @@ def _around(fmt: FloatFormat, place: float) -> Iterator[float]:
     for near in (code - 1, code, code + 1):
         if 0 <= near <= largest:
             yield fmt.decode(near)
-
-
-def _above(fmt: FloatFormat, bound: float) -> float:
-    """The smallest value of a signed format that is not below `bound`."""
-    nearest = fmt.round(bound)
-    if nearest >= bound:
-        return nearest
-    return fmt.decode(fmt.encode(nearest) + 1) if nearest >= 0 else -fmt.decode(fmt.encode(-nearest) - 1)
 
 
 def _rounded(fmt: FloatFormat, found: NDArray[np.float64]) -> NDArray[np.float64]:

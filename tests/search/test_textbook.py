@@ -39,7 +39,7 @@ def test_none_is_found_for_the_stable_form(name: str, fmt: str) -> None:
     case = TEXTBOOK[name]
     run = assert_amp_property(case.stable, inputs=case.inputs(fmt))
     assert not run.failed
-    assert 100 <= run.coverage.seen["examples"] <= 200
+    assert 50 <= run.coverage.seen["examples"] <= 200
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampcheck.strategies import LAYOUTS, as_code, masks, shapes, tensors, token_batches
@@ -93,6 +93,7 @@ def test_a_real_falsifying_example_can_be_pasted(pytester: pytest.Pytester) -> N
     assert same(found["y"], torch.zeros(1, dtype=torch.bfloat16))
 
 
+@settings(max_examples=5)
 @given(tensors("float32", shape=(64, 64)))
 def test_a_large_tensor_is_code_too_though_hypothesis_prints_its_shape_alone(tensor: torch.Tensor) -> None:
     assert same(eval(as_code(tensor), {"torch": torch}), tensor)
