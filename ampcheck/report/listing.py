@@ -11,7 +11,7 @@ from ampcheck.report.text import MIN_WIDTH, cells, wrap
 if TYPE_CHECKING:
     import rich.table
 
-_GAP = 3  # between two columns, as rich draws them
+_GAP, _EDGES = 3, 2  # between two columns, and at both sides, as rich draws them
 
 
 def print_tables(tables: Sequence[Table]) -> None:
@@ -40,7 +40,7 @@ def _least_width(shown: Table) -> int:
     columns = list(zip(shown.columns, *([_cell(cell) for cell in row] for row in shown.rows), strict=True))
     first = max(cells(text) for text in columns[0])
     others = (max(cells(word) for text in column for word in text.split() or [""]) for column in columns[1:])
-    return first + sum(others) + _GAP * (len(columns) - 1)
+    return first + sum(others) + _GAP * (len(columns) - 1) + _EDGES
 
 
 def _side_by_side(shown: Table) -> rich.table.Table:
