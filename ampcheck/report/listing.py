@@ -26,8 +26,8 @@ def print_tables(tables: Sequence[Table]) -> None:
     console = Console()
     for shown in tables:
         console.print(text.Text(("\n" if shown is not tables[0] else "") + shown.title, "bold"))
-        if shown.rows and _least_width(shown) <= console.width:
-            console.print(_side_by_side(shown))
+        if shown.rows and (widths := _widths(shown, console.width)) is not None:
+            console.print(_side_by_side(shown, widths))
         else:
             for line in _paragraphs(shown, max(console.width, MIN_WIDTH)):
                 console.print(text.Text(line), soft_wrap=True)
@@ -35,22 +35,32 @@ def print_tables(tables: Sequence[Table]) -> None:
             console.print(text.Text(shown.note))
 
 
-def _least_width(shown: Table) -> int:
-    """Columns of a terminal that the table takes where only spaces are broken, and its first cells not at all."""
+def _widths(shown: Table, total: int) -> list[int] | None:
+    """How wide each column is where the whole may be `total`; None where words would have to be broken.
+
+    What stands first names the row and keeps its cells whole; of the others the widest give way, down to their longest
+    words.
+    """
     columns = list(zip(shown.columns, *([_cell(cell) for cell in row] for row in shown.rows), strict=True))
-    first = max(cells(text) for text in columns[0])
-    others = (max(cells(word) for text in column for word in text.split() or [""]) for column in columns[1:])
-    return first + sum(others) + _GAP * (len(columns) - 1) + _EDGES
+    most = [max(cells(text) for text in column) for column in columns]
+    least = [max(cells(word) for text in column for word in text.split() or [""]) for column in columns]
+    widths = [most[0], *least[1:]]
+    spare = total - sum(widths) - _GAP * (len(columns) - 1) - _EDGES
+    if spare < 0:
+        return None
+    for _ in range(spare):
+        wanting = max(range(len(columns)), key=lambda number: most[number] - widths[number])
+        widths[wanting] += most[wanting] > widths[wanting]
+    return widths
 
 
-def _side_by_side(shown: Table) -> rich.table.Table:
+def _side_by_side(shown: Table, widths: Sequence[int]) -> rich.table.Table:
     from rich import box, table, text
 
     printed = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, (column, cell) in enumerate(zip(shown.columns, shown.rows[0], strict=True)):
+    for column, cell, width in zip(shown.columns, shown.rows[0], widths, strict=True):
         side: Literal["left", "right"] = "right" if isinstance(cell, (int, float)) else "left"
-        # What stands first names the row: the other columns give way.
-        printed.add_column(column, justify=side, overflow="fold", no_wrap=not number)
+        printed.add_column(column, justify=side, overflow="fold", width=max(width, 1))
     for row in shown.rows:
         printed.add_row(*(text.Text(_cell(cell)) for cell in row))
     return printed
@@ -67,4 +77,4 @@ def _paragraphs(shown: Table, width: int) -> Iterator[str]:
 def _cell(cell: object) -> str:
     if cell is None:
         return ""
-    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell).strip()
