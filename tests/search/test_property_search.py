@@ -29,11 +29,11 @@ def failing(*args: Any, **kwargs: Any) -> Run:
 
 
 def test_a_failure_says_what_was_required_what_came_out_where_and_how_to_see_it_again() -> None:
-    (finding,) = failing(softmax, inputs=WIDE).of(Verdict.FAIL)
-    assert finding.check == "property-finite"
+    failures = failing(softmax, inputs=WIDE).of(Verdict.FAIL)
+    finding = next(one for one in failures if one.check == "property-finite")
     assert finding.subject == "softmax [float16 native, eager]"
     assert "finite inputs must give finite outputs" in finding.message
-    assert "torch.tensor([12.0, 0.0, 0.0, 0.0], dtype=torch.float16)" in finding.message or "12.0" in finding.message
+    assert "The smallest input found is torch.tensor([" in finding.message
     assert "of 200 examples" in finding.message
     assert finding.where.op == "aten::exp"
     assert finding.where.file.endswith("textbook.py")
