@@ -78,6 +78,19 @@ def test_each_arm_tells_what_it_compiled_and_what_the_caches_said(stats):
     assert [len(launch.graph.graphs) for launch in (cold, warm, taken)] == [1, 1, 1]
     assert [launch.graph.ran for launch in (cold, warm, taken)] == [1, 1, 1]
     assert [launch.kernels for launch in (cold, warm, taken)] == [0, 0, 0]
+    assert [launch.binaries for launch in (cold, warm, taken)] == [0, 0, 0]
+
+
+@needs_artifacts
+@pytest.mark.slow
+def test_artifacts_hold_no_kernels_of_a_cpu_and_that_is_told():
+    stats = measure_startup(f"{TARGETS}:chained", warm=1, budget=0.1)
+    warm, taken = find(check_startup(stats), "start-up")
+    assert (warm.verdict, taken.verdict) == (Verdict.PASS, Verdict.WARN)
+    assert "but a C++ compiler built" in taken.message
+    assert "TORCHINDUCTOR_CACHE_DIR" in taken.hint
+    built = [stats.arm(name).launches[0].binaries for name in (COLD, WARM, ARTIFACTS)]
+    assert built[0] == built[2] > 0 == built[1]
 
 
 def test_every_stage_of_a_start_takes_time(stats):

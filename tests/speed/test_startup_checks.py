@@ -104,6 +104,13 @@ def test_caches_that_are_switched_off_are_named():
     assert "1 graph asked no cache: torch._inductor.config.force_disable_caches is True" in found.message
 
 
+@pytest.mark.parametrize("arm", [WARM, ARTIFACTS])
+def test_kernels_that_are_built_again_are_a_warning_however_many_lookups_hit(arm):
+    found = find("start-up", stats(**{arm: [launch(binaries=3)]}))[arm == ARTIFACTS]
+    assert found.verdict is Verdict.WARN
+    assert "its 2 lookups hit, but a C++ compiler built 3 files of machine code anew" in found.message
+
+
 def test_a_graph_that_is_only_traced_again_is_a_warning():
     lookups = (Lookup(AOT, "bypass", reason="a custom autograd function"), Lookup(FX, "hit"))
     found = find("start-up", stats(**{WARM: [launch(lookups=lookups)]}))[0]

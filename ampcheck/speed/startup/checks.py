@@ -106,6 +106,10 @@ def check_caches(stats: StartupStats, name: str) -> Finding:
         told = f"{what} must compile nothing anew, but {told or unasked}"
         told += _because(launches) + _different(launches, cold) + seconds
         return _finding(slug, Verdict.FAIL, stats, told, hint=_hint(launches), observed=len(anew) or graphs, limit=0)
+    if built := max(launch.binaries for launch in launches):
+        told = f"{what} must compile nothing anew; its {_number(hits, 'lookup')} hit, but a C++ compiler "
+        told += f"built {_number(built, 'file')} of machine code anew" + seconds
+        return _finding(slug, Verdict.WARN, stats, told, hint=_BUILT, observed=built, limit=0, unit="files")
     traced = [one for one in looked if one.result != "hit"]
     if traced:
         told = f"{what} compiled nothing anew, but {_number(len(traced), 'graph')} {_was(len(traced))} traced again"
@@ -116,6 +120,12 @@ def check_caches(stats: StartupStats, name: str) -> Finding:
 
 
 _OFF = "leave the caches on: TORCHINDUCTOR_FORCE_DISABLE_CACHES and the settings named here switch them off"
+
+
+_BUILT = (
+    "artifacts hold graphs and Triton's kernels, and not what a C++ compiler made for a CPU: keep the folder "
+    "TORCHINDUCTOR_CACHE_DIR between jobs instead"
+)
 
 
 def _hint(launches: Iterable[Launch]) -> str:

@@ -81,8 +81,8 @@ def _cost(stats: StartupStats, arm: StartupArm) -> tuple[Scalar, ...]:
 
 def _compiled(stats: StartupStats) -> Table:
     columns = (
-        "start", "graphs", "graph breaks", "recompilations", "kernels", "FX graph hits", "FX graph misses",
-        "AOTAutograd hits", "AOTAutograd misses", "bypassed", "artifacts saved", "artifacts loaded",
+        "start", "graphs", "graph breaks", "recompilations", "kernels", "files built", "FX graph hits",
+        "FX graph misses", "AOTAutograd hits", "AOTAutograd misses", "bypassed", "artifacts saved", "artifacts loaded",
     )  # fmt: skip
     rows: list[tuple[Scalar, ...]] = []
     for arm in stats.arms:
@@ -94,8 +94,11 @@ def _compiled(stats: StartupStats) -> Table:
             graphs = [len(one.graph.graphs), sum(b.times for b in one.graph.breaks), len(one.graph.recompiles)]
         counts = [one.count(result, cache) for cache in ("FX graph cache", "AOTAutograd cache") for result in _ENDED]
         saved = f"{one.saved} ({one.saved_bytes / 1024:,.0f} KiB)" if one.saved else 0
-        rows.append((arm.name, *graphs, one.kernels, *counts, one.count("bypass"), saved, one.taken))
-    note = "Of the first launch of each. These are the same in each run; seconds are not."
+        rows.append((arm.name, *graphs, one.kernels, one.binaries, *counts, one.count("bypass"), saved, one.taken))
+    note = (
+        "Of the first launch of each. These are the same in each run; seconds are not. Files built: machine code that "
+        "a C++ compiler made; a graph that is found in a cache may still need its kernels."
+    )
     return Table("What a start compiles", columns, tuple(rows), check="start-up", note=note)
 
 

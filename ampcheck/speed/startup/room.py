@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,6 +99,7 @@ class _Start:
             noting.notes.stage = stage
             return nullcontext()
 
+        before = _binaries()
         begin = time.perf_counter()
         with compile_trace(heard.append), noting.trace():  # these import Dynamo, which the user's own run does too
             listening = time.perf_counter() - begin
@@ -106,6 +108,7 @@ class _Start:
                 self.step()
         told: dict[str, Any] = {"built": listening + built, "passes": passes}
         told.update(compiling=compile_seconds(), kernels=kernel_count(), off=_switched_off(), untold=untold())
+        told["binaries"] = len(_binaries() - before)
         told["lookups"] = [one for record in heard if (one := _lookup(record.name, record.text)) is not None]
         if not told["untold"]:
             graph = noting.stats(self.subject.name, Ended(calls=PASSES + 1), device=self.device)
@@ -163,6 +166,13 @@ def _shapes(call: Any) -> tuple[Any, ...]:
     from ampcheck.nest import tensors
 
     return tuple(tuple(tensor.shape) for _, tensor in tensors((call.args, dict(call.kwargs))))
+
+
+def _binaries() -> set[str]:
+    """What C++ compilers made in Inductor's folder. Triton's is left out: what a cache holds is unpacked there."""
+    folder, triton = (os.environ.get(name, "") for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"))
+    found = Path(folder).rglob("*.so") if folder else ()
+    return {str(path) for path in found if not (triton and path.is_relative_to(triton))}
 
 
 def _count(info: Any) -> int:

@@ -49,7 +49,8 @@ class Launch:
     device is done; the first compiles. compiling: of all this the time that PyTorch's compiler says it took. times: the
     eager reference and this arm in turn, block by block; empty where only the start was measured. memory: bytes at the
     peak of a step, None with `memory_untold`. saved: artifacts and their bytes; taken: artifacts that were loaded.
-    kernels: None where PyTorch does not tell. off: caches that settings switch off.
+    kernels: None where PyTorch does not tell. binaries: files of machine code that a C++ compiler made at this start.
+    off: caches that settings switch off.
     """
 
     imported: float
@@ -62,6 +63,7 @@ class Launch:
     memory: int | None = None
     memory_untold: str = ""
     kernels: int | None = None
+    binaries: int = 0
     lookups: tuple[Lookup, ...] = ()
     off: tuple[str, ...] = ()
     saved: int = 0
