@@ -38,12 +38,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _without_slow_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is slow, unless a thorough profile or the marker is asked for, or the test by name."""
+    """Leave out what is slow, unless a thorough profile, the marker or a test by name is asked for."""
     listed = set(SLOW.read_text(encoding="utf-8").splitlines())
     for item in items:
         if item.nodeid in listed:
             item.add_marker("slow")
-    named = any("::" in str(argument) for argument in config.args)
+    named = config.option.keyword or any("::" in str(argument) for argument in config.args)
     if named or "slow" in config.option.markexpr or config.getoption("--hypothesis-profile") in THOROUGH:
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
