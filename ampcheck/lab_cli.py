@@ -23,12 +23,18 @@ def add_command(commands: Any) -> None:
         "lab",
         help="see what mixed precision does on this machine: the classic experiments",
         description="Run the classic experiments of mixed precision on this machine, all of them or some, and tell "
-        "what was expected and what came out. Exit code 0: nothing failed; 1: something did; 2: usage error.",
+        "what was expected and what came out. Exit code 0: nothing failed; 1: something did, or nothing was "
+        "judged; 2: usage error.",
     )
     lab.add_argument("names", nargs="*", metavar="NAME", help="an experiment, see --list; without names all of them")
     lab.add_argument("--list", action="store_true", help="name the experiments and what they show, and run none")
     lab.add_argument("--device", default="cpu", help="where to run (default: cpu)")
-    lab.add_argument("--value", action="append", metavar="X", help="with anatomy: the bits of this number alone")
+    lab.add_argument(
+        "--value",
+        action="append",
+        metavar="X",
+        help="with anatomy: the bits of this number alone; --value=-1e-5 where it has a minus and an exponent",
+    )
     lab.add_argument("--full", action="store_true", help="longer runs, larger models, more modes")
     add_output(lab, verbose="print every table")
     lab.set_defaults(command=_lab)
@@ -36,16 +42,20 @@ def add_command(commands: Any) -> None:
 
 def _lab(options: argparse.Namespace) -> int:
     if options.list:
+        if options.value or options.full:
+            raise UsageError("--list runs no experiment: leave --value and --full out")
         if options.html or options.json:
             raise UsageError("--list runs no experiment and has nothing to write: leave --html and --json out")
         width = max(len(experiment.name) for experiment in EXPERIMENTS) + 2
         for experiment in experiments_of(options.names):
             print(f"{experiment.name:{width}}{experiment.title}")
         return 0
-    chosen = experiments_of(options.names)
+    experiments_of(options.names)  # an unknown name is told before torch is loaded
     values = {text: _number(text) for text in options.value or ()}
     if values and options.names != ["anatomy"]:
         raise UsageError("--value takes a number apart: write ampcheck lab anatomy --value X")
+    if values and options.full:
+        raise UsageError("--full makes experiments longer, and --value runs none: leave one of them out")
     require_writable(html=options.html, json=options.json)
     if values:
         return _dissect(values, options)
@@ -55,20 +65,23 @@ def _lab(options: argparse.Namespace) -> int:
 
     with progress_bar() as progress:
         progress("loading torch", 0, 1)
-        from ampcheck.lab.lab import run_lab
+        from ampcheck.lab.lab import judged, run_lab
 
-        run = run_lab(options.names, device=options.device, full=options.full, progress=progress)
+        def ended(experiment: Experiment, run: Run) -> None:
+            _print(_told(experiment, run))
+            if options.verbose or options.names:
+                held = [table for table in run.tables if table.check == experiment.check]
+                # Of a page the first table says what one sees; here it stands above.
+                print_tables([replace(table, note=table.note.removeprefix(experiment.about).strip()) for table in held])
+
+        run = run_lab(options.names, device=options.device, full=options.full, progress=progress, ended=ended)
     from ampcheck.report.sections import headline
 
-    for experiment in chosen:
-        _print(_told(experiment, run))
-        if options.verbose or options.names:
-            held = [table for table in run.tables if table.check == experiment.check]
-            # Of a page the first table says what one sees; here it stands above.
-            print_tables([replace(table, note=table.note.removeprefix(experiment.about).strip()) for table in held])
-    _print([f"{run.title}: {headline(run)}", f"looked at {run.coverage}"])
+    _print(["", f"{run.title}: {headline(run)}", f"looked at {run.coverage}"])
+    if not judged(run):
+        _print(["Nothing passed: every experiment asked for was skipped, for the reasons above (exit code 1)."])
     write_output(run, options)
-    return 1 if run.failed else 0
+    return 1 if run.failed or not judged(run) else 0
 
 
 def _number(text: str) -> float:

@@ -39,6 +39,11 @@ KEPT = (
 """Beginnings of the titles of tables that are kept; the others are the same on every machine."""
 
 
+def default_path(device: str) -> str:
+    """A file for each kind of device: what one shows says nothing about another."""
+    return f"reports/evidence/lab_{device.partition(':')[0]}.json"
+
+
 def kept(run: Run) -> list[Table]:
     return [table for table in run.tables if table.title.startswith(KEPT)]
 
@@ -76,7 +81,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--full", action="store_true")
-    parser.add_argument("--path", default="reports/evidence/lab_cpu.json")
+    parser.add_argument("--path", help="default: reports/evidence/lab_DEVICE.json")
     parser.add_argument("--kept", action="store_true", help=f"write anew what {RUN} holds of these experiments")
     options = parser.parse_args()
     chosen = [experiment.check for experiment in experiments_of(options.names)]
@@ -105,7 +110,7 @@ def main() -> None:
             {"title": t.title, "columns": list(t.columns), "rows": [list(r) for r in t.rows]} for t in kept(run)
         ],
     }
-    write_evidence(Path(options.path), data, markdown(run))
+    write_evidence(Path(options.path or default_path(options.device)), data, markdown(run))
 
 
 if __name__ == "__main__":

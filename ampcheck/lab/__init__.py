@@ -1,2 +1,1 @@
-"""The classic experiments of mixed precision: what formats, autocast and the compiler do on this machine, to be "
-"seen.""seen."""
+"""The classic experiments of mixed precision, to be seen: what formats, autocast and the compiler do here."""

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 
 import torch
 
+from ampcheck.errors import UsageError
 from ampcheck.formats import FORMATS, FloatFormat, format_of, table
 from ampcheck.health import SubnormalSupport, measure_subnormal_support
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import dtype_of, told
+from ampcheck.lab.telling import dtype_of, power, told
+from ampcheck.placement import place
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
 
 CHECK = check_of("anatomy")
 
-VALUES: Mapping[str, float] = {"pi": math.pi, "1e-8, an eps": 1e-8, "70,000": 7e4}
-"""A number that no format holds, one that float16 loses to zero, and one that it loses to infinity."""
+VALUES: Mapping[str, float] = {"pi": math.pi, "1e-8, an eps": 1e-8, "1e-6": 1e-6, "70,000": 7e4}
+"""A number that no format holds, one that float16 loses to zero, one that is a subnormal of it, and one that it loses
+to infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +145,14 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
 
 
 def dissect(values: Mapping[str, float], *, device: str = "cpu") -> Run:
-    """The bits of any finite values, by name, in every format; whether the device's casts agree."""
-    stats = measure_anatomy(device, values)
+    """The bits of any finite values, by name, in every format; whether the device's casts agree.
+
+    Raises `UsageError` for a device that is not there.
+    """
+    placement = place(device)
+    if placement.emulated:
+        raise UsageError(f"device {device!r} is not there, and its casts are what would be looked at: use --device cpu")
+    stats = measure_anatomy(placement.device, values)
     findings = check_anatomy(stats)[:1]
     coverage = Coverage({"values taken apart": len(stats.rows)})
     return Run(findings=tuple(findings), coverage=coverage, tables=(bits_table(stats.rows),), title="bits of a number")
@@ -193,7 +202,7 @@ def _subnormals(stats: AnatomyStats) -> Table:
 
 def ranges_chart() -> Chart:
     """From the smallest value to the largest, of every format but float64, which would make the others too small."""
-    rows = []
+    rows, wide = [], format_of("float64")
     for form in FORMATS.values():
         if form.name != "float64":
             top, normal, least = (math.log2(v) for v in (form.max, form.smallest_normal, form.smallest_subnormal))
@@ -204,6 +213,6 @@ def ranges_chart() -> Chart:
         "magnitude, as a power of two",
         series=tuple(rows),
         check=CHECK,
-        note="Thick: the normal numbers. Thin, at the left: the subnormals. The dot is 1. float64 (2^-1074 to 2^1024) "
-        "is left out.",
+        note="Thick: the normal numbers. Thin, at the left: the subnormals. The dot is 1. float64 "
+        f"({power(wide.smallest_subnormal)} to nearly 2^{math.frexp(wide.max)[1]}) is left out.",
     )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ampcheck import demo
 from ampcheck.errors import UsageError, brief
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import lacks, skipped, told
+from ampcheck.lab.telling import lacks, missing, skipped, synchronize, told
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Scalar, Table, Verdict
 from ampcheck.settings import Limits
@@ -27,7 +27,7 @@ from ampcheck.speed.judge import speed_run
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
-from ampcheck.speed.stats import SpeedStats
+from ampcheck.speed.stats import TWIN, SpeedStats
 from ampcheck.speed.verdict import Rule, check_speed
 from ampcheck.subject import Subject
 
@@ -66,7 +66,7 @@ MORE = (
 @dataclass(frozen=True, slots=True)
 class WayStats:
     """One way. first: seconds of the first step. loss, gradient: relative errors against float64 on the same weights
-    and data, of all gradients together. raised: why it did not run."""
+    and data, of all gradients together. raised: why it did not run; lacking: since this machine has no tool for it."""
 
     name: str
     first: float = math.nan
@@ -75,6 +75,7 @@ class WayStats:
     loss: float = math.nan
     gradient: float = math.nan
     raised: str = ""
+    lacking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +153,14 @@ def measure_compiling(
         for number, how in enumerate(ways):
             progress(how.name, number, total)
             made = compilations()
+            synchronize(device)
             begin = time.perf_counter()
             try:
                 arm = Arm(how, model, data, device)
                 loss = arm.step()
-            except Exception as error:  # noqa: BLE001  # no compiler here, or a break under fullgraph
-                found.append(WayStats(how.name, raised=brief(error)))
+                synchronize(device)
+            except Exception as error:  # noqa: BLE001  # told below: what lacks is skipped, what raises fails
+                found.append(WayStats(how.name, raised=brief(error), lacking=missing(error)))
                 continue
             first = time.perf_counter() - begin
             counted = made() if how.options is not None else Made(0, 0, "")
@@ -215,8 +218,10 @@ def check_compiling(stats: CompilingStats) -> list[Finding]:
     findings = []
     eager = next((way for way in stats.ways if way.name == EAGER and not way.raised), None)
     for way in stats.ways:
-        if way.raised:
+        if way.lacking:
             findings.append(skipped(CHECK, stats.device, f"{way.name} was not measured: {way.raised}"))
+        elif way.raised:
+            findings.append(told(CHECK, stats.device, f"{way.name} runs", f"it raised {way.raised}", False))
         elif way is not eager:
             found = f"{way.graphs} {'graph' if way.graphs == 1 else 'graphs'}, {way.breaks} breaks"
             whole = way.graphs == 1 and not way.breaks
@@ -266,7 +271,8 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     if stats.startup is not None:
         tables += [replace(table, check=CHECK) for table in stats.startup.tables]
     if stats.speeds is not None:
-        charts += [replace(chart, check=CHECK) for chart in speed_run(stats.speeds).charts]
+        note = f"Dot: median; bar: 5th to 95th percentile. {TWIN}: {EAGER} timed a second time in each turn."
+        charts += [replace(chart, check=CHECK, note=note) for chart in speed_run(stats.speeds).charts]
     coverage = Coverage(
         {"ways to compile": sum(not way.raised for way in stats.ways)},
         {f"{way.name}: {way.raised}": 1 for way in stats.ways if way.raised},
@@ -296,7 +302,7 @@ def _ways(stats: CompilingStats) -> Table:
 def _rows(stats: CompilingStats) -> Iterator[tuple[Scalar, ...]]:
     for way in stats.ways:
         if way.raised:
-            yield (way.name, *[None] * 7, way.raised)
+            yield (f"{way.name}: {way.raised}", *[None] * 8)
             continue
         row: list[Scalar] = [way.name, way.graphs, way.breaks, f"{way.loss:.2g}", f"{way.gradient:.2g}"]
         if stats.speeds is not None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,8 +55,8 @@ class ProductStats:
 
 @dataclass(frozen=True, slots=True)
 class SpreadStats:
-    """A short training run beside the first one. same: whether the losses are equal bit for bit. losses: of each "
-    "step."""
+    """A short training run beside the first one. same: whether the losses are equal bit for bit. losses: of each
+    step."""
 
     name: str
     losses: tuple[float, ...]
@@ -101,11 +102,16 @@ def measure_lab_confounders(device: str = "cpu", *, steps: int = STEPS, progress
 @contextmanager
 def _matmul_precision(setting: str) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
+    # Newer PyTorch keeps a setting for each backend, and setting the common one writes all of them.
+    backends: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    own = [(one, one.fp32_precision) for one in backends if hasattr(one, "fp32_precision")]
     torch.set_float32_matmul_precision(setting)
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        for backend, precision in own:
+            backend.fp32_precision = precision
 
 
 def rounded_to(values: Tensor, form: FloatFormat) -> Tensor:
@@ -133,13 +139,14 @@ def product_stats(setting: str, a: Tensor, b: Tensor, out: Tensor, form: FloatFo
 
 
 def _spread(device: str, steps: int, progress: Progress) -> Iterator[SpreadStats]:
-    threads = torch.get_num_threads()
+    threads, on_cpu = torch.get_num_threads(), torch.device(device).type == "cpu"
     plans: list[tuple[str, Mode, int, int, bool]] = [
         ("the first run", FLOAT32, 0, threads, True),
         ("again, all equal", FLOAT32, 0, threads, True),
         ("once more, all equal", FLOAT32, 0, threads, True),
         # Never more threads than the program has: on a busy machine they wait for each other.
-        *([(f"one thread instead of {threads}", FLOAT32, 0, 1, False)] if threads > 1 else []),
+        # The threads of an accelerator are not set here.
+        *([(f"one thread instead of {threads}", FLOAT32, 0, 1, False)] if threads > 1 and on_cpu else []),
         ("autocast to bfloat16", AMP_BFLOAT16, 0, threads, False),
         ("another seed", FLOAT32, 1, threads, False),
     ]

@@ -157,7 +157,35 @@ def _check_functions(stats: ExpStats, name: str) -> list[Finding]:
     expected = f"naive softmax of {_list(LOGITS)} in {name} is {'finite' if fits else 'NaN'}"
     found = "finite" if finite else f"{sum(map(math.isnan, stats.softmax[name, 'naive']))} of {len(LOGITS)} are NaN"
     findings.append(told(CHECK, stats.device, expected, found, finite == fits))
-    return findings
+    return [*findings, _check_softmax(stats, name)]
+
+
+def _check_softmax(stats: ExpStats, name: str) -> Finding:
+    """The stable softmax against float64.
+
+    The differences of `LOGITS` are exact. exp is right to one ULP (two roundings), in the numerator and in the sum of n
+    terms, which takes n - 1 roundings more, and the quotient one: n + 4. Below the smallest normal number a power and a
+    quotient are half of the smallest subnormal off each.
+    """
+    form = format_of(name)
+    count = len(LOGITS) + 4
+    limit = count * form.unit_roundoff / (1 - count * form.unit_roundoff)
+    off = [
+        max(abs(found - exact) - form.smallest_subnormal, 0.0) / exact if math.isfinite(found) else math.inf
+        for found, exact in zip(stats.softmax[name, "stable"], stats.exact, strict=True)
+    ]
+    worst = max(off, default=math.inf)
+    return told(
+        CHECK,
+        stats.device,
+        f"softmax of PyTorch of {_list(LOGITS)} in {name} is off by at most {count} roundings ({limit:.2g}), beyond "
+        f"the smallest subnormal, {form.smallest_subnormal:.2g}",
+        f"at most {worst:.2g}",
+        worst <= limit,
+        otherwise=Verdict.WARN,
+        observed=worst,
+        limit=limit,
+    )
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
@@ -182,9 +210,9 @@ def softplus_chart(stats: ExpStats, way: str) -> Chart:
         for (name, own), errors in stats.softplus.items()
         if own == way
     ]
-    naive = way == "naive"
+    naive, least = way == "naive", format_of("float16").smallest_subnormal
     note = "1 is a result of zero. " + (
-        "A line that ends has become infinite." if naive else "float16 has no smaller number than 6e-8 to give."
+        "A line that ends has become infinite." if naive else f"float16 has no smaller number than {least:.2g} to give."
     )
     return Chart(
         "line",

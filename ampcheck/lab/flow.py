@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -47,15 +47,28 @@ class ModuleFlow:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A model in each arm: by arm its modules, in the order in which they were first called."""
+    """A model in each arm: by arm its modules, in the order in which they were first called.
+
+    known: whether it is a model of which we know that each linear layer runs under autocast. Any other may keep some in
+    float32 on purpose (a router, a head), or have none (quantised): of it facts are told and nothing is judged.
+    """
 
     model: str
     device: str
     arms: dict[str, tuple[ModuleFlow, ...]]
     lacking: dict[str, str]
+    known: bool = True
 
 
-def measure_flow(model: nn.Module, call: Call, *, name: str, device: str = "cpu", progress: Progress = silent) -> Flow:
+def measure_flow(
+    model: nn.Module,
+    call: Call,
+    *,
+    name: str,
+    device: str = "cpu",
+    known: bool = True,
+    progress: Progress = silent,
+) -> Flow:
     """Run forward without autocast and under autocast to each dtype, on the device or under its policy on the CPU."""
     placement = place(device)
     kind = torch.device(device).type
@@ -82,7 +95,7 @@ def measure_flow(model: nn.Module, call: Call, *, name: str, device: str = "cpu"
             and any(dtype in (torch.float16, torch.bfloat16) for dtype in event.inputs)
         )
         arms[arm] = tuple(ModuleFlow(*told_of, widened[told_of[0]]) for told_of in notes())
-    return Flow(name, str(placement), arms, lacking)
+    return Flow(name, str(placement), arms, lacking, known)
 
 
 @contextmanager
@@ -118,22 +131,27 @@ def _floating(value: Any) -> dict[str, None]:
 
 
 def check_flow(flow: Flow) -> list[Finding]:
-    """Without autocast all is float32; under it each linear layer gives 16 bits."""
+    """Without autocast all is float32; under it each linear layer gives 16 bits. A model that is not known is judged
+    not at all."""
     findings = []
-    for arm, modules in flow.arms.items():
+    for arm, modules in flow.arms.items() if flow.known else ():
         if not arm:
             others = [one for one in modules if {*one.given, *one.gave} - {"float32"}]
             expected = f"without autocast every module of {flow.model} takes and gives float32"
             found = f"{len(modules) - len(others)} of {len(modules)} modules do"
             findings.append(told(CHECK, flow.device, expected, found, bool(modules) and not others))
             continue
-        linear = [one for one in modules if one.kind in ("Linear", "Conv1D")]
-        strayed = [one for one in linear if one.gave != (arm,)]
-        widened = sum(one.widened for one in modules)
+        given, there, widened = _linear(arm, modules)
         expected = f"under autocast to {arm} every linear layer of {flow.model} gives {arm}"
-        found = f"{len(linear) - len(strayed)} of {len(linear)} do; {widened} times {arm} is widened to float32"
-        findings.append(told(CHECK, flow.device, expected, found, bool(linear) and not strayed))
+        found = f"{given} of {there} do; {widened} times {arm} is widened to float32"
+        findings.append(told(CHECK, flow.device, expected, found, given == there > 0))
     return findings + [skipped(CHECK, flow.device, f"{flow.model}: {why}") for why in flow.lacking.values()]
+
+
+def _linear(arm: str, modules: Sequence[ModuleFlow]) -> tuple[int, int, int]:
+    """How many linear layers give the arm's dtype alone, how many there are, and how often 16 bits are widened."""
+    linear = [one for one in modules if one.kind in ("Linear", "Conv1D")]
+    return sum(one.gave == (arm,) for one in linear), len(linear), sum(one.widened for one in modules)
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
@@ -145,12 +163,17 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     flows += [
         measure_flow(subject.model, subject.calls[0], name="the demo", device=kind, progress=progress) for kind in kinds
     ]
-    for found in (random_lm(), pretrained_lm(full)):
+    for known, found in ((True, random_lm()), (False, pretrained_lm(full))):
         if isinstance(found, str):
             findings.append(skipped(CHECK, device, found))
-        else:
-            name, model, call = found
-            flows.append(measure_flow(model, call, name=name, device=device, progress=progress))
+            continue
+        name, model, call = found
+        try:
+            flows.append(measure_flow(model, call, name=name, device=device, known=known, progress=progress))
+        except Exception as error:
+            if known:
+                raise
+            findings.append(skipped(CHECK, device, f"{name}, from the local cache, could not be run: {brief(error)}"))
     for flow in flows:
         findings += check_flow(flow)
     modules = sum(len(held) for flow in flows for held in flow.arms.values())
@@ -189,32 +212,37 @@ def random_lm() -> tuple[str, nn.Module, Call] | str:
 
 
 def pretrained_lm(full: bool = False) -> tuple[str, nn.Module, Call] | str:
-    """The smallest causal LM in the local cache of the Hugging Face hub, or why there is none. Nothing is "
-    "downloaded."""
+    """The smallest causal LM in the local cache of the Hugging Face hub, or why there is none. Nothing is downloaded,
+    and no code that lies beside a model is run."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
-        from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
         return "huggingface_hub is not installed: no pretrained causal LM was looked for"
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError:
+        return "transformers is not installed: no pretrained causal LM was looked for"
     try:
         held = sorted(scan_cache_dir().repos, key=lambda repo: repo.size_on_disk)
     except CacheNotFound:
         return "there is no local cache of the Hugging Face hub, and nothing is downloaded: no pretrained causal LM"
     broken = ""
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     for repo in held:
         if repo.repo_type != "model" or (repo.size_on_disk > LARGEST and not full):
             continue
         try:
-            config = AutoConfig.from_pretrained(repo.repo_id, local_files_only=True)
+            config = AutoConfig.from_pretrained(repo.repo_id, **local)
             if not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or ()):
                 continue
-            model: Any = AutoModelForCausalLM.from_pretrained(repo.repo_id, local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(repo.repo_id, **local)
+            model = model.float().eval()
+            ids = torch.arange(16).reshape(1, 16) % int(config.vocab_size)
         except Exception as error:  # noqa: BLE001  # a cache may be incomplete in any way
             broken += f"; {repo.repo_id} could not be loaded: {brief(error)}"
             continue
-        ids = torch.arange(16).reshape(1, 16) % int(config.vocab_size)
-        return repo.repo_id, model.float().eval(), Call((), {"input_ids": ids, "use_cache": False})
+        return repo.repo_id, model, Call((), {"input_ids": ids, "use_cache": False})
     limit = "" if full else f" of at most {LARGEST // 2**20} MiB"
     return f"no causal LM{limit} lies whole in the local cache, and nothing is downloaded{broken}"
 
@@ -235,8 +263,18 @@ def classes_table(flow: Flow) -> Table:
         rows,
         check=CHECK,
         note="What goes in → what comes out; no dtype: no floating tensor. N× float32: so many ops of the module "
-        "itself widen 16 bits to float32.",
+        "itself widen 16 bits to float32." + ("" if flow.known else f" {_facts(flow)}"),
     )
+
+
+def _facts(flow: Flow) -> str:
+    """Of a model that is not judged: how many of its linear layers run in 16 bits."""
+    told_of = []
+    for arm, modules in flow.arms.items():
+        if arm:
+            given, there, widened = _linear(arm, modules)
+            told_of.append(f"to {arm} {given} of {there} linear layers give it and {widened} times it is widened")
+    return f"Under autocast {'; '.join(told_of)}. Not judged: a model may keep layers in float32 on purpose."
 
 
 def modules_table(flow: Flow) -> Table:

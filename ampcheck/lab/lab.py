@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
@@ -13,12 +14,23 @@ from ampcheck.placement import Placement, place
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Scalar, Table, Verdict, merge
 
+Ended: TypeAlias = Callable[[Experiment, Run], None]
+"""Is given each experiment with its run as soon as it ends."""
 
-def run_lab(names: Sequence[str] = (), *, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
+
+def run_lab(
+    names: Sequence[str] = (),
+    *,
+    device: str = "cpu",
+    full: bool = False,
+    progress: Progress = silent,
+    ended: Ended = lambda experiment, run: None,
+) -> Run:
     """Run the experiments of these names, or all, on a device.
 
     full: longer, with more ways. On a device that is not there only what autocast's policy says of it is shown, with
-    the CPU under that policy. An experiment that this machine lacks something for is skipped, with the reason.
+    the CPU under that policy. An experiment that this machine lacks something for is skipped, with the reason; one that
+    judges nothing fails. ended: is told of each before the next begins, so that what is known by then is not lost.
 
     Raises `UsageError` for an unknown experiment or device.
     """
@@ -35,6 +47,7 @@ def run_lab(names: Sequence[str] = (), *, device: str = "cpu", full: bool = Fals
         run = introduced(_run(experiment, placement, device, full, told), experiment)
         seconds = time.perf_counter() - begin
         runs.append(run)
+        ended(experiment, run)
         row: tuple[Scalar, ...] = (experiment.name, experiment.title, round(seconds, 1), *_counts(run))
         rows.append(row)
     columns = ("experiment", "what it shows", "seconds", "as expected", "not", "skipped or undecided")
@@ -66,7 +79,7 @@ def _run(experiment: Experiment, placement: Placement, device: str, full: bool, 
         why = f"{experiment.title} needs the device itself, and {device} is not there"
         return _without(experiment, Verdict.SKIP, str(placement), why)
     try:
-        return experiment.function(
+        run = experiment.function(
             device=device if experiment.emulated else placement.device, full=full, progress=progress
         )
     except UsageError as error:
@@ -74,6 +87,15 @@ def _run(experiment: Experiment, placement: Placement, device: str, full: bool, 
     except Exception as error:  # noqa: BLE001  # the others go on, and this one is told
         why = f"{experiment.title} must run to its end; it raised {brief(error)}"
         return _without(experiment, Verdict.FAIL, str(placement), why)
+    if run.findings and (run.coverage.total or not run.of(Verdict.PASS)):
+        return run
+    why = f"{experiment.title} looked at {run.coverage} and judged {len(run.findings)} expectations: that shows nothing"
+    return merge((run, _without(experiment, Verdict.FAIL, str(placement), why)))
+
+
+def judged(run: Run) -> bool:
+    """Whether anything at all was: what was skipped was not."""
+    return any(finding.verdict is not Verdict.SKIP for finding in run.findings)
 
 
 def _without(experiment: Experiment, verdict: Verdict, subject: str, why: str) -> Run:

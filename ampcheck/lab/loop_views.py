@@ -11,9 +11,9 @@ from ampcheck.lab.registry import check_of
 from ampcheck.record import Chart, Marker, Scalar, Series, Table
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
+from ampcheck.speed.stats import TWIN
 
 if TYPE_CHECKING:
-    from ampcheck.lab.loops import Mode
     from ampcheck.lab.training import TrainingRun, TrainingStats
 
 CHECK = check_of("training")
@@ -51,7 +51,7 @@ def tables(stats: TrainingStats) -> tuple[Table, ...]:
         rows,
         check=CHECK,
         note="Losses in nats a character. A skipped step: the scaled gradients overflowed, and the scaler halved its "
-        "scale.",
+        "scale. The scaler has PyTorch's defaults: 2^16, doubled after 2,000 good steps.",
     )  # fmt: skip
     return (result, *([_costs(stats)] if stats.speeds else []))
 
@@ -103,16 +103,30 @@ def _costs(stats: TrainingStats) -> Table:
     )
 
 
-def charts(stats: TrainingStats, scaled: Mode) -> tuple[Chart, ...]:
+def charts(stats: TrainingStats) -> tuple[Chart, ...]:
     """Losses, distance from float32, gradient norm, loss scale, step time."""
     made = [
         _over_steps(stats, "Training loss", "loss, nats", lambda run: [step.loss for step in run.steps]),
         _validation(stats),
         *_distances(stats),
         _over_steps(stats, "Gradient norm", "norm of all gradients", lambda run: [step.norm for step in run.steps]),
-        *_scales(stats, scaled),
+        *_scales(stats),
     ]
-    return (*made, *(replace(chart, check=CHECK) for speeds in stats.speeds for chart in speed_run(speeds).charts))
+    return (*made, *_times(stats))
+
+
+def _times(stats: TrainingStats) -> list[Chart]:
+    """Step times, a chart for each measurement: arms that were not timed in turn are not comparable."""
+    made = []
+    for number, speeds in enumerate(stats.speeds):
+        (chart,) = speed_run(speeds).charts
+        title = "Step time" if not number else "Step time of the runs that take much longer"
+        note = (
+            f"Dot: median; bar: 5th to 95th percentile. {TWIN}: {speeds.reference.name} timed a second time in each "
+            "turn; what lies between the two is noise."
+        )
+        made.append(replace(chart, check=CHECK, title=title, note=note))
+    return made
 
 
 def _over_steps(
@@ -127,7 +141,10 @@ def _over_steps(
         for run in stats.runs
         if run.stopped is not None and not run.compiled
     ]
-    note = note or "Lines that lie on each other are the result: only what leaves the others has lost something."
+    note = note or (
+        "Lines that lie on each other are the result: only what leaves the others has lost something. What another "
+        "line would hide is drawn wider."
+    )
     return Chart("line", title, "step", label, series=series, check=CHECK, note=note, markers=broken, y_scale="linear")
 
 
@@ -139,7 +156,6 @@ def _validation(stats: TrainingStats) -> Chart:
     series = [
         _series(run, [float(step) for step, _ in run.validation], [loss for _, loss in run.validation])
         for run in stats.runs
-        if run.stopped is None
     ]
     note = "On text that no run learns from, computed in eager mode in each run's precision."
     return Chart(
@@ -149,7 +165,7 @@ def _validation(stats: TrainingStats) -> Chart:
 
 def _distances(stats: TrainingStats) -> list[Chart]:
     reference = stats.reference
-    others = [run for run in stats.runs if run is not reference and run.stopped is None]
+    others = [run for run in stats.runs if run is not reference]  # one that broke has a point, and so its colour
     if reference is None or not others:
         return []
     series = []
@@ -171,31 +187,30 @@ def _distances(stats: TrainingStats) -> list[Chart]:
     ]
 
 
-def _scales(stats: TrainingStats, scaled: Mode) -> list[Chart]:
-    runs = [run for run in stats.runs if run.mode == scaled]
-    if not runs:
+def _scales(stats: TrainingStats) -> list[Chart]:
+    run = stats.moving
+    if run is None:
         return []
-    series = [
-        _series(run, [float(n) for n in range(len(run.steps))], [math.log2(step.scale) for step in run.steps])
-        for run in runs
-    ]
     skipped = [
-        Marker("skipped", float(number), "step skipped")
-        for run in runs
-        if not run.compiled
-        for number, step in enumerate(run.steps)
-        if step.skipped
+        Marker("skipped", float(number), "step skipped") for number, step in enumerate(run.steps) if step.skipped
     ]
     return [
         Chart(
             "line",
-            "Loss scale",
+            "A loss scale that moves",
             "step",
             "loss scale",
-            series=series,
+            series=[
+                Series(
+                    run.mode.name,
+                    [float(number) for number in range(len(run.steps))],
+                    [math.log2(step.scale) for step in run.steps],
+                )
+            ],
             check=CHECK,
-            note=f"GradScaler doubles its scale after {stats.growth} good steps here, so that it is seen to move "
-            "(PyTorch's default is 2,000), and halves it when a gradient overflows, leaving that step out.",
+            note=f"A run of its own, in eager mode, beside those above: GradScaler doubles its scale after "
+            f"{stats.growth} good steps here, so that it is seen to move (PyTorch's default is 2,000), and halves it "
+            f"when a gradient overflows, leaving that step out: {len(skipped)} of {len(run.steps)} here.",
             markers=skipped,
             y_scale="exponent",
         )

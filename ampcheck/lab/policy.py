@@ -66,14 +66,15 @@ def check_policies(facts: PolicyFacts) -> list[Finding]:
     asked, there = sum(facts.probed.values()), sum(facts.registered.values())
     expected = f"each overload with an autocast kernel tells its rule, on {len(facts.probed)} kinds of devices"
     found = f"{asked} of {there} do; CPU and CUDA treat {facts.changed} overloads differently"
-    findings = [told(CHECK, facts.device, expected, found, asked > 0, otherwise=Verdict.FAIL)]
+    findings = [told(CHECK, facts.device, expected, found, asked == there > 0, otherwise=Verdict.FAIL)]
     wrong = [one for one in facts.drift if one.verdict in (Verdict.FAIL, Verdict.WARN)]
-    if facts.drift:
+    if wrong or any(one.verdict is Verdict.PASS for one in facts.drift):
         expected = "the installed PyTorch treats ops as the snapshot of its release that ampcheck carries"
         found = "; ".join(one.message for one in wrong[:3]) if wrong else f"so it does on {len(facts.probed)} devices"
         findings.append(told(CHECK, facts.device, expected, found, not wrong, otherwise=Verdict.WARN))
     else:
-        findings.append(skipped(CHECK, facts.device, "ampcheck carries no snapshot to compare this PyTorch with"))
+        why = facts.drift[0].message if facts.drift else "ampcheck carries no snapshot to compare this PyTorch with"
+        findings.append(skipped(CHECK, facts.device, why))
     for kind, seen in facts.ops.items():
         low = [op for op in seen.ops if op.rule == "lower_precision"]
         strayed = [op for op in low if seen.dtype not in op.compute]

@@ -69,7 +69,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "exp",
         "Where exp overflows",
         "exp leaves float16 beyond 11.09 and float32 beyond 88.7. So softplus and softmax written as in the textbook "
-        "give infinities, NaN and zeros where the same functions written stably are right to the last digit.",
+        "give infinities, NaN and zeros where the same functions written stably are a few roundings off.",
     ),
     Experiment(
         "confounders",

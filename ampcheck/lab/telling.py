@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
+from ampcheck.autocast.missing import lacks_kernel
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
+from ampcheck.numerics.measure import missing_tool
 from ampcheck.record import Band, Finding, Verdict
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
@@ -59,6 +62,34 @@ def lacks(name: str, device: str) -> str:
     except Exception as error:  # noqa: BLE001  # each backend has an exception of its own
         return f"{device} does not compute in {name}: {brief(error)}"
     return ""
+
+
+_LACKING = (
+    "TritonMissing",
+    "working triton installation",
+    "GPUTooOldForTriton",
+    "too old to be supported by the triton",
+    "torch.compile is not supported on",
+    "Dynamo is not supported on",
+)
+"""What PyTorch says of a Triton, a GPU or a Python that cannot compile."""
+
+
+def missing(error: Exception) -> bool:
+    """Whether this machine lacks what it takes (a C++ compiler, Triton, a 16-bit kernel of the CPU): a reason to skip.
+
+    Everything else that raises is a failure: a graph break under `fullgraph` and a dtype error are what is looked for.
+    """
+    said = f"{error!r} {error}"
+    return missing_tool(error) or lacks_kernel(error) or any(words in said for words in _LACKING)
+
+
+def synchronize(device: str) -> None:
+    """Wait until an accelerator has done what it was given; a CPU has."""
+    place = torch.device(device)
+    if place.type != "cpu":
+        backend: Any = getattr(torch, place.type)
+        backend.synchronize(*(() if place.index is None else (place,)))
 
 
 def bands_of(*names: str) -> tuple[Band, ...]:

@@ -26,7 +26,7 @@ from ampcheck.lab.loops import (
     StepSeen,
 )
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import lacks, power, skipped, told
+from ampcheck.lab.telling import lacks, missing, power, skipped, synchronize, told
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Verdict
 from ampcheck.speed.compiling import many_compilations
@@ -73,7 +73,8 @@ class TrainingRun:
 @dataclass(frozen=True, slots=True)
 class TrainingStats:
     """All runs. seeds: the last validation loss in float32 with other seeds. speeds: paired, against eager float32.
-    lacking: runs that were not made, with the reason. tokens: of one step."""
+    lacking: runs that this machine has no tool for, with the reason; broken: runs that raised. moving: autocast float16
+    once more, with a scaler that doubles its scale after `growth` good steps. tokens: of one step."""
 
     device: str
     planned: int
@@ -81,11 +82,13 @@ class TrainingStats:
     seeds: tuple[float, ...]
     speeds: tuple[SpeedStats, ...]
     lacking: Mapping[str, str]
+    broken: Mapping[str, str] = field(default_factory=dict)
+    moving: TrainingRun | None = None
     tokens: int = BATCH * LENGTH
 
     @property
     def growth(self) -> int:
-        """After how many good steps the scaler doubled its scale."""
+        """After how many good steps the scaler of `moving` doubled its scale."""
         return growth_for(self.planned)
 
     @property
@@ -105,10 +108,15 @@ def measure_training(
     memory: bool = True,
     progress: Progress = silent,
 ) -> TrainingStats:
-    """Train each mode for `steps` steps, or until it breaks; then time the steps of those that did not, in turn."""
-    runs, lacking, loops = [], {}, {}
+    """Train each mode for `steps` steps, or until it breaks; then time the steps of those that did not, in turn.
+
+    The scaler has PyTorch's defaults: an update that it leaves out would be counted as a loss of precision.
+    """
+    runs, loops = [], {}
+    lacking: dict[str, str] = {}
+    broken: dict[str, str] = {}
     arms = [(mode, way) for mode in modes for way in compiled]
-    total = len(arms) + len(SEEDS) + 2
+    total = len(arms) + len(SEEDS) + 3
     with many_compilations(device):
         for number, (mode, way) in enumerate(arms):
             name = TrainingRun(mode, way, (), (), 0.0).name
@@ -117,10 +125,10 @@ def measure_training(
                 lacking[name] = why
                 continue
             try:
-                loop = Loop(mode, device=device, compiled=way, growth=growth_for(steps), width=width)
+                loop = Loop(mode, device=device, compiled=way, width=width)
                 run = train(loop, steps, compiled=way)
-            except Exception as error:  # noqa: BLE001  # no compiler, no kernel: each raises something of its own
-                lacking[name] = brief(error)
+            except Exception as error:  # noqa: BLE001  # told below: what lacks is skipped, what raises fails
+                (lacking if missing(error) else broken)[name] = brief(error)
                 continue
             if run.stopped is None:
                 loops[name] = loop
@@ -128,17 +136,21 @@ def measure_training(
                     run = replace(run, peak=peak_memory(partial(loop.train, 0), device=device))
             runs.append(run)
         seeds = []
-        for number, seed in enumerate(SEEDS):
+        for number, seed in enumerate(SEEDS if FLOAT32.name in loops else ()):
             progress(f"float32 with seed {seed}", len(arms) + number, total)
             seeds.append(train(Loop(FLOAT32, device=device, seed=seed, width=width), steps).validation[-1][1])
+        moving = None
+        if AMP_FLOAT16.name in {run.name for run in runs}:
+            progress("a loss scale that moves", total - 2, total)
+            moving = train(Loop(AMP_FLOAT16, device=device, growth=growth_for(steps), width=width), steps)
         progress("step times in turn", total - 1, total)
         speeds = tuple(_timed(loops, device, budget)) if len(loops) > 1 and FLOAT32.name in loops else ()
-    return TrainingStats(device, steps, tuple(runs), tuple(seeds), speeds, lacking)
+    return TrainingStats(device, steps, tuple(runs), tuple(seeds), speeds, lacking, broken, moving)
 
 
 def growth_for(steps: int) -> int:
-    """After how many good steps the scaler doubles its scale: twelve times in a run, which is more than float16 bears,
-    so that its way up and back is seen. PyTorch's default is 2,000."""
+    """After how many good steps the scaler of the moving scale doubles it: twelve times in a run, which is more than
+    float16 bears, so that its way up and back is seen. PyTorch's default is 2,000."""
     return max(2, steps // 12)
 
 
@@ -163,7 +175,7 @@ def train(loop: Loop, steps: int, *, compiled: bool = False) -> TrainingRun:
 def _timed(loops: Mapping[str, Loop], device: str, budget: float) -> Iterator[SpeedStats]:
     """Each loop against eager float32; those that take much longer in a measurement of their own, as in the matrix."""
     steps = {name: partial(loop.train, 0) for name, loop in loops.items()}
-    typical = {name: min(_seconds(step) for _ in range(2)) for name, step in steps.items()}
+    typical = {name: min(_seconds(step, device) for _ in range(2)) for name, step in steps.items()}
     reference = typical[FLOAT32.name]
     slow = [name for name, seconds in typical.items() if seconds > SLOW * reference]
     for group in ([name for name in steps if name not in slow], [FLOAT32.name, *slow]):
@@ -172,16 +184,23 @@ def _timed(loops: Mapping[str, Loop], device: str, budget: float) -> Iterator[Sp
             yield measure_speed(arms, subject="a training step", device=device, budget=budget, width=0.02)
 
 
-def _seconds(step: Step) -> float:
+def _seconds(step: Step, device: str) -> float:
+    synchronize(device)
     begin = time.perf_counter()
     step()
+    synchronize(device)
     return time.perf_counter() - begin
 
 
 def check_training(stats: TrainingStats) -> list[Finding]:
-    """Which runs stay finite, how far they end from float32, and which are faster."""
+    """Which runs stay finite, how far they end from float32, what a moving scale does, and which are faster."""
     findings = [_finite(stats, run) for run in stats.runs]
+    findings += [
+        told(CHECK, stats.device, f"{name} runs", f"it raised {why}", False) for name, why in stats.broken.items()
+    ]
     findings += _close(stats)
+    if stats.moving is not None:
+        findings.append(_moving(stats, stats.moving))
     for speeds in stats.speeds:
         rule = Rule(1.0, comparisons=len(speeds.compared), false_alarms=0.05)
         for one in check_speed(speeds, rule):
@@ -205,6 +224,7 @@ def _finite(stats: TrainingStats, run: TrainingRun) -> Finding:
     if run.mode == NAIVE:
         edge = format_of("float16").flushes_at
         least = math.sqrt(edge / (1 - BETAS[1]))
+        assert edge >= EPS, "the sentence below says so"
         expected = (
             f"{run.name} breaks: eps of AdamW, {EPS:g}, is at most {power(edge)} and so zero in float16, and so is "
             f"{1 - BETAS[1]:.3g} times the square of each gradient up to {least:.2g}: AdamW divides by zero"
@@ -216,6 +236,18 @@ def _finite(stats: TrainingStats, run: TrainingRun) -> Finding:
     if run.culprit is not None:
         made = replace(made, where=replace(run.culprit.where, step=run.stopped))
     return made
+
+
+def _moving(stats: TrainingStats, run: TrainingRun) -> Finding:
+    left = sum(step.skipped for step in run.steps)
+    expected = (
+        f"a scaler that doubles its scale after {stats.growth} good steps reaches what float16 does not hold, leaves "
+        "that update out, and the run stays finite"
+    )
+    found = f"{left} of {len(run.steps)} updates left out"
+    found += "" if run.stopped is None else f"; inf or NaN at step {run.stopped}"
+    right = left > 0 and run.stopped is None
+    return told(CHECK, stats.device, expected, found, right, otherwise=Verdict.WARN)
 
 
 def _close(stats: TrainingStats) -> list[Finding]:
@@ -257,15 +289,15 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
         width=128 if full else 64,
         progress=progress,
     )
-    if not stats.runs:
+    if not stats.runs and not stats.broken:
         raise UsageError(f"no precision could be trained in: {'; '.join(stats.lacking.values())}")
     steps = sum(len(one.steps) for one in stats.runs)
     return Run(
         findings=tuple(check_training(stats)),
         coverage=Coverage(
             {"training steps": steps, "training runs": len(stats.runs)},
-            {f"{name}: {why}": 1 for name, why in stats.lacking.items()},
+            {f"{name}: {why}": 1 for name, why in (*stats.lacking.items(), *stats.broken.items())},
         ),
         tables=loop_views.tables(stats),
-        charts=loop_views.charts(stats, AMP_FLOAT16),
+        charts=loop_views.charts(stats),
     )

@@ -28,8 +28,8 @@ LAYERS = 8
 
 @dataclass(frozen=True, slots=True)
 class CastStats:
-    """Magnitudes multiplied by `scale` and cast to `format`. zeros: that became zero, as the device cast them;
-    expected: as many as lie at or below the format's threshold; subnormal: what the cast made subnormal."""
+    """Magnitudes multiplied by `scale` and cast to `format`. zeros: that became zero, subnormal: that became
+    subnormal, as the device cast them; expected: as many as lie at or below the format's threshold."""
 
     format: str
     scale: float
@@ -77,7 +77,7 @@ def measure_underflow(device: str = "cpu") -> UnderflowStats:
     for scale in (1.0, SCALE):
         scaled = given * scale  # a power of two: exact
         label = "as they are" if scale == 1 else f"times {power(scale)}"
-        health = health_of(scaled, histogram=True, casts=FORMATS)
+        health = health_of(scaled, histogram=True)
         assert isinstance(health, TensorHealth)
         histograms[label] = health.histogram or ()
         for name in FORMATS:
@@ -87,8 +87,9 @@ def measure_underflow(device: str = "cpu") -> UnderflowStats:
             form = format_of(name)
             cast = scaled.to(device).to(getattr(torch, name)).cpu()
             expected = int((scaled.double() <= form.flushes_at).sum())
-            loss = health.casts[name]
-            casts.append(CastStats(name, scale, int((cast == 0).sum()), expected, loss.to_subnormal, len(given)))
+            size = cast.double().abs()
+            subnormal = int(((size > 0) & (size < form.smallest_normal)).sum())
+            casts.append(CastStats(name, scale, int((cast == 0).sum()), expected, subnormal, len(given)))
     layers = () if "float16" in lacking else _backward(device)
     return UnderflowStats(device, tuple(casts), histograms, layers, lacking)
 
@@ -203,6 +204,8 @@ def histogram_chart(stats: UnderflowStats) -> Chart:
         edges = [float(edge) for edge in range(first, last + 2)]
         series.append(Series(label, edges, [float(counts.get(edge, 0)) for edge in range(first, last + 1)]))
     edge = power(format_of("float16").flushes_at)
+    lowest = min(held[0][0] for held in stats.histograms.values())
+    more = lowest - round(math.log2(format_of("bfloat16").smallest_subnormal))
     return Chart(
         "histogram",
         f"Magnitudes, as they are and scaled by {power(SCALE)}",
@@ -212,7 +215,7 @@ def histogram_chart(stats: UnderflowStats) -> Chart:
         bands=bands_of("float16"),
         check=CHECK,
         note=f"What lies at or below {edge}, half of the smallest subnormal, becomes zero in float16. bfloat16 holds "
-        "all of this picture and 88 powers of two more at the left.",
+        f"all of these and {more} powers of two more below them.",
     )
 
 

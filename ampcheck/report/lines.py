@@ -13,10 +13,14 @@ from ampcheck.report.text import clean, number, shorten_middle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 _MARKER_LENGTH = 26
 _HEIGHT = 230.0
+_WIDTH = 1.4
+_NEAR = 0.01
+"""The part of the picture's height within which two lines are one to the eye."""
 
 X_SCALES = ("", "linear", "log", "exponent")
 Y_SCALES = ("", "linear", "log", "exponent")
@@ -33,11 +37,14 @@ def draw_line(chart: Chart) -> Figure:
     for band in chart.bands:
         if math.isfinite(band.low) and math.isfinite(band.high):
             axes.axvspan(band.low, band.high, facecolor="#e8e8e8", edgecolor="none", zorder=0, label=clean(band.label))
-    groups = list(dict.fromkeys(series.group for series in chart.series))
+    # By name and not by place: a label keeps its colour over its groups, and what has no group is solid.
+    groups = sorted(dict.fromkeys(series.group for series in chart.series), key=bool)
+    labels = list(dict.fromkeys(series.label for series in chart.series))
     for index, (name, (group, x, y)) in enumerate(zip(names, lines, strict=True)):
-        look: dict[str, Any] = {"linewidth": 1.4, "marker": "o" if len(x) <= 30 else None, "markersize": 3}
+        width = _WIDTH * (1 + _hidden(index, lines))
+        look: dict[str, Any] = {"linewidth": width, "marker": "o" if len(x) <= 30 else None, "markersize": 3}
         dashes = ("-", "--", ":", "-.")[groups.index(group) % 4]
-        colour = COLOURS[index % len(COLOURS)]
+        colour = COLOURS[labels.index(chart.series[index].label) % len(COLOURS)]
         axes.plot(x, y, color=colour, linestyle=dashes, label=name or "_", **look)
         _draw_interval(axes, chart.series[index], colour)
     _scale_y(axes, chart, [value for _, _, y in lines for value in y if math.isfinite(value)])
@@ -52,6 +59,18 @@ def draw_line(chart: Chart) -> Figure:
     return figure
 
 
+def _hidden(index: int, lines: Sequence[tuple[str, list[float], list[float]]]) -> int:
+    """How many later lines lie on this one; it is drawn wider for each, so that it shows beside them."""
+    values = [value for _, _, y in lines for value in y if math.isfinite(value)]
+    near = _NEAR * (max(values) - min(values)) if values else 0.0
+    _, x, y = lines[index]
+    return sum(
+        x == other_x and all(a == b or abs(a - b) <= near for a, b in zip(y, other_y, strict=True))
+        for _, other_x, other_y in lines[index + 1 :]
+        if x
+    )
+
+
 def _scale_y(axes: Axes, chart: Chart, values: Sequence[float]) -> None:
     """As the chart says; where it says nothing a wide span of values gets a logarithmic axis."""
     if not values:
@@ -62,8 +81,7 @@ def _scale_y(axes: Axes, chart: Chart, values: Sequence[float]) -> None:
         axes.set_ylim(low, high)
     elif chart.y_scale == "log" or (not chart.y_scale and min(values) > 0 and max(values) / min(values) > 1e3):
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: number(value))
-        axes.minorticks_off()
+        _label_log(axes.yaxis)
 
 
 def _scale_x(axes: Axes, chart: Chart, values: Sequence[float]) -> None:
@@ -74,10 +92,21 @@ def _scale_x(axes: Axes, chart: Chart, values: Sequence[float]) -> None:
         axes.set_xticks(*SCALES["exponent"].ticks(low, high))
     elif chart.x_scale == "log":
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: number(value))
-        axes.minorticks_off()
+        _label_log(axes.xaxis)
     elif all(value.is_integer() for value in values):  # steps have no halves
         axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _label_log(axis: Axis) -> None:
+    """Powers of ten alone; where fewer than two are in view the ticks between them have labels."""
+    from matplotlib.ticker import NullLocator
+
+    axis.set_major_formatter(lambda value, _: number(value))
+    low, high = sorted(axis.get_view_interval())
+    if sum(low <= place <= high for place in axis.get_majorticklocs()) < 2:
+        axis.set_minor_formatter(lambda value, _: number(value))
+    else:
+        axis.set_minor_locator(NullLocator())
 
 
 def _legend_extra(chart: Chart) -> list[str]:

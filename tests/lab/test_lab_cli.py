@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 from ampcheck.cli import main
 from ampcheck.errors import UsageError
 from ampcheck.formats import FORMATS, format_of
-from ampcheck.lab import lab, ulp
+from ampcheck.lab import exp, lab, ulp
 from ampcheck.lab.exp import last_finite
 from ampcheck.lab.registry import EXPERIMENTS, experiments_of
 from ampcheck.placement import place
-from ampcheck.record import Run, Verdict
+from ampcheck.record import Coverage, Finding, Run, Verdict
+from ampcheck.report.charts import chart_svg
 
 
 def test_there_are_ten_experiments_each_with_a_title_and_a_few_sentences() -> None:
@@ -121,6 +123,47 @@ def test_a_device_that_is_not_there_is_told_for_what_needs_it() -> None:
     assert "cuda is not there" in run.findings[0].message
 
 
+@pytest.mark.parametrize("name", ["anatomy", "exp", "confounders", "policy", "flow", "underflow", "stagnation"])
+def test_an_experiment_runs_to_its_end_here_and_its_charts_can_be_drawn(name: str) -> None:
+    run = lab.run_lab([name])
+    assert not run.failed, [finding.message for finding in run.of(Verdict.FAIL)]
+    assert run.of(Verdict.PASS)
+    assert run.coverage.total
+    assert all(chart_svg(chart) for chart in run.charts)
+
+
+def test_an_experiment_that_looks_at_nothing_or_judges_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    blind = Run(findings=(Finding("lab-ulp", Verdict.PASS, "cpu", "all is well"),))
+    idle = Run(coverage=Coverage({"values": 3}))
+    for empty in (Run(), blind, idle):
+        monkeypatch.setattr(ulp, "run", lambda empty=empty, **_: empty)
+        assert lab.run_lab(["ulp"]).failed
+        assert main(["lab", "ulp"]) == 1
+
+
+def test_where_every_experiment_was_skipped_the_exit_code_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacking(**_: Any) -> Run:
+        raise UsageError("this machine has no numbers")
+
+    monkeypatch.setattr(ulp, "run", lacking)
+    assert main(["lab", "ulp"]) == 1
+    assert "every experiment asked for was skipped" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_an_interrupted_lab_has_seen_by_then_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(**_: Any) -> Run:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exp, "run", interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        main(["lab", "ulp", "exp"])
+    assert "The spacing of numbers (ulp)" in capsys.readouterr().out
+
+
 def test_progress_rises_over_all_experiments() -> None:
     seen: list[tuple[int, int]] = []
     lab.run_lab(["ulp", "exp"], progress=lambda stage, done, total: seen.append((done, total)))
@@ -136,8 +179,31 @@ def test_any_number_can_be_taken_apart(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "arguments", [["ulp", "--value", "1"], ["anatomy", "--value", "x"], ["anatomy", "--value", "inf"]]
+    "arguments",
+    [
+        ["ulp", "--value", "1"],
+        ["anatomy", "--value", "x"],
+        ["anatomy", "--value", "inf"],
+        ["anatomy", "--value", "1", "--full"],
+        ["anatomy", "--value", "1", "--list"],
+    ],
 )
 def test_what_is_no_number_or_has_no_place_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", *arguments]) == 2
     assert "--value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cuda", "nosuch"])
+def test_the_bits_on_a_device_that_is_not_there_are_a_usage_error(
+    device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if device == "cuda" and not place("cuda").emulated:
+        pytest.skip("this machine has CUDA")
+    assert main(["lab", "anatomy", "--value", "1", "--device", device]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert device in line
+
+
+def test_a_negative_power_of_ten_is_given_with_an_equals_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "anatomy", "--value=-1e-5"]) == 0
+    assert f"{FORMATS['bfloat16'].round(-1e-5):.10g}" in capsys.readouterr().out

@@ -74,6 +74,15 @@ def test_casts_are_right_and_a_wrong_one_is_told(bits: anatomy.AnatomyStats) -> 
     assert "bfloat16" in found[0].message
 
 
+def test_a_cast_that_loses_the_subnormals_of_float16_is_told(bits: anatomy.AnatomyStats) -> None:
+    edge = FORMATS["float16"].smallest_normal
+    flushed = tuple(
+        replace(row, cast=0.0) if row.format == "float16" and row.cast and abs(row.cast) < edge else row
+        for row in bits.rows
+    )
+    assert anatomy.check_anatomy(replace(bits, rows=flushed))[0].verdict is Verdict.FAIL
+
+
 def test_a_device_that_flushes_subnormals_is_warned_of(bits: anatomy.AnatomyStats) -> None:
     flushing = {"float32": SubnormalSupport("cpu", "float32", False, True, True)}
     found = anatomy.check_anatomy(replace(bits, subnormals=flushing))[1]
@@ -157,6 +166,15 @@ def test_an_exp_that_ends_early_a_naive_form_that_does_not_and_a_stable_one_that
     assert len(failures(exp.check_exp(replace(edges, softplus=bad)))) == 1
 
 
+def test_a_stable_softmax_that_is_off_by_more_than_its_roundings_is_told(edges: exp.ExpStats) -> None:
+    for name in ("float32", "bfloat16", "float16"):
+        last = edges.softmax[name, "stable"][-1]
+        for wrong in (last * (1 - 20 * format_of(name).unit_roundoff), math.nan):
+            off = {**edges.softmax, (name, "stable"): (*edges.softmax[name, "stable"][:-1], wrong)}
+            (told,) = failures(exp.check_exp(replace(edges, softmax=off)))
+            assert f"softmax of PyTorch of 0, 20, 40, 80 in {name}" in told
+
+
 def test_naive_softmax_is_nan_in_float16_and_torch_is_right(edges: exp.ExpStats) -> None:
     exact = np.exp(np.array(exp.LOGITS) - 80.0)
     exact /= exact.sum()
@@ -199,6 +217,8 @@ def test_the_histogram_counts_every_magnitude_in_its_binade(lost: underflow.Unde
     found, counts = np.unique(exponents, return_counts=True)
     assert dict(lost.histograms["as they are"]) == dict(zip(found.tolist(), counts.tolist(), strict=True))
     chart = underflow.histogram_chart(lost)
+    least = float(ml_dtypes.finfo(ml_dtypes.bfloat16).smallest_subnormal)
+    assert f"{int(found.min()) - int(math.log2(least))} powers of two more" in chart.note
     for series in chart.series:
         assert len(series.x) == len(series.y) + 1
         assert sum(series.y) == underflow.COUNT
@@ -216,6 +236,21 @@ def test_a_cast_that_flushes_more_and_a_scale_that_saves_nothing_are_told(lost: 
     assert len(failures(underflow.check_underflow(replace(lost, casts=more)))) == len(more)
     useless = tuple(replace(layer, scaled=layer.plain) for layer in lost.layers)
     assert len(failures(underflow.check_underflow(replace(lost, layers=useless)))) == 1
+
+
+def test_what_is_called_subnormal_is_what_the_cast_of_the_device_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.Tensor.to
+
+    def flushing(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        out = before(self, *args, **kwargs)
+        if torch.float16 in args and out.dtype is torch.float16:
+            out = out.where(before(out, torch.float64).abs() >= FORMATS["float16"].smallest_normal, 0)
+        return out
+
+    monkeypatch.setattr(torch.Tensor, "to", flushing)
+    seen = underflow.measure_underflow()
+    assert {cast.subnormal for cast in seen.casts if cast.format == "float16"} == {0}
+    assert failures(underflow.check_underflow(seen)) != []
 
 
 # Stagnation -----------------------------------------------------------------------------------------------------------

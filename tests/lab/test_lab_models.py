@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import ml_dtypes
@@ -17,6 +18,8 @@ from ampcheck.formats import format_of
 from ampcheck.lab import compiling, confounders, flow, policy
 from ampcheck.numerics.compiled import dynamo_still
 from ampcheck.record import Finding, Run, Verdict
+from ampcheck.report.charts import chart_svg
+from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 from ampcheck.subject import Call
 from ampcheck.training.confounders.settings import ConfounderStats
 
@@ -41,7 +44,15 @@ def test_the_policy_as_it_should_be_passes_and_each_departure_is_told() -> None:
     assert "0 of 1 do" in bad(policy.check_policies(facts("float32")))[0]
     moved = Finding("policy-drift", Verdict.FAIL, "cpu", "aten::mm is left alone")
     assert "aten::mm is left alone" in bad(policy.check_policies(facts(drift=(moved,))))[0]
-    assert len(bad(policy.check_policies(facts(probed=0)))) == 1
+    for probed in (0, 1, 4):
+        assert f"{probed} of 5 do" in bad(policy.check_policies(facts(probed=probed)))[0]
+
+
+def test_a_snapshot_that_was_not_compared_is_skipped_with_the_reason() -> None:
+    lacking = Finding("policy-drift", Verdict.SKIP, "cpu", "another build")
+    found = policy.check_policies(facts(drift=(lacking,)))
+    assert [one.message for one in found if one.verdict is Verdict.SKIP] == ["another build"]
+    assert not any("snapshot" in one.message for one in found)
 
 
 def test_the_table_of_ops_tells_floating_dtypes_by_device() -> None:
@@ -92,6 +103,31 @@ def test_without_autocast_all_is_float32_and_what_is_not_is_told(tiny: flow.Flow
     arms = {arm: tuple(replace(one, gave=("float64",)) for one in held) for arm, held in tiny.arms.items()}
     assert len(bad(flow.check_flow(replace(tiny, arms=arms)))) == 3
     assert bad(flow.check_flow(replace(tiny, arms={"": ()}))) != []
+
+
+def test_a_model_of_the_users_cache_is_described_and_never_judged(tiny: flow.Flow) -> None:
+    wide = {arm: tuple(replace(one, gave=("float32",)) for one in held) for arm, held in tiny.arms.items()}
+    none = {arm: tuple(replace(one, kind="Quantised") for one in held) for arm, held in tiny.arms.items()}
+    for arms, told in ((wide, "0 of 2 linear layers"), (none, "0 of 0 linear layers")):
+        assert bad(flow.check_flow(replace(tiny, arms=arms))) != []
+        theirs = replace(tiny, arms=arms, known=False)
+        assert flow.check_flow(theirs) == []
+        assert told in flow.classes_table(theirs).note
+
+
+def test_a_cached_model_that_cannot_be_run_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ("their/model", Tiny(), Call((torch.randn(2, 3),)))  # the wrong width
+    monkeypatch.setattr(flow, "random_lm", lambda: "not looked at")
+    monkeypatch.setattr(flow, "pretrained_lm", lambda full: found)
+    run = flow.run()
+    assert not run.failed
+    assert any("their/model" in one.message and "could not be run" in one.message for one in run.of(Verdict.SKIP))
+
+
+def test_a_library_that_is_missing_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert str(flow.pretrained_lm()).startswith("transformers is not installed")
 
 
 def test_cudas_policy_shows_without_the_device() -> None:
@@ -160,9 +196,13 @@ def test_a_repetition_that_differs_is_warned_of_with_its_distance() -> None:
 
 
 def test_settings_and_threads_are_afterwards_as_they_were() -> None:
-    before = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    def settings() -> list[object]:
+        own = [getattr(part.matmul, "fp32_precision", None) for part in (torch.backends.cuda, torch.backends.mkldnn)]
+        return [torch.get_float32_matmul_precision(), torch.get_num_threads(), *own]
+
+    before = settings()
     seen = confounders.measure_lab_confounders(steps=1)
-    assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == before
+    assert settings() == before
     assert [one.setting for one in seen.products] == list(confounders.SETTINGS)
     assert {one.name: one.same for one in seen.spread}["again, all equal"]
     assert not bad(confounders.check_lab_confounders(seen))
@@ -184,11 +224,43 @@ def test_one_graph_as_right_as_eager_passes_and_each_departure_is_told() -> None
     assert len(bad(compiling.check_compiling(ways(gradient=math.nan)))) == 1
 
 
-def test_a_way_that_raises_and_starts_that_were_not_measured_are_skipped_with_the_reason() -> None:
-    found = compiling.check_compiling(replace(ways(raised="no compiler"), startup=None, untold="no room"))
+def test_a_way_that_this_machine_lacks_and_starts_that_were_not_measured_are_skipped_with_the_reason() -> None:
+    lacking = ways(raised="no compiler", lacking=True)
+    found = compiling.check_compiling(replace(lacking, startup=None, untold="no room"))
     assert [one.verdict for one in found] == [Verdict.SKIP, Verdict.SKIP]
     assert "no compiler" in found[0].message
     assert "no room" in found[1].message
+
+
+class Broken(CharTransformer):
+    def forward(self, *args):
+        torch._dynamo.graph_break()
+        return super().forward(*args)
+
+
+def test_a_graph_break_under_fullgraph_is_a_failure_and_no_lack_of_a_tool() -> None:
+    whole = tuple(way for way in compiling.WAYS if way.name in (compiling.EAGER, "compiled, fullgraph"))
+    with dynamo_still():
+        seen = compiling.measure_compiling(
+            ways=whole, model=Broken(layers=1, width=16, heads=2), budget=0.05, startup=False
+        )
+    found = [one for one in compiling.check_compiling(seen) if "fullgraph" in one.message]
+    assert [one.verdict for one in found] == [Verdict.FAIL]
+
+
+def test_the_whole_run_shows_every_way_and_draws_its_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = tuple(ArmTimes(name, (0.01,) * 20) for name in ("eager", TWIN, "compiled, autocast inside"))
+    held = replace(ways(), speeds=SpeedStats("a step of the demo", arms))
+    broken = compiling.WayStats("compiled, fullgraph", raised="Unsupported: a break")
+    monkeypatch.setattr(compiling, "measure_compiling", lambda *_, **__: replace(held, ways=(*held.ways, broken)))
+    run = compiling.run()
+    assert run.coverage.total == 2
+    assert [row[0] for row in run.tables[0].rows] == [
+        *(way.name for way in held.ways),
+        f"{broken.name}: {broken.raised}",
+    ]
+    assert run.tables[0].rows[-1][1:] == (None,) * 8
+    assert all(chart_svg(chart) and TWIN in chart.note for chart in run.charts)
 
 
 def test_autocast_outside_and_inside_of_the_compiled_function_give_one_graph_each() -> None:

@@ -170,18 +170,73 @@ def test_tables_and_charts_show_every_run_the_break_and_the_skipped_step() -> No
     (result,) = loop_views.tables(shown)
     assert [row[0] for row in result.rows] == [run.name for run in shown.runs]
     assert "aten::addcdiv_" in str(result.rows[1][-1])
-    charts = {chart.title: chart for chart in loop_views.charts(shown, AMP_FLOAT16)}
+    shown = replace(shown, moving=made(AMP_FLOAT16))
+    charts = {chart.title: chart for chart in loop_views.charts(shown)}
     assert [marker.x for marker in charts["Training loss"].markers] == [4.0]
-    assert [marker.x for marker in charts["Loss scale"].markers] == [2.0]
-    assert charts["Loss scale"].series[0].y[0] == 16.0
+    assert [marker.x for marker in charts["A loss scale that moves"].markers] == [2.0]
+    assert charts["A loss scale that moves"].series[0].y[0] == 16.0
+    for title in ("Training loss", "Validation loss", "Gradient norm"):  # so that a run has its colour in all of them
+        names = dict.fromkeys(series.label for series in charts[title].series)
+        assert list(names) == ["float32", "naive float16", "autocast float16"]
     assert all(chart.x_label and chart.y_label and chart_svg(chart) for chart in charts.values())
 
 
 def test_a_short_measurement_trains_what_was_asked_and_times_it() -> None:
     seen = training.measure_training(
-        steps=2, budget=0.05, width=16, modes=(FLOAT32, AMP_BFLOAT16), compiled=(False,), memory=False
+        steps=4, budget=0.05, width=16, modes=(FLOAT32, AMP_FLOAT16), compiled=(False,), memory=False
     )
-    assert [run.name for run in seen.runs] == ["float32", "autocast bfloat16"]
+    assert [run.name for run in seen.runs] == ["float32", "autocast float16"]
     assert len(seen.seeds) == len(training.SEEDS)
-    assert {arm.name for speeds in seen.speeds for arm in speeds.compared} == {"autocast bfloat16"}
+    assert {arm.name for speeds in seen.speeds for arm in speeds.compared} == {"autocast float16"}
     assert len(loop_views.tables(seen)) == 2
+    # Precisions are compared under PyTorch's own scale; the one that moves is a run of its own.
+    assert {(step.scale, step.skipped) for step in seen.runs[1].steps} == {(65536.0, False)}
+    assert seen.moving is not None
+    assert max(step.scale for step in seen.moving.steps) > 65536.0
+
+
+@pytest.mark.parametrize(
+    ("message", "verdict"),
+    [
+        ("mat1 and mat2 must have the same dtype, but got BFloat16 and Float", Verdict.FAIL),
+        ("No working C++ compiler found in cpp.cxx", Verdict.SKIP),
+        ("Cannot find a working triton installation", Verdict.SKIP),
+    ],
+)
+def test_only_what_this_machine_lacks_is_skipped_and_any_other_error_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, message: str, verdict: Verdict
+) -> None:
+    def broken(mode: Mode, **settings: object) -> Loop:
+        if mode is AMP_BFLOAT16:
+            raise RuntimeError(message)
+        return small(mode)
+
+    monkeypatch.setattr(training, "Loop", broken)
+    seen = training.measure_training(steps=1, modes=(FLOAT32, AMP_BFLOAT16), compiled=(False,), memory=False)
+    found = of(training.check_training(seen), message)
+    assert [finding.verdict for finding in found] == [verdict]
+
+
+def test_a_scale_that_moves_must_be_seen_to_overflow() -> None:
+    still = replace(made(AMP_FLOAT16), steps=made(AMP_FLOAT16).steps[:2])
+    for run, verdict in ((made(AMP_FLOAT16), Verdict.PASS), (still, Verdict.WARN)):
+        found = training.check_training(replace(stats(made(FLOAT32)), moving=run))
+        assert [one.verdict for one in of(found, "doubles its scale")] == [verdict]
+
+
+def timed(*names: str) -> SpeedStats:
+    return SpeedStats("a training step", tuple(ArmTimes(name, (0.01,) * 20) for name in ("float32", TWIN, *names)))
+
+
+def test_the_whole_run_has_charts_with_titles_of_their_own_that_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = (made(FLOAT32), made(FLOAT32, compiled=True), made(NAIVE, stopped=0), made(AMP_FLOAT16), made(AMP_BFLOAT16))
+    speeds = (timed("autocast bfloat16"), timed("autocast float16"))
+    held = replace(stats(*runs, speeds=speeds), moving=made(AMP_FLOAT16), lacking={"x": "no compiler"})
+    monkeypatch.setattr(training, "measure_training", lambda *_, **__: held)
+    run = training.run()
+    assert not run.failed
+    assert run.coverage.total
+    titles = [chart.title for chart in run.charts]
+    assert len(set(titles)) == len(titles) == 7
+    assert all(chart_svg(chart) for chart in run.charts)
+    assert all(TWIN in chart.note for chart in run.charts[-2:])
