@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.emulate import active
-from ampcheck.autocast.missing import MissingKernels
+from ampcheck.autocast.missing import MissingKernels, lacks_kernel
 from ampcheck.errors import UsageError, brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 from ampcheck.numerics.reference import PromoteMixed
 from ampcheck.prepare import prepare
+from ampcheck.search.state import kept
 from ampcheck.subject import Subject
 
 
@@ -95,7 +96,8 @@ class Arms:
 
     dtype: what autocast casts to, or, where `native`, the dtype that the inputs or weights have already. example: the
     first one, which decides how wide the judge is: `float64`, with operands promoted where the model mixes dtypes, or
-    `float32` where it runs no wider.
+    `float32` where it runs no wider. `dropped` counts outputs that cannot be judged; `lacking` is what the
+    low-precision run raised for want of a kernel on this machine.
     """
 
     def __init__(self, subject: Subject, dtype: torch.dtype, *, device: str = "cpu", native: bool = False) -> None:
@@ -103,6 +105,8 @@ class Arms:
         self.how = "float64"
         self.draws = False
         self.substituted: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}
+        self.lacking = ""
         self._low = prepare(subject, device=device)
         self._wide = prepare(subject, device=device, to=torch.float64)
         self._float32 = prepare(subject, device=device, to=torch.float32)
@@ -142,23 +146,26 @@ class Arms:
         """As the user runs it: under autocast, or as it is where it is kept in 16 bits."""
         autocast = torch.autocast(torch.device(self.device).type, self.dtype, enabled=not self.native)
         missing = MissingKernels() if active() is not None else None
+        own = self._own(example)  # before anything watches: copying reads memory that nothing was written to
         with ExitStack() as stack:
             if missing is not None:
                 stack.enter_context(missing)
-            stack.enter_context(around or nullcontext())
             stack.enter_context(autocast)
-            outputs = self._run(self._low, self._own(example))
+            outputs = self._run(self._low, own, inside=around)
+        if outputs.error is not None and _for_want_of_a_kernel(outputs.error):
+            self.lacking = brief(outputs.error)
         for op, times in (missing.ran if missing is not None else {}).items():
             self.substituted[op] = self.substituted.get(op, 0) + times
         return outputs
 
     def wide(self, example: Example, around: AbstractContextManager[Any] | None = None) -> Outputs:
         """The judge's answer."""
+        own = example.to(self._wide_dtype, self.device)
         with ExitStack() as stack:
             stack.enter_context(around or nullcontext())
             if self._promote:
                 stack.enter_context(PromoteMixed())
-            return self._run(self._wide, example.to(self._wide_dtype, self.device))
+            return self._run(self._wide, own)
 
     def float32(self, example: Example) -> Outputs:
         """The same in float32, without autocast."""
@@ -170,7 +177,7 @@ class Arms:
         leaves = {path: tensor.detach().requires_grad_() for path, tensor in held.floats().items()}
         # A leaf cannot be written in place; a view of it can.
         inputs = held.replaced({path: leaf.view_as(leaf) for path, leaf in leaves.items()})
-        with self._around(self._wide.root), PromoteMixed() if self._promote else nullcontext():
+        with self._around(self._wide), PromoteMixed() if self._promote else nullcontext():
             result = self._wide.model(*inputs.args, **inputs.kwargs)
         return result, leaves, [weight for weight in self.weights() if weight.requires_grad]
 
@@ -204,25 +211,49 @@ class Arms:
             lambda tensor: tensor.detach().to(self.device)
         )
 
-    def _run(self, prepared: Any, example: Example, model: Callable[..., Any] | None = None) -> Outputs:
+    def _run(
+        self,
+        prepared: Any,
+        example: Example,
+        model: Callable[..., Any] | None = None,
+        inside: AbstractContextManager[Any] | None = None,
+    ) -> Outputs:
         outputs = Outputs()
-        with self._around(prepared.root):
+        # A compiled module has a length where the model has none: it must not be asked whether it is true.
+        called = prepared.model if model is None else model
+        with self._around(prepared):
             try:
-                result = (model or prepared.model)(*example.args, **example.kwargs)
+                with inside or nullcontext():
+                    result = called(*example.args, **example.kwargs)
             except UsageError:
                 raise
             except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
                 outputs.error = error
                 return outputs
+            if isinstance(result, (bool, int, float)):
+                dtype = torch.float64 if isinstance(result, float) else None
+                result = torch.tensor(result, dtype=dtype)
+            self._dropped(result, prepared is self._low)
             for path, tensor in tensors(result):
-                if tensor.layout is torch.strided and not tensor.is_nested:
+                if _dense(tensor):
                     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-                    outputs.found[path] = real.detach()
+                    # A copy: what the model keeps is put back once it has run, and may be what it gave.
+                    outputs.found[path] = real.detach().clone()
         return outputs
 
+    def _dropped(self, result: Any, count: bool) -> None:
+        """Count what cannot be judged in what the low-precision run gives."""
+        if not count:
+            return
+        held = [tensor for _, tensor in tensors(result)]
+        names = [f"outputs of layout {str(t.layout).removeprefix('torch.')}" for t in held if not _dense(t)]
+        if not held:
+            names = [f"results without tensors ({type(result).__name__})"]
+        for name in names:
+            self.dropped[name] = self.dropped.get(name, 0) + 1
+
     @contextmanager
-    def _around(self, root: torch.nn.Module | None) -> Iterator[None]:
-        buffers = [(b, b.detach().clone()) for b in root.buffers()] if root is not None else []
+    def _around(self, prepared: Any) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # the user's own run shows them once
@@ -230,9 +261,14 @@ class Arms:
             if self.draws:
                 stack.enter_context(seeded(self.device))
                 stack.enter_context(EqualRandom())
-            try:
-                yield
-            finally:
-                with torch.no_grad():
-                    for buffer, before in buffers:
-                        buffer.copy_(before)
+            stack.enter_context(kept(prepared.model, prepared.root))
+            yield
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _for_want_of_a_kernel(error: Exception) -> bool:
+    """Whether this machine, and not the model, is the reason: a 16-bit kernel is missing."""
+    return lacks_kernel(error) or "could not create a primitive" in str(error)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from ampcheck.nest import tensors
-from ampcheck.record import Where
 from ampcheck.search.arms import Arms, Example
-from ampcheck.trace import OpEvent, Trace
 
 _ROUNDS = 16
 _SHOWN = 4
@@ -38,16 +36,20 @@ class _Largest(TorchFunctionMode):
         return out
 
 
-def climb(arms: Arms, example: Example, domain: tuple[float, float]) -> Iterator[Example]:
+def climb(
+    arms: Arms, example: Example, domains: Mapping[str, tuple[float, float]], spent: Callable[[], bool]
+) -> Iterator[Example]:
     """Examples on the way up: every floating input follows the sign of the gradient of the largest value that occurs.
 
-    Steps start at a quarter of the domain and halve when a step gains nothing; inputs stay inside the domain and
-    representable in their own dtype. A model without a gradient is left where it is.
+    domains: (low, high) of each floating tensor by its path. Steps start at a quarter of that and halve when a step
+    gains nothing; inputs stay inside and representable in their own dtype. A model without a gradient is left where it
+    is. spent: whether the time is over.
     """
-    low, high = domain
-    step, best = (high - low) / 4, -math.inf
-    here = example.mapped(lambda t: t.detach().clamp(low, high) if t.is_floating_point() else t)
+    share, best = 0.25, -math.inf
+    here = example.replaced({name: t.detach().clamp(*domains[name]) for name, t in example.floats().items()})
     for number in range(_ROUNDS):
+        if spent():
+            return
         largest = _Largest()
         try:
             with largest:
@@ -60,12 +62,14 @@ def climb(arms: Arms, example: Example, domain: tuple[float, float]) -> Iterator
         if value is None:
             return
         if float(value.detach()) <= best:
-            step /= 2
+            share /= 2
         best = max(best, float(value.detach()))
         moves = {name: grad for (name, _), grad in zip(leaves.items(), grads, strict=True) if grad is not None}
         own = here.floats()
         changed = {
-            name: (own[name].double() + step * grad.nan_to_num(0.0).sign()).clamp(low, high).to(own[name].dtype)
+            name: (own[name].double() + share * (domains[name][1] - domains[name][0]) * grad.nan_to_num(0.0).sign())
+            .clamp(*domains[name])
+            .to(own[name].dtype)
             for name, grad in moves.items()
         }
         if not changed:
@@ -107,31 +111,3 @@ def smaller(example: Example, fails: Callable[[Example], bool]) -> Example:
 
 def _with(example: Example, name: str, flat: torch.Tensor) -> Example:
     return example.replaced({name: flat.reshape(example.floats()[name].shape)})
-
-
-class _Peaks:
-    """An observer of `ampcheck.trace.Trace`: the op with the largest finite result."""
-
-    def __init__(self) -> None:
-        self.magnitude, self.where = 0.0, Where()
-
-    def before(self, op: Any, args: Any, kwargs: Any) -> None:
-        """Nothing is needed before an op runs."""
-
-    def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> None:
-        """Note the result if it is the largest so far. Views and constants made by the op itself do not count."""
-        if op.is_view or not any(True for _ in tensors((args, kwargs))):
-            return
-        for _, tensor in tensors(out):
-            if tensor.is_floating_point() and tensor.numel() and tensor.layout is torch.strided:
-                magnitude = tensor.detach().abs().double()
-                top = float(torch.where(magnitude.isfinite(), magnitude, 0.0).amax())
-                if top > self.magnitude:
-                    self.magnitude, self.where = top, event.where
-
-
-def largest(arms: Arms, example: Example) -> tuple[float, Where]:
-    """The largest finite value of any op in the low-precision run, and where it was made."""
-    peaks = _Peaks()
-    arms.low(example, Trace(arms.root, observers=(peaks,)))
-    return peaks.magnitude, peaks.where

@@ -6,7 +6,7 @@ from ampcheck.formats import format_of
 from ampcheck.record import Finding, Verdict
 from ampcheck.search import stats as kinds
 from ampcheck.search.look import describe_value
-from ampcheck.search.stats import Breaking, PropertyStats
+from ampcheck.search.stats import Breaking, Peak, PropertyStats
 
 CHECKS = ("property-finite", "property-accuracy", "property-compiled", "property-invariance")
 
@@ -31,7 +31,7 @@ def check_property(stats: PropertyStats, headroom: float) -> list[Finding]:
 
     headroom: warn from this factor below the format's maximum.
     """
-    if not stats.examples - stats.outside:
+    if not stats.breakings and not stats.elements:
         return [_nothing(stats)]
     found = []
     for check, of_kind in _KINDS.items():
@@ -104,26 +104,48 @@ def _compiled(problem: kinds.Problem, value: str, low: str, wide: str) -> str:
 
 
 def _looked_at(stats: PropertyStats, check: str) -> str:
-    count = stats.compiled_examples if check == "property-compiled" else stats.examples + stats.climbs
+    judged = stats.examples - stats.outside + stats.climbs
+    count = stats.compiled_examples if check == "property-compiled" else judged
     names = f": {', '.join(stats.invariances)}" if check == "property-invariance" else ""
     return f"{count:,} example{'s' * (count != 1)}, {stats.elements:,} elements{names}"
 
 
 def _headroom(stats: PropertyStats, factor: float) -> list[Finding]:
     """How far the largest value that was found lies below the end of the format."""
-    peak, top = stats.peak, format_of(stats.format).max
-    if not peak.magnitude or any(one.problem.kind in (kinds.NONFINITE, kinds.RANGE) for one in stats.breakings):
+    peak = stats.peak
+    if any(one.problem.kind in (kinds.NONFINITE, kinds.RANGE) for one in stats.breakings):
         return []
-    room = top / peak.magnitude
-    place = peak.where.module or peak.where.op.removeprefix("aten::")
+    if stats.overflow is not None:
+        return [_overflowed(stats, stats.overflow)]
+    if not peak.magnitude:
+        return []
+    fmt = peak.format or stats.format
+    room = format_of(fmt).max / peak.magnitude
+    place = peak.where.module or _op(peak)
     message = (
         f"{stats.domain} the largest value found is {_magnitude(peak.magnitude)}{f' at {place}' if place else ''}; "
-        f"{_magnitude(room)}x below the maximum of {stats.format}"
+        f"{_magnitude(room)}x below the maximum of {fmt}"
     )
     if room >= factor:
         return [Finding("headroom", Verdict.PASS, who(stats), message, peak.where, room, factor, "times")]
     hint = f"larger inputs may overflow; it is reached with {peak.code}"
     return [Finding("headroom", Verdict.WARN, who(stats), message, peak.where, room, factor, "times", hint)]
+
+
+def _overflowed(stats: PropertyStats, peak: Peak) -> Finding:
+    """A value that left its format inside, although the output is as it should be."""
+    op = _op(peak)
+    place = f"{op} in {peak.where.module}" if peak.where.module else op
+    message = (
+        f"{stats.domain} every value inside must stay within its format; {place} makes an infinity of finite "
+        f"{peak.format} values, which does not reach the output. It is reached with {peak.code}"
+    )
+    hint = "its gradient may be NaN or zero; scale before this op, or compute it in float32"
+    return Finding("headroom", Verdict.WARN, who(stats), message, peak.where, 0.0, 1.0, "times", hint)
+
+
+def _op(peak: Peak) -> str:
+    return peak.where.op.removeprefix("aten::").partition(".")[0]
 
 
 def _magnitude(value: float) -> str:
@@ -143,10 +165,19 @@ def _coverage(stats: PropertyStats) -> Finding:
 
 
 def _nothing(stats: PropertyStats) -> Finding:
+    if stats.lacking:
+        reason = f"this machine lacks the kernel, which says nothing about the model: {stats.lacking}"
+        return Finding("coverage", Verdict.SKIP, who(stats), reason)
     message = f"a verdict needs evidence; of {stats.examples} examples none could be judged"
-    if stats.outside_reason:
-        message += f", since float32 raises {stats.outside_reason}"
+    notes = []
+    if stats.outside:
+        notes.append(f"float32 or the judge raises {stats.outside_reason}")
+    unseen = stats.coverage.unseen.items()
+    notes += [f"{why} ({count}x)" for why, count in unseen if not why.startswith("examples that float32")]
+    if stats.examples > stats.outside and not notes:
+        notes.append("no output has an element")
     if stats.stopped:
-        message += f", and {stats.stopped}"
-    hint = "draw inputs that the function takes"
+        notes.append(stats.stopped)
+    message += f": {'; '.join(notes)}" if notes else ""
+    hint = "draw finite inputs that the function takes, and give tensors or numbers"
     return Finding("coverage", Verdict.FAIL, who(stats), message, observed=0.0, limit=1.0, unit="examples", hint=hint)

@@ -19,8 +19,9 @@ from ampcheck.errors import UsageError, brief
 from ampcheck.nest import tensors
 from ampcheck.search.arms import Example, as_example
 from ampcheck.search.ascent import climb, smaller
+from ampcheck.search.headroom import Headroom
 from ampcheck.search.look import Look, Looker
-from ampcheck.search.stats import Problem
+from ampcheck.search.stats import RAISES, Problem
 from ampcheck.strategies import as_code
 
 _MINIMISING = 0.5
@@ -47,9 +48,10 @@ class Hunt:
     climbs: int = 0
     seconds: float = 0.0
     stopped: str = ""
-    low: float = math.inf
-    high: float = -math.inf
-    peak: tuple[float, Example | None] = (0.0, None)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    lacking: str = ""
+    largest: tuple[float, Example | None] = (0.0, None)
+    headroom: Headroom | None = None
     smallest: dict[str, tuple[Example, Problem]] = field(default_factory=dict)
     found_after: dict[str, int] = field(default_factory=dict)
 
@@ -77,28 +79,31 @@ def hunt(
 
     Where that is large still, the search is begun anew with other seeds, which may come upon something simpler.
     """
-    found = Hunt()
+    found = Hunt(headroom=Headroom(looker.arms))
     start = time.perf_counter()
     known: dict[Any, Look] = {}
+    shares: dict[Any, float] = {}
     starts: list[Example] = []
-    until = start + seconds
+    until, latest = start + seconds, start + (1 + _MINIMISING) * seconds
     for attempt in range(_ATTEMPTS):
         smallest: dict[str, tuple[Example, Problem]] = {}
         most = found.calls + examples + _SHRINKS
 
         def visit(drawn: Any, smallest: dict[str, Any] = smallest, most: int = most) -> None:
-            nonlocal until
+            nonlocal until, latest
             example = as_example(drawn)
             key = example.key()
             if key not in known:
                 if (found.calls and time.perf_counter() > until) or (found.found_after and found.calls > most):
                     found.stopped = "" if found.found_after else f"the {seconds:g} seconds were spent"
                     return
-                known[key] = look = looker.look(example)
+                known[key] = look = _look(looker, found, example)
                 if not found.calls:  # the first call imports, compiles and fills caches: no part of the budget
                     until = time.perf_counter() + seconds
+                    latest = until + _MINIMISING * seconds
                 found.calls += 1
                 _note(found, example, look)
+                shares[key] = _inside(found, example, look)
                 if len(starts) < _STARTS:
                     starts.append(example)
             seen = known[key]
@@ -106,13 +111,14 @@ def hunt(
                 problem = seen.problems[0]
                 if problem.kind not in found.found_after:
                     found.found_after[problem.kind] = found.examples
-                    until = max(until, time.perf_counter() + _MINIMISING * seconds)
+                    until = min(max(until, time.perf_counter() + _MINIMISING * seconds), latest)
                 smallest[problem.kind] = example, problem
                 raise _broken(problem.kind)(problem.kind)
             if not seen.outside:
                 target(_bounded_log(seen.ratio), label="error, in roundings, as a power of two")
                 target(_bounded_log(seen.amax), label="largest magnitude, as a power of two")
                 target(seen.flushed, label="share of the outputs that became zero")
+                target(_bounded_log(shares.get(key, 0.0)), label="share of a format inside, as a power of two")
 
         _search(inputs, visit, examples, seed_ + attempt, database if not attempt else None)
         for kind, one in smallest.items():
@@ -120,8 +126,10 @@ def hunt(
                 found.smallest[kind] = one
         if not found.smallest or min(_size(one)[0] for one, _ in found.smallest.values()) <= _SMALL:
             break
+        if time.perf_counter() > until:
+            break
     if domain is not None and not found.smallest:
-        _climb(looker, found, starts, domain, until)
+        _climb(looker, found, starts, domain, until, latest)
     found.seconds = time.perf_counter() - start
     return found
 
@@ -174,47 +182,95 @@ def _size(example: Example) -> tuple[int, int]:
     return sum(tensor.numel() for _, tensor in tensors(held)), len(as_code(held))
 
 
-def _note(found: Hunt, example: Example, seen: Look) -> None:
+def _look(looker: Looker, found: Hunt, example: Example) -> Look:
+    """Judge one example; where this machine lacks a kernel nothing is learned about the model."""
+    look = looker.look(example)
+    if looker.arms.lacking and look.problems and look.problems[0].kind == RAISES:
+        found.lacking = looker.arms.lacking
+        return Look(outside=looker.arms.lacking)
+    return look
+
+
+def _note(found: Hunt, example: Example, seen: Look, *, climbed: bool = False) -> None:
     """Add one look; what is drawn while an example is made smaller counts as a call and not as an example."""
     if not found.found_after:
-        found.examples += 1
-        found.outside += bool(seen.outside)
-        found.outside_reason = found.outside_reason or seen.outside
+        if climbed:
+            found.climbs += not seen.outside
+        else:
+            found.examples += 1
+            found.outside += bool(seen.outside)
+            found.outside_reason = found.outside_reason or seen.outside
         found.elements += seen.elements
         found.undefined += seen.undefined
         if not seen.problems:
             found.ratio = max(found.ratio, seen.ratio)
-        for tensor in example.floats().values():
+        for path, tensor in example.floats().items():
             finite = tensor.detach()[tensor.isfinite()].double()
-            if finite.numel():
-                found.low, found.high = min(found.low, float(finite.amin())), max(found.high, float(finite.amax()))
+            if finite.numel() and not climbed:
+                low, high = found.ranges.get(path, (math.inf, -math.inf))
+                found.ranges[path] = min(low, float(finite.amin())), max(high, float(finite.amax()))
     found.flushed = max(found.flushed, seen.flushed)
-    if not seen.problems and not seen.outside and (found.peak[1] is None or seen.amax > found.peak[0]):
-        found.peak = seen.amax, example
+    if not seen.problems and not seen.outside and (found.largest[1] is None or seen.amax > found.largest[0]):
+        found.largest = seen.amax, example
 
 
-def _climb(looker: Looker, found: Hunt, starts: Sequence[Example], domain: tuple[float, float], until: float) -> None:
-    """Gradient ascent on the largest value, from the largest example and from the first ones."""
-    best = [found.peak[1]] if found.peak[1] is not None else []
+def _inside(found: Hunt, example: Example, seen: Look) -> float:
+    """The largest share of its format that a value inside the run takes, where nothing is broken so far."""
+    if found.headroom is None or seen.problems or seen.outside or found.found_after:
+        return 0.0
+    return found.headroom.look(example)
+
+
+def _domains(found: Hunt, example: Example, domain: tuple[float, float]) -> dict[str, tuple[float, float]]:
+    """The bounds of each floating input: the domain; of several inputs none leaves the range that was drawn for it.
+
+    Among several, one may be a probability and another a logit, which one pair of numbers cannot say.
+    """
+    names = list(example.floats())
+    if len(names) == 1:
+        return {names[0]: domain}
+    drawn = {name: found.ranges.get(name, domain) for name in names}
+    both = {name: (max(domain[0], low), min(domain[1], high)) for name, (low, high) in drawn.items()}
+    return {name: bounds if bounds[0] <= bounds[1] else drawn[name] for name, bounds in both.items()}
+
+
+def _climb(
+    looker: Looker,
+    found: Hunt,
+    starts: Sequence[Example],
+    domain: tuple[float, float],
+    until: float,
+    latest: float,
+) -> None:
+    """Gradient ascent on the largest value: from the example with the largest inside, the largest output, the first."""
+    inside = found.headroom.peak[1] if found.headroom is not None else None
+    best = [one for one in (inside, found.largest[1]) if one is not None]
+    tried: set[Any] = set()
     for example in (*best, *starts):
-        if time.perf_counter() > until:
-            return
-        for reached in climb(looker.arms, example, domain):
-            seen = looker.look(reached)
-            found.climbs += 1
+        key = example.key()
+        if key in tried:
+            continue
+        tried.add(key)
+        domains = _domains(found, example, domain)
+        for reached in climb(looker.arms, example, domains, lambda: time.perf_counter() > until):
+            seen = _look(looker, found, reached)
             found.calls += 1
-            _note(found, reached, seen)
+            _note(found, reached, seen, climbed=True)
+            _inside(found, reached, seen)
             if seen.problems:
                 kind = seen.problems[0].kind
-                found.found_after[kind] = found.examples
+                found.found_after[kind] = found.examples + found.climbs
 
                 def fails(one: Example, kind: str = kind) -> bool:
+                    if time.perf_counter() > latest:
+                        return False
                     found.calls += 1
-                    now = looker.look(one).problems
-                    return bool(now) and now[0].kind == kind and time.perf_counter() < until
+                    now = _look(looker, found, one).problems
+                    return bool(now) and now[0].kind == kind
 
                 least = smaller(reached, fails)
-                found.smallest[kind] = least, looker.look(least).problems[0]
+                problems = [one for one in looker.look(least).problems if one.kind == kind]
+                found.smallest[kind] = (least, problems[0]) if problems else (reached, seen.problems[0])
                 return
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,9 +20,9 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.placement import place
 from ampcheck.record import Coverage, Run, Table, Where, merge, verify
 from ampcheck.search.arms import Arms, Example, as_example
-from ampcheck.search.ascent import largest
 from ampcheck.search.checks import check_property
 from ampcheck.search.compiling import KINDS, Compiled
+from ampcheck.search.headroom import plain
 from ampcheck.search.hunt import Hunt, hunt
 from ampcheck.search.invariances import Invariance
 from ampcheck.search.look import Looker
@@ -65,15 +66,18 @@ def assert_amp_property(
     (`ampcheck.search.rounding`); `compile`: compiled code is no worse than eager mode, compiled once and for at most
     four kinds of shapes; `invariances`: `BatchOrder`, `Scale`, `Shift`, `Padding`, `Declared` hold.
 
-    domain: bounds of the floating inputs, within which gradient ascent looks for larger values. examples, seconds: the
-    budget of each dtype. seed: the same seed gives the same search, as long as the seconds suffice. database: a folder
-    in which Hypothesis keeps what failed. reproduce: a folder in which a test of its own is written for each failure.
+    domain: bounds of the floating inputs, within which gradient ascent looks for larger values. It is a promise of its
+    own: a lone input leaves the range of the strategy for it; of several, each stays in the range drawn for it as well.
+    examples, seconds: the budget of each dtype; to make smaller what was found may take half of the seconds more.
+    seed: the same seed gives the same search, as long as the seconds suffice. database: a folder in which Hypothesis
+    keeps what failed. reproduce: a folder in which a test of its own is written for each failure.
 
     Returns the run. Raises `AssertionError` with every failure, `UsageError` for input that cannot be judged. Inside a
     test that is itself under `@given`, Hypothesis asks for `suppress_health_check=[HealthCheck.nested_given]` there.
     """
     __tracebackhide__ = True
     _require(model, inputs, domain, examples, seconds)
+    _require_more(seed, invariances, reproduce)
     placement = place(device)
     title = name or name_of(model)
     with placement.entered():
@@ -100,6 +104,8 @@ def assert_amp_property(
                 stats = replace(stats, graphs=graphs.count)
                 if not graphs.count and "property-compiled" not in stats.skipped:
                     reason = graphs.unsupported or "torch.compile made no graph"
+                    if arms.draws:
+                        reason = "the model draws random numbers; what makes them the same in each run is not compiled"
                     stats = replace(stats, skipped={**stats.skipped, "property-compiled": reason})
             if reproduce is not None:
                 written = tuple(
@@ -126,20 +132,12 @@ def property_run(stats: PropertyStats) -> Run:
 
 def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[float, float] | None) -> PropertyStats:
     arms, compiled = looker.arms, looker.compiled
-    magnitude, example = found.peak
-    peak = Peak()
-    if example is not None:
-        inside, where = largest(arms, example)
-        peak = Peak(
-            max(inside, magnitude),
-            where,
-            as_code(example.args if not example.kwargs else (example.args, dict(example.kwargs))),
-        )
     asked, skipped = ["property-finite", "property-accuracy"], {}
     unseen = {
-        "examples that float32 or the judge refused": found.outside,
+        f"examples that float32 or the judge refused: {found.outside_reason}": found.outside,
         "elements that are not finite in float64": found.undefined,
     }
+    unseen |= arms.dropped
     unseen |= {
         f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n for op, n in arms.substituted.items()
     }
@@ -158,7 +156,7 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
     breakings = tuple(
         Breaking(
             problem,
-            as_code(_plain(one)),
+            as_code(plain(one)),
             found.found_after[kind],
             found.calls,
             _blame(arms, one, problem),
@@ -184,7 +182,9 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
         compiled_examples=compiled.examples if compiled is not None else 0,
         invariances=tuple(one.name for one in looker.invariances),
         domain=_domain(found, domain),
-        peak=peak,
+        peak=found.headroom.largest() if found.headroom is not None else Peak(),
+        overflow=found.headroom.overflow if found.headroom is not None else None,
+        lacking=found.lacking,
         breakings=breakings,
         asked=tuple(asked),
         skipped=skipped,
@@ -193,15 +193,11 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
     )
 
 
-def _plain(example: Example) -> Any:
-    """The example as a strategy gives it: a lone tensor by itself."""
-    if example.kwargs:
-        return example.args, dict(example.kwargs)
-    return example.args[0] if len(example.args) == 1 else example.args
-
-
 def _domain(found: Hunt, domain: tuple[float, float] | None) -> str:
-    low, high = domain if domain is not None else (found.low, found.high)
+    low = min((bounds[0] for bounds in found.ranges.values()), default=math.inf)
+    high = max((bounds[1] for bounds in found.ranges.values()), default=-math.inf)
+    if domain is not None and len(found.ranges) == 1:
+        low, high = domain
     if not low <= high:
         return "with the inputs drawn"
     return f"within |x| <= {high:g}" if low == -high else f"within {low:g} <= x <= {high:g}"
@@ -229,10 +225,37 @@ def _require(model: Any, inputs: Any, domain: tuple[float, float] | None, exampl
             "inputs must be a Hypothesis strategy, such as ampcheck.strategies.tensors('float16'); "
             f"found {type(inputs).__name__}"
         )
-    if domain is not None and not (len(domain) == 2 and domain[0] < domain[1]):
-        raise UsageError(f"domain is (low, high) with low < high; found {domain!r}")
-    if examples < 1 or not seconds > 0:
-        raise UsageError(f"a search needs at least one example and some seconds; found {examples} and {seconds}")
+    if domain is not None and not _is_range(domain):
+        raise UsageError(f"domain is (low, high), two finite numbers with low < high; found {domain!r}")
+    counted = isinstance(examples, int) and not isinstance(examples, bool) and examples >= 1
+    if not counted or not (isinstance(seconds, (int, float)) and seconds > 0):
+        raise UsageError(f"a search needs at least one example and some seconds; found {examples!r} and {seconds!r}")
+
+
+def _is_range(domain: Any) -> bool:
+    if not isinstance(domain, (tuple, list)) or len(domain) != 2:
+        return False
+    numbers = all(isinstance(one, (int, float)) and math.isfinite(one) for one in domain)
+    return numbers and bool(domain[0] < domain[1])
+
+
+def _require_more(seed: Any, invariances: Any, reproduce: Any) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise UsageError(f"seed must be an integer; found {seed!r}")
+    if not isinstance(invariances, (tuple, list)):
+        raise UsageError(f"invariances must be a tuple or list, such as (BatchOrder(),); found {invariances!r}")
+    for one in invariances:
+        called = callable(getattr(one, "changed", None)) and callable(getattr(one, "undone", None))
+        if isinstance(one, type) or not called or not hasattr(one, "name"):
+            raise UsageError(
+                f"an invariance must be one of BatchOrder(), Scale(), Shift(), Padding(), Declared(); found {one!r}"
+            )
+    if reproduce is None:
+        return
+    if not isinstance(reproduce, (str, os.PathLike)):
+        raise UsageError(f"reproduce must be the path of a folder; found {reproduce!r}")
+    if os.path.exists(reproduce) and not os.path.isdir(reproduce):
+        raise UsageError(f"reproduce must be a folder; {os.fspath(reproduce)} is a file")
 
 
 def _first(inputs: st.SearchStrategy[Any]) -> Example:

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -150,17 +151,31 @@ def _reaching(value: Any, path: Path) -> list[str]:
 
 def _source(model: Callable[..., Any]) -> list[str]:
     """The code of a function that no import finds, if it needs nothing but torch."""
-    code = getattr(model, "__code__", None)
+    if not inspect.isfunction(model):
+        kind = type(model).__name__
+        raise _Unwritable(f"a {kind} cannot be imported by name; give a function at the top of a module")
+    code = model.__code__
     if code is None or code.co_freevars or code.co_name == "<lambda>":
         raise _Unwritable("the function cannot be imported by name; define it at the top of a module")
-    used = {name: model.__globals__[name] for name in code.co_names if name in getattr(model, "__globals__", {})}
+    used = {name: model.__globals__[name] for name in _names(code) if name in getattr(model, "__globals__", {})}
     if unknown := sorted(set(used) - set(_KNOWN)):
         raise _Unwritable(f"the function cannot be imported by name, and its source needs {', '.join(unknown)}")
     try:
         source = textwrap.dedent(inspect.getsource(model))
     except (OSError, TypeError) as error:
         raise _Unwritable("the function cannot be imported by name, and its source is not known") from error
-    return [*(_KNOWN[name] for name in used), "\n", source.rstrip()]
+    lines = [*(_KNOWN[name] for name in used), "\n", source.rstrip()]
+    try:  # a decorator, a default or an annotation may need what the body does not
+        exec(compile("\n".join(["import torch", *lines]), "<reproduced>", "exec"), {"__name__": "reproduced"})
+    except Exception as error:
+        raise _Unwritable(f"the function cannot be imported by name, and its source raises {brief(error)}") from error
+    return lines
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names that a function and the functions inside it look up."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return set(code.co_names).union(*inner)
 
 
 def _declared(one: Any) -> str:

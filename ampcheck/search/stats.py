@@ -53,11 +53,12 @@ class Breaking:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The largest finite magnitude that was seen: of an op's or module's result, with the example that made it."""
+    """A value inside a run, the op that gave it, the example that made it, and the format that the op gives it in."""
 
     magnitude: float = 0.0
     where: Where = field(default_factory=Where)
     code: str = ""
+    format: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,9 @@ class PropertyStats:
 
     examples: how many were looked at while searching, of `budget` at most. outside: those that float32 or the judge
     refused. undefined: elements that are not finite in float64. elements: those that were judged. ratio: the largest
-    error in terms of what was allowed. domain: in words. asked: the properties searched for. skipped: property to the
-    reason why it was not looked at.
+    error in terms of what was allowed. climbs: steps of gradient ascent that were judged. domain: in words. peak: the
+    value that came nearest to the end of its own format. overflow: one that went beyond inside. asked: the properties
+    searched for. skipped: property to the reason why it was not looked at. lacking: the kernel that this machine lacks.
     """
 
     subject: str
@@ -90,6 +92,8 @@ class PropertyStats:
     invariances: tuple[str, ...] = ()
     domain: str = ""
     peak: Peak = field(default_factory=Peak)
+    overflow: Peak | None = None
+    lacking: str = ""
     breakings: tuple[Breaking, ...] = ()
     asked: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,92 @@
+"""What a call changes in the Python objects that it runs: attributes, counters, caches, rebound buffers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+_OPAQUE = (str, bytes, int, float, complex, type, type(None))
+
+
+@contextmanager
+def kept(*held: Any) -> Iterator[None]:
+    """Everything that `held` reaches is inside as it was, once the block ends: tensors, containers and attributes.
+
+    Followed are modules, functions' closures, lists, dicts, sets, deques and plain objects. What is found in a global
+    variable or behind an extension's object is left alone.
+    """
+    undo: list[Callable[[], None]] = []
+    known: set[int] = set()
+    alive: list[Any] = []  # an id is free again when its object is gone
+    waiting = list(held)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, _OPAQUE) or id(value) in known:
+            continue
+        known.add(id(value))
+        alive.append(value)
+        waiting += _watch(value, undo)
+    try:
+        yield
+    finally:
+        for step in undo:
+            step()
+
+
+def _watch(value: Any, undo: list[Callable[[], None]]) -> list[Any]:
+    """Add to `undo` what puts `value` back; what it holds."""
+    if isinstance(value, torch.Tensor):
+        # Nothing trains here; to clone every weight before each call would cost more than the call.
+        if not isinstance(value, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested:
+            before = value.detach().clone()
+            version = value._version if not value.is_inference() else -1
+            undo.append(lambda: _put_back(value, before, version))
+        return []
+    if isinstance(value, (dict, list, set, deque)):
+        items = list(value.items()) if isinstance(value, dict) else list(value)
+        undo.append(lambda: _refill(value, items))
+        return [item for _, item in items] if isinstance(value, dict) else items
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, CellType):
+        with suppress(ValueError):  # an empty cell
+            content = value.cell_contents
+            undo.append(lambda: setattr(value, "cell_contents", content))
+            return [content]
+        return []
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, FunctionType):
+        return [*(value.__closure__ or ()), *(value.__defaults__ or ()), vars(value)]
+    own = getattr(value, "__dict__", None)
+    return [own] if isinstance(own, dict) else []
+
+
+def _put_back(tensor: torch.Tensor, before: torch.Tensor, version: int) -> None:
+    if version != -1 and tensor._version == version:
+        return
+    with torch.no_grad():
+        if tensor.shape != before.shape:
+            tensor.set_(before)  # type: ignore[call-overload]
+        else:
+            tensor.copy_(before)
+
+
+def _refill(held: Any, items: list[Any]) -> None:
+    """Give a container its items again, if it holds others now: code that is compiled guards on containers."""
+    now = list(held.items()) if isinstance(held, dict) else list(held)
+    if len(now) == len(items) and all(_same(a, b) for a, b in zip(now, items, strict=True)):
+        return
+    held.clear()
+    held.update(items) if isinstance(held, (dict, set)) else held.extend(items)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other) == 2:
+        return one[0] is other[0] and one[1] is other[1]
+    return one is other

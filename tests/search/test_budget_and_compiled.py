@@ -1,0 +1,100 @@
+"""The seconds that a search may take, and what compiled code is charged with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ampcheck import assert_amp_property
+from ampcheck.record import Finding, Verdict
+from ampcheck.search.arms import Arms, Example
+from ampcheck.search.ascent import climb
+from ampcheck.search.compiling import Compiled
+from ampcheck.search.look import Looker
+from ampcheck.strategies import tensors
+from ampcheck.subject import Subject
+
+
+class Clock:
+    """Time that goes on by one second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_no_step_of_gradient_ascent_begins_when_the_time_is_over() -> None:
+    arms = Arms(Subject((torch.square, (torch.ones(1),))), torch.float16)
+    example = Example((torch.ones(1),))
+    assert not arms.settle(example)
+    (path,) = example.floats()
+    asked: list[int] = []
+
+    def spent() -> bool:
+        asked.append(1)
+        return len(asked) > 5
+
+    assert len(list(climb(arms, example, {path: (-10.0, 10.0)}, spent))) == 1
+    assert len(asked) == 6
+
+
+def test_the_search_and_making_small_take_the_seconds_and_half_of_them_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ampcheck.search import hunt
+
+    clock = Clock()
+    monkeypatch.setattr(hunt, "time", SimpleNamespace(perf_counter=clock))
+    looks: list[float] = []
+    look = Looker.look
+
+    def noted(self: Looker, example: Example) -> object:
+        looks.append(clock.now)
+        return look(self, example)
+
+    monkeypatch.setattr(Looker, "look", noted)
+
+    def several(x: torch.Tensor) -> torch.Tensor:
+        """Breaks in two ways, each with a time of its own to be made small."""
+        return torch.where(x > 50, x.exp(), (x + 2048) - 2048)
+
+    with pytest.raises(AssertionError):
+        assert_amp_property(several, inputs=tensors("float16", shape=64, max_value=100), seconds=40)
+    # The first look, which fills caches, is free; a look that began in time may end later.
+    assert max(looks) <= looks[0] + 3 + 1.5 * 40 + 2
+
+
+def test_a_module_without_a_length_is_compiled_as_any_other() -> None:
+    model = torch.nn.Linear(8, 4)
+    arms = Arms(Subject((model, (torch.ones(2, 8),))), torch.bfloat16)
+
+    class Lengthy(torch.nn.Module):
+        """As `torch.compile` wraps a module: it has `__len__`, which the module inside lacks."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return arms.plain(x)  # type: ignore[no-any-return]
+
+        def __len__(self) -> int:
+            raise TypeError("Linear does not support len()")
+
+    compiled = Compiled(arms)
+    compiled._function = Lengthy()
+    assert Looker(arms, (), compiled).look(Example((torch.ones(2, 8),))).problems == []
+    assert compiled.examples == 1
+
+
+def test_why_a_model_that_draws_is_not_compiled_is_told() -> None:
+    run = assert_amp_property(
+        torch.nn.Dropout(0.5),
+        inputs=tensors("float32", shape=3, min_value=-4, max_value=4),
+        dtype="bfloat16",
+        compile=True,
+        examples=3,
+    )
+    found: Finding
+    (found,) = (f for f in run.findings if f.check == "property-compiled")
+    assert found.verdict is Verdict.SKIP
+    assert "draws random numbers" in found.message or "nothing can be compiled here" in found.message

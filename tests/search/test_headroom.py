@@ -1,0 +1,108 @@
+"""What is left of the format inside a run: over every example, per op, in the op's own dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from ampcheck import assert_amp_property
+from ampcheck.record import Finding, Verdict
+from ampcheck.search.arms import Arms, Example
+from ampcheck.search.headroom import Headroom
+from ampcheck.strategies import tensors
+from ampcheck.subject import Subject
+
+HALF = torch.float16
+
+
+LARGEST: list[float] = []
+
+
+def weighted(p: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Notes its probabilities where no copy is made of what it notes."""
+    LARGEST.append(float(p.detach().amax()))
+    return p * logits
+
+
+def headroom(function: Any, inputs: Any, **kwargs: Any) -> Finding:
+    """What the search says of the headroom."""
+    run = assert_amp_property(function, inputs=inputs, examples=12, **kwargs)
+    (found,) = (f for f in run.findings if f.check == "headroom")
+    return found
+
+
+def looked(function: Any, *values: torch.Tensor) -> Headroom:
+    """The headroom after one example."""
+    arms = Arms(Subject((function, values)), HALF, native=True)
+    seen = Headroom(arms)
+    assert not arms.settle(Example(values))
+    seen.look(Example(values))
+    return seen
+
+
+def test_the_largest_value_inside_counts_where_the_output_is_small() -> None:
+    inputs = tensors("float16", shape=1, min_value=-250, max_value=250)
+    found = headroom(lambda x: torch.tanh(x * x), inputs, domain=(-250, 250))
+    assert found.verdict is Verdict.WARN
+    assert "the largest value found is 62,496 at mul; 1x below the maximum of float16" in found.message
+
+
+def test_memory_that_nothing_was_written_to_is_no_value() -> None:
+    def filled(x: torch.Tensor) -> torch.Tensor:
+        raw = torch.empty_like(x)
+        raw.view(torch.int16).fill_(0x7BFF)  # what memory may hold: the largest float16
+        again = torch.empty_like(x).set_(raw)
+        return again.copy_(x) * 2
+
+    seen = looked(filled, torch.tensor([3.0, 1.0], dtype=HALF))
+    assert seen.largest().magnitude == 6.0
+
+
+def test_a_mask_s_lowest_value_is_no_activation() -> None:
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(x > 2, torch.finfo(x.dtype).min).softmax(-1)
+
+    assert looked(masked, torch.tensor([3.0, 1.0], dtype=HALF)).largest().magnitude == 1.0
+
+
+def test_each_op_is_held_to_the_format_of_its_own_result() -> None:
+    inputs = tensors("float16", shape=2, min_value=-4, max_value=4)
+    found = headroom(lambda x: (x.float() * 1e6).tanh().half(), inputs)
+    assert found.verdict is Verdict.PASS
+    assert found.observed is not None
+    assert found.observed > 1000
+
+
+@pytest.mark.parametrize("domain", [None, (-100.0, 100.0)], ids=["drawn", "climbed"])
+def test_an_overflow_that_is_clamped_away_is_told_with_its_op_and_line(domain: Any) -> None:
+    def clamped(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1000).clamp(-1, 1)
+
+    values = [1.0, 70.0] if domain is None else [1.0]
+    inputs = tensors("float16", shape=1, elements=st.sampled_from(values))
+    found = headroom(clamped, inputs, domain=domain)
+    assert found.verdict is Verdict.WARN
+    assert "mul makes an infinity" in found.message
+    assert found.where.op.startswith("aten::mul")
+    assert found.where.file.endswith("test_headroom.py")
+    assert found.where.line == clamped.__code__.co_firstlineno + 1
+
+
+def test_infinities_that_are_meant_are_no_overflow() -> None:
+    def meant(x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(x > 2, -torch.inf).softmax(-1) + (x - x).log().exp()
+
+    assert looked(meant, torch.tensor([3.0, 1.0], dtype=HALF)).overflow is None
+
+
+def test_of_several_inputs_each_climbs_within_what_was_drawn_for_it() -> None:
+    LARGEST.clear()
+    inputs = st.tuples(
+        tensors("float16", shape=1, min_value=0.25, max_value=0.75),
+        tensors("float16", shape=1, min_value=-200, max_value=200),
+    )
+    assert_amp_property(weighted, inputs=inputs, examples=12, domain=(-200.0, 200.0))
+    assert max(LARGEST) <= 0.75 * (1 + 2**-6)  # judges move inputs by a few roundings
