@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -85,6 +85,10 @@ class Looker:
         for path, twin in wide.found.items():
             own = low.found.get(path)
             if own is None or own.shape != twin.shape:
+                rounding = rounding or self._rounding(example, wide)
+                if own is not None and any(path in run and run[path].shape == own.shape for run in _votes(rounding)):
+                    seen.undefined += twin.numel()
+                    continue
                 found = "missing" if own is None else f"of shape {tuple(own.shape)}"
                 seen.problems.append(Problem(SHAPE, path, detail=f"{found} where float64 gives {tuple(twin.shape)}"))
                 continue
@@ -133,7 +137,7 @@ class Looker:
             flat, judge = own.reshape(-1), twin.double().reshape(-1)
             beyond = format_of(own.dtype).overflows_at
             # At the edge of the range, or of the function's domain, rounding decides on which side a value falls.
-            sway = rounding.swayed(path, rounding.roundings)
+            sway = rounding.swayed(path, rounding.steps)
             out = broken & ~(sway.isinf() | ((judge.abs() < beyond) & (judge.abs() + sway >= beyond)))
             kinds = ((NONFINITE, out & (judge.abs() < beyond)), (RANGE, out & (judge.abs() >= beyond)))
             found = []
@@ -142,7 +146,8 @@ class Looker:
                     index = int(where.nonzero()[0])
                     count = float(where.sum())
                     found.append(Problem(kind, path, index, float(flat[index]), float(judge[index]), count))
-            return found
+            if found:
+                return found
         worst = rounding.worst(path, own)
         seen.ratio = max(seen.ratio, worst.ratio)
         if not worst.ratio > 1:
@@ -198,12 +203,24 @@ class Looker:
         return [replace(one, kind=INVARIANCE, detail=f"{invariance.name}: {one.kind}") for one in found]
 
 
+def _votes(rounding: Rounding) -> Iterator[dict[str, torch.Tensor]]:
+    """The judge at data that moved by a few roundings, then at data that moved within the subnormal range besides."""
+    yield from rounding.moved(rounding.steps, _VOTES)
+    yield from rounding.moved(rounding.steps, _VOTES, floor=rounding.normal)
+
+
 def _decided(path: str, own: torch.Tensor, twin: torch.Tensor, rounding: Rounding) -> list[Problem]:
-    """Integers and bools that differ, unless data that moved by a few roundings decide otherwise as well."""
-    wrong = (own != twin.to(own.dtype)).reshape(-1)
-    for run in rounding.moved(float(rounding.roundings), _VOTES):
+    """Integers and bools that differ, unless they lie between what data decide that moved by a few roundings."""
+    least = most = twin
+    found = own.to(twin.dtype)
+    wrong = found != twin
+    for run in _votes(rounding):
+        if not bool(wrong.any()):
+            break
         if path in run and run[path].shape == twin.shape:
-            wrong = wrong & (run[path] == twin).reshape(-1)
+            least, most = torch.minimum(least, run[path]), torch.maximum(most, run[path])
+            wrong = (found < least) | (found > most)
+    wrong = wrong.reshape(-1)
     if not bool(wrong.any()):
         return []
     index = int(wrong.nonzero()[0])

@@ -72,7 +72,9 @@ class Rounding:
         self.roundings = roundings
         fmt = format_of(arms.dtype)
         self.unit, self.tiny, self.normal = fmt.unit_roundoff, fmt.smallest_subnormal, fmt.smallest_normal
-        self._moved: dict[float, list[dict[str, torch.Tensor]]] = {}
+        # No chain is so long that the data move by more than what leaves two bits of them.
+        self.steps = min(float(roundings), LOST / self.unit)
+        self._moved: dict[tuple[float, float], list[dict[str, torch.Tensor]]] = {}
         self._float32: dict[str, torch.Tensor] | None = None
         self._graph: Any = None
 
@@ -82,18 +84,21 @@ class Rounding:
         error = torch.where(twin.isfinite() & low.reshape(-1).isfinite(), low.double().reshape(-1) - twin, 0.0).abs()
         k, size = self.roundings, torch.where(twin.isfinite(), twin, 0.0).abs()
         flushed = torch.where(size < self.normal, self.normal, 0.0)
-        own = k * (self.unit * size + self.tiny) + flushed
+        own = k * self.tiny + torch.minimum(k * self.unit * size, LOST * size) + flushed
         ratio = error / own
         if float(ratio.amax()) > 1:
-            own = own + self.swayed(path, k)
+            sway, once = self.swayed(path, self.steps), self.swayed(path, 1.0)
+            # Where the function jumps it moves out of proportion, and no cap holds; where it is smooth, one does.
+            jumps = sway > 2 * self.steps * once
+            own = torch.where(
+                jumps, own + sway, torch.minimum(own + sway, LOST * size + 4 * once + k * self.tiny + flushed)
+            )
             ratio = error / own
         order = ratio.argsort(descending=True)[:_SUSPECTS].tolist()
         found = [Worst(order[0], float(error[order[0]]), float(own[order[0]]), k)]
         if found[0].ratio > 1:  # only then is the costly part of the bound asked for
             suspects = [index for index in order if ratio[index] > 1]
-            found = [
-                Worst(i, float(error[i]), self._allowed(path, i, self.swayed(path, k)[i].item()), k) for i in suspects
-            ]
+            found = [Worst(i, float(error[i]), self._allowed(path, i, sway[i].item()), k) for i in suspects]
         return max(found, key=lambda one: one.ratio)
 
     def swayed(self, path: str, roundings: float) -> torch.Tensor:
@@ -106,27 +111,34 @@ class Rounding:
         for run in self.moved(roundings):
             if path not in run or run[path].numel() != twin.numel():
                 return torch.full_like(twin, math.inf)
-            away = (run[path].double().reshape(-1) - twin).abs()
-            most = torch.maximum(most, torch.where(away.isnan() & twin.isfinite(), math.inf, away))
+            away = torch.where(twin.isfinite(), (run[path].double().reshape(-1) - twin).abs(), 0.0)
+            most = torch.maximum(most, away.nan_to_num(math.inf, math.inf))
         return most
 
-    def moved(self, roundings: float, directions: int = DIRECTIONS) -> list[dict[str, torch.Tensor]]:
-        """The judge's outputs at data that moved by so many unit roundoffs."""
-        known = self._moved.setdefault(roundings, [])
+    def moved(
+        self, roundings: float, directions: int = DIRECTIONS, *, floor: float = 0.0
+    ) -> list[dict[str, torch.Tensor]]:
+        """The judge's outputs at data that moved by so many unit roundoffs, and inputs by `floor` besides."""
+        known = self._moved.setdefault((roundings, floor), [])
         while len(known) < directions:
             number = len(known)
             generator = torch.Generator().manual_seed(number)
 
             def move(
-                tensor: torch.Tensor, number: int = number, generator: torch.Generator = generator
+                tensor: torch.Tensor,
+                floor: float = 0.0,
+                number: int = number,
+                generator: torch.Generator = generator,
             ) -> torch.Tensor:
-                if number < 2:
-                    return tensor * (1 + (1 - 2 * number) * roundings * self.unit)
-                signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device, tensor.dtype) * 2 - 1
-                return tensor * (1 + roundings * self.unit * signs)
+                signs: Any = 1 - 2 * number
+                if number >= 2:
+                    drawn = torch.randint(0, 2, tensor.shape, generator=generator)
+                    signs = drawn.to(tensor.device, tensor.dtype) * 2 - 1
+                moved: torch.Tensor = tensor * (1 + roundings * self.unit * signs) + floor * signs
+                return moved
 
             wide = self._example.to(torch.float64, self._arms.device)
-            example = wide.replaced({path: move(tensor) for path, tensor in wide.floats().items()})
+            example = wide.replaced({path: move(tensor, floor) for path, tensor in wide.floats().items()})
             with self._arms.moved_weights(move):
                 known.append(self._arms.wide(example).found)
         return known

@@ -1,0 +1,91 @@
+"""What the bound must not explain, and decisions that rounding does explain: each once passed, or failed, wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.search.arms import Arms, Example
+from ampcheck.search.look import Looker
+from ampcheck.subject import Subject
+
+Function = Callable[..., Any]
+
+
+def kinds(function: Function, *args: torch.Tensor, dtype: torch.dtype | None = None) -> list[str]:
+    arms = Arms(Subject((function, args)), dtype or args[0].dtype, native=dtype is None)
+    return [problem.kind for problem in Looker(arms).look(Example(args)).problems]
+
+
+@pytest.mark.parametrize(("dtype", "count"), [(torch.bfloat16, 1000), (torch.float16, 3000)], ids=str)
+def test_a_sum_that_stops_growing_is_no_rounding(dtype: torch.dtype, count: int) -> None:
+    """One by one, ones add up to 256 in bfloat16 and to 2048 in float16, however many there are."""
+    assert kinds(lambda x: reduce(add, x.unbind(-1)) / count, torch.ones(count, dtype=dtype)) == ["accuracy"]
+
+
+def test_an_update_that_never_arrives_is_no_rounding() -> None:
+    """64 steps of 1e-3 that each round to nothing beside a weight of 1; what was learned is 0.064."""
+
+    def learned(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        start = w
+        for _ in range(64):
+            w = w + 1e-3 * v
+        return w - start
+
+    one = torch.ones(1, dtype=torch.bfloat16)
+    assert kinds(learned, one, one.clone()) == ["accuracy"]
+
+
+def test_an_integer_beyond_what_moved_data_give_is_wrong() -> None:
+    x = torch.tensor([11.5], dtype=torch.float16)
+    assert kinds(lambda x: (x.exp() * 3.3).to(torch.int32), x) == ["decision"]
+
+
+def test_an_integer_between_what_moved_data_give_is_honest() -> None:
+    assert kinds(lambda x: (x * 7.7).to(torch.int32), torch.tensor([0.3, 30.0, 300.0], dtype=torch.float16)) == []
+
+
+def test_an_excused_overflow_hides_no_other_element() -> None:
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[0] * 0.5137 * 1.9463, (x[1] + 1000) - 1000])
+
+    x = torch.tensor([65504.0, 0.3], dtype=torch.float16)
+    assert x[0] * 0.5137 * 1.9463 == torch.inf
+    assert x[0].double() * 0.5137 * 1.9463 < 65520
+    assert kinds(mixed, x) == ["accuracy"]
+
+
+def test_an_undefined_element_hides_no_other() -> None:
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[0].log(), (x[1] + 1000) - 1000])
+
+    assert kinds(mixed, torch.tensor([-1.0, 0.3], dtype=torch.float16)) == ["accuracy"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_shape_that_moved_data_give_as_well_is_honest(dtype: torch.dtype) -> None:
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        y = x * 0.1
+        return y[y > 0.3]
+
+    arms = Arms(Subject((chosen, (torch.tensor([5.0]),))), dtype)
+    looker = Looker(arms)  # the first example decides whether float64 can judge
+    assert [looker.look(Example((torch.tensor([x]),))).problems for x in (5.0, 3.0)] == [[], []]
+
+
+def test_a_shape_that_no_rounding_gives_fails() -> None:
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        y = (x + 2048) - 2048
+        return y[y > 0.1]
+
+    assert kinds(chosen, torch.tensor([0.5], dtype=torch.float16)) == ["shape"]
+
+
+def test_a_decision_about_a_subnormal_number_may_see_zero() -> None:
+    assert kinds(lambda x: (x * 0.3) > 0, torch.tensor([6e-8], dtype=torch.float16)) == []
+    assert kinds(lambda x: (x * 1e-6) > 0, torch.tensor([0.01], dtype=torch.float16)) == ["decision"]
