@@ -274,7 +274,8 @@ def _facts(flow: Flow) -> str:
         if arm:
             given, there, widened = _linear(arm, modules)
             told_of.append(f"to {arm} {given} of {there} linear layers give it and {widened} times it is widened")
-    return f"Under autocast {'; '.join(told_of)}. Not judged: a model may keep layers in float32 on purpose."
+    seen = f"Under autocast {'; '.join(told_of)}. " if told_of else ""
+    return f"{seen}Not judged: a model may keep layers in float32 on purpose."
 
 
 def modules_table(flow: Flow) -> Table:

@@ -132,8 +132,11 @@ def _times(stats: TrainingStats) -> list[Chart]:
 def _over_steps(
     stats: TrainingStats, title: str, label: str, values: Callable[[TrainingRun], list[float]], note: str = ""
 ) -> Chart:
+    eager = {run.mode for run in stats.runs if not run.compiled}
     series = []
     for run in stats.runs:
+        if run.compiled and run.mode in eager:
+            continue  # it would hide the eager one, in its colour; the chart of distances tells them apart
         y = values(run)
         series.append(_series(run, [float(step) for step in range(len(y))], y))
     broken = [
@@ -143,7 +146,7 @@ def _over_steps(
     ]
     note = note or (
         "Lines that lie on each other are the result: only what leaves the others has lost something. What another "
-        "line would hide is drawn wider."
+        "line would hide is drawn wider. Compiled runs: see the distance from eager float32."
     )
     return Chart("line", title, "step", label, series=series, check=CHECK, note=note, markers=broken, y_scale="linear")
 

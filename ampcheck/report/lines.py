@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MARKER_LENGTH = 26
 _HEIGHT = 230.0
-_WIDTH = 1.4
+_WIDTH, _WIDER = 1.4, 1.2
 _NEAR = 0.01
 """The part of the picture's height within which two lines are one to the eye."""
 
@@ -41,7 +41,7 @@ def draw_line(chart: Chart) -> Figure:
     groups = sorted(dict.fromkeys(series.group for series in chart.series), key=bool)
     labels = list(dict.fromkeys(series.label for series in chart.series))
     for index, (name, (group, x, y)) in enumerate(zip(names, lines, strict=True)):
-        width = _WIDTH * (1 + _hidden(index, lines))
+        width = _WIDTH + _WIDER * _hidden(index, lines)
         look: dict[str, Any] = {"linewidth": width, "marker": "o" if len(x) <= 30 else None, "markersize": 3}
         dashes = ("-", "--", ":", "-.")[groups.index(group) % 4]
         colour = COLOURS[labels.index(chart.series[index].label) % len(COLOURS)]
@@ -105,6 +105,7 @@ def _label_log(axis: Axis) -> None:
     low, high = sorted(axis.get_view_interval())
     if sum(low <= place <= high for place in axis.get_majorticklocs()) < 2:
         axis.set_minor_formatter(lambda value, _: number(value))
+        axis.grid(visible=True, which="minor")
     else:
         axis.set_minor_locator(NullLocator())
 

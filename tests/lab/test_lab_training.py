@@ -175,6 +175,9 @@ def test_tables_and_charts_show_every_run_the_break_and_the_skipped_step() -> No
     assert [marker.x for marker in charts["Training loss"].markers] == [4.0]
     assert [marker.x for marker in charts["A loss scale that moves"].markers] == [2.0]
     assert charts["A loss scale that moves"].series[0].y[0] == 16.0
+    # A compiled run of the same mode would hide the eager one.
+    assert [series.group for series in charts["Training loss"].series] == [""] * 3
+    assert "compiled" in {series.group for series in charts["Distance from eager float32"].series}
     for title in ("Training loss", "Validation loss", "Gradient norm"):  # so that a run has its colour in all of them
         names = dict.fromkeys(series.label for series in charts[title].series)
         assert list(names) == ["float32", "naive float16", "autocast float16"]
