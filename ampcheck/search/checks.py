@@ -72,10 +72,10 @@ def _failed(stats: PropertyStats, check: str, breaking: Breaking) -> Finding:
         kinds.COMPILED: f"compiled code must not be worse than eager mode; {_compiled(problem, value, low, wide)}",
         kinds.INVARIANCE: f"a declared invariance must hold; {problem.detail}: {value} is {low}, not {wide}",
     }
-    message = (
-        f"{texts[problem.kind]}. The smallest input found is {breaking.code}, after {breaking.found_after} of "
-        f"{stats.budget} examples"
-    )
+    looked = f"after {breaking.found_after} of {stats.budget} examples"
+    if breaking.climbed:  # of a lone input, beyond what was drawn for it
+        looked = f"by gradient ascent {stats.domain}, the declared domain, {looked}"
+    message = f"{texts[problem.kind]}. The smallest input found is {breaking.code}, {looked}"
     hints = {
         kinds.RAISES: "make the operands' dtypes meet, and take constants from torch.finfo(x.dtype)",
         kinds.NONFINITE: "subtract the largest before exp, scale before squaring, use an eps that the format holds, "

@@ -50,6 +50,7 @@ class Hunt:
     stopped: str = ""
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     lacking: str = ""
+    climbed: set[str] = field(default_factory=set)
     largest: tuple[float, Example | None] = (0.0, None)
     headroom: Headroom | None = None
     smallest: dict[str, tuple[Example, Problem]] = field(default_factory=dict)
@@ -259,7 +260,8 @@ def _climb(
             _inside(found, reached, seen)
             if seen.problems:
                 kind = seen.problems[0].kind
-                found.found_after[kind] = found.examples + found.climbs
+                found.found_after[kind] = found.examples
+                found.climbed.add(kind)
 
                 def fails(one: Example, kind: str = kind) -> bool:
                     if time.perf_counter() > latest:

@@ -160,6 +160,7 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
             found.found_after[kind],
             found.calls,
             _blame(arms, one, problem),
+            climbed=kind in found.climbed,
         )
         for kind, (one, problem) in found.smallest.items()
     )

@@ -38,7 +38,8 @@ class Breaking:
     """A problem with the smallest example that was found for it, as code.
 
     found_after: how many examples had been looked at. calls: how often the model was looked at in all, minimising
-    included. where: the op that lost the values, if known. file: the test that was written, "" for none; unwritten: the
+    included. climbed: whether gradient ascent came upon it, which leaves what was drawn for the declared domain. where:
+    the op that lost the values, if known. file: the test that was written, "" for none; unwritten: the
     reason why there is none.
     """
 
@@ -47,6 +48,7 @@ class Breaking:
     found_after: int
     calls: int
     where: Where = field(default_factory=Where)
+    climbed: bool = False
     file: str = ""
     unwritten: str = ""
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from ampcheck import assert_amp_property
-from ampcheck.record import Finding, Verdict
+from ampcheck.record import Finding, Verdict, collect
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.headroom import Headroom
 from ampcheck.strategies import tensors
@@ -106,3 +106,12 @@ def test_of_several_inputs_each_climbs_within_what_was_drawn_for_it() -> None:
     )
     assert_amp_property(weighted, inputs=inputs, examples=12, domain=(-200.0, 200.0))
     assert max(LARGEST) <= 0.75 * (1 + 2**-6)  # judges move inputs by a few roundings
+
+
+def test_what_was_found_beyond_the_strategy_names_the_domain() -> None:
+    inputs = tensors("float16", shape=1, min_value=-1, max_value=1)
+    with collect() as runs, pytest.raises(AssertionError):
+        assert_amp_property(lambda x: x * x, inputs=inputs, examples=12, domain=(-1000.0, 1000.0))
+    (failed,) = runs[0].of(Verdict.FAIL)
+    assert "by gradient ascent within |x| <= 1000, the declared domain, after" in failed.message
+    assert f"after {runs[0].coverage.seen['examples']} of 12 examples" in failed.message
