@@ -17,8 +17,9 @@ PRINTED = 1024
 def as_code(value: Any) -> str:
     """Python code that makes `value` again where torch is imported.
 
-    Tensors keep dtype, shape, strides, memory format and device; numbers are as short as their dtype allows. Tuples,
-    lists, mappings, numbers, strings, None, dtypes and devices are followed; anything else stands as its `repr`.
+    Tensors keep dtype, shape, strides, memory format, device and `requires_grad`; numbers are as short as their dtype
+    allows. Tuples, lists, mappings, numbers, strings, None, dtypes and devices are followed; anything else stands as
+    its `repr`.
     """
     import torch
 
@@ -26,6 +27,8 @@ def as_code(value: Any) -> str:
         return _tensor(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "torch.nan" if math.isnan(value) else "torch.inf" if value > 0 else "-torch.inf"
+    if isinstance(value, complex):
+        return f"complex({as_code(value.real)}, {as_code(value.imag)})"
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return f"({', '.join(map(as_code, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, list):
@@ -56,7 +59,9 @@ def print_tensors_as_code() -> None:
 def _tensor(tensor: torch.Tensor) -> str:
     import torch
 
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        return f"{_tensor(tensor.detach())}.requires_grad_()"
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return repr(tensor)
     size, dims = tuple(tensor.shape), tensor.dim()
@@ -101,6 +106,9 @@ def _number(element: torch.Tensor) -> str:
     import torch
 
     value = element.double().item() if element.is_floating_point() else element.item()
+    if isinstance(value, complex):
+        real, imag = torch.view_as_real(element)
+        return f"complex({_number(real)}, {_number(imag)})"
     if not isinstance(value, float):
         return repr(value)
     if not math.isfinite(value):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
-from ampcheck.strategies.tensors import _dtype, shapes
+from ampcheck.strategies.tensors import EACH, _dtype, shapes
 from ampcheck.strategies.values import values
 
 if TYPE_CHECKING:
@@ -27,31 +27,46 @@ def log_uniform(low: float, high: float, *, signed: bool = True) -> st.SearchStr
     if not (0 < low <= high < math.inf):
         raise UsageError(f"log_uniform needs 0 < low <= high, both finite; found {low} and {high}")
     first, last = math.frexp(low)[1] - 1, math.frexp(high)[1] - 1
+    closed = low < high == math.ldexp(1, last)  # a binade of one number, which ends the one before
+    last -= closed
 
     @st.composite
     def drawn(draw: st.DrawFn) -> float:
-        fraction = draw(st.integers(0, 255)) / 256
-        size = math.ldexp(1 + fraction, draw(st.integers(first, last)))
-        sign = -1.0 if signed and draw(st.booleans()) else 1.0
-        return sign * min(max(size, low), high)
+        step, exponent = draw(st.integers(0, 255)), draw(st.integers(first, last))
+        size = high if closed and (step, exponent) == (255, last) else math.ldexp(1 + step / 256, exponent)
+        if not low <= size <= high:  # of the first or last binade a part alone lies in the range
+            share = draw(st.integers(0, 255)) / 255
+            size = min(max(math.exp(math.log(low) * (1 - share) + math.log(high) * share), low), high)
+        return -size if signed and draw(st.booleans()) else size
 
     return drawn()
 
 
-@st.composite
 def cancelling_pairs(
-    draw: st.DrawFn,
     dtype: torch.dtype | str,
     *,
     min_value: float | None = None,
     max_value: float | None = None,
-) -> tuple[float, float]:
-    """Two numbers of the format whose sum is at most a few units in the last place: (a, -a moved a little)."""
+) -> st.SearchStrategy[tuple[float, float]]:
+    """Two numbers of the format whose sum is at most a few units in the last place: (a, -a moved a little).
+
+    Raises `UsageError` unless the range holds numbers of both signs.
+    """
     fmt = format_of(dtype)
-    one = draw(values(fmt, min_value=min_value, max_value=max_value))
-    other = fmt.round(-(one + draw(st.integers(-4, 4)) * fmt.ulp(one)), saturate=True)
     low, high = -fmt.max if min_value is None else min_value, fmt.max if max_value is None else max_value
-    return one, other if low <= other <= high else -one if low <= -one <= high else one
+    if not (fmt.signed and low < 0 < high):
+        raise UsageError(
+            f"cancelling_pairs need a range on both sides of zero; found {low:g} to {high:g} in {fmt.name}"
+        )
+    reach = min(-low, high, fmt.max)
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> tuple[float, float]:
+        one = draw(values(fmt, min_value=-reach, max_value=reach))
+        other = fmt.round(-(one + draw(st.integers(-4, 4)) * fmt.ulp(one)), saturate=True)
+        return one, other if low <= other <= high else -one
+
+    return drawn()
 
 
 @st.composite
@@ -65,6 +80,7 @@ def heavy_tails(
 ) -> torch.Tensor:
     """Normal numbers of deviation `scale` with single elements up to `limit` times as large, cut off there.
 
+    What lies beyond the largest value of the dtype is cut off at that value.
     Student's t with 1 to 8 degrees of freedom: activations of trained transformers look like it.
     """
     import torch
@@ -74,7 +90,7 @@ def heavy_tails(
     freedom = draw(st.integers(1, 8))
     normal = torch.randn(tuple(sides), generator=generator, dtype=torch.float64)
     squares = torch.randn((freedom, *sides), generator=generator, dtype=torch.float64).square().mean(0)
-    return (scale * (normal / squares.sqrt()).clamp(-limit, limit)).to(_dtype(dtype))
+    return _cast(scale * (normal / squares.sqrt()).clamp(-limit, limit), dtype)
 
 
 @st.composite
@@ -88,7 +104,7 @@ def outlier_channels(
     factor: float = 100.0,
 ) -> torch.Tensor:
     """Normal numbers of deviation `scale`, with one to three channels along `dim` that are `factor` times as large
-    (Dettmers et al., arXiv:2208.07339)."""
+    (Dettmers et al., arXiv:2208.07339), cut off at the largest value of the dtype."""
     import torch
 
     sides = tuple(shape)
@@ -96,9 +112,15 @@ def outlier_channels(
         raise UsageError(f"outlier_channels need a shape with a side at dim; found shape {sides} and dim {dim}")
     generator = torch.Generator().manual_seed(draw(st.integers(0, 255)))
     found = scale * torch.randn(sides, generator=generator, dtype=torch.float64)
-    for _ in range(draw(st.integers(1, 3))):
-        found.select(dim, draw(st.integers(0, sides[dim] - 1))).mul_(factor)
-    return found.to(_dtype(dtype))
+    channels = st.integers(0, sides[dim] - 1)
+    for channel in draw(st.lists(channels, min_size=1, max_size=min(3, sides[dim]), unique=True)):
+        found.select(dim, channel).mul_(factor)
+    return _cast(found, dtype)
+
+
+def _cast(found: torch.Tensor, dtype: torch.dtype | str) -> torch.Tensor:
+    largest = format_of(dtype).max
+    return found.clamp(-largest, largest).to(_dtype(dtype))
 
 
 @st.composite
@@ -120,10 +142,18 @@ def masks(
         return torch.ones(sides, dtype=torch.bool).tril()
     rows, keys = math.prod(sides[:-1]), sides[-1]
     hidden = torch.zeros((rows, keys), dtype=torch.bool)
-    for row in hidden if draw(st.booleans()) else ():
-        lengths = draw(st.integers(0, keys - 1))  # padding, which stands at the end
-        if lengths:
-            row[-lengths:] = True
+    how = draw(st.sampled_from(["nothing", "padding", "any"]))
+    if how == "padding":
+        for row in hidden:
+            row[keys - draw(st.integers(0, keys - 1)) :] = True  # it stands at the end
+    elif how == "any":
+        if hidden.numel() <= EACH:
+            drawn = draw(st.lists(st.booleans(), min_size=hidden.numel(), max_size=hidden.numel()))
+            hidden = torch.tensor(drawn).reshape(rows, keys)
+        else:
+            generator = torch.Generator().manual_seed(draw(st.integers(0, 255)))
+            hidden = torch.rand((rows, keys), generator=generator) < draw(st.integers(1, 7)) / 8
+        hidden[torch.arange(rows), draw(st.integers(0, keys - 1))] = False
     mask = ~hidden.reshape(sides)
     if kind == "bool":
         return mask

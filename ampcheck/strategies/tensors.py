@@ -21,6 +21,7 @@ EACH = 64
 
 _FEW = 8
 _STEPS = 16
+_INTEGERS = 127
 
 
 def shapes(
@@ -45,9 +46,7 @@ def broadcastable(draw: st.DrawFn, shape: tuple[int, ...], count: int = 2) -> tu
     return tuple(found)
 
 
-@st.composite
 def tensors(
-    draw: st.DrawFn,
     dtype: torch.dtype | str = "float32",
     *,
     shape: int | Sequence[int] | st.SearchStrategy[tuple[int, ...]] | None = None,
@@ -56,46 +55,95 @@ def tensors(
     max_value: float | None = None,
     layout: str | Sequence[str] = "contiguous",
     device: str = "cpu",
-) -> torch.Tensor:
+) -> st.SearchStrategy[torch.Tensor]:
     """Tensors of a floating, integer or bool dtype.
 
     shape: fixed, or a strategy; by default `shapes()`. elements: by default `values(dtype)` from `min_value` to
-    `max_value`, independent of each other or close together (differences cancel); integers from 0 to 127; bools.
+    `max_value`, independent of each other or close together (differences cancel); integers from 0 to 127, or
+    128 of them beside a bound that lies elsewhere; bools.
     layout: names from `LAYOUTS`, or `any`; one that does not fit the shape gives way to `contiguous`. Up to 64 elements
     are drawn one by one; larger tensors repeat up to eight drawn values at random places.
 
-    Shrinks to zeros and ones, contiguous, in small shapes. Raises `UsageError` for an unknown layout or dtype, and for
-    bounds beside `elements`, which has its own.
+    Shrinks to zeros and ones, contiguous, in small shapes. Raises `UsageError` for an unknown layout, shape or dtype
+    (complex ones are made of two real tensors), for bounds that hold no number, and for bounds beside `elements`, which
+    has its own.
     """
     import torch
 
     kind = _dtype(dtype)
+    if kind.is_complex:
+        raise UsageError(f"tensors are floating, integer or bool; found {kind}: make it with torch.complex of two")
     names = list(LAYOUTS) if layout == "any" else [layout] if isinstance(layout, str) else list(layout)
     if not names or (unknown := [name for name in names if name not in LAYOUTS]):
         raise UsageError(f"layouts are {', '.join(LAYOUTS)} or any; found {unknown[0] if names else 'none'!r}")
     if elements is not None and (min_value is not None or max_value is not None):
         raise UsageError("bounds belong into `elements` where it is given; found min_value or max_value beside it")
-    if shape is None:
-        shape = shapes()
-    sides = (shape,) if isinstance(shape, int) else draw(shape) if isinstance(shape, st.SearchStrategy) else shape
-    sides = tuple(int(side) for side in sides)
+    if elements is not None:
+        source = elements
+    elif kind.is_floating_point:
+        source = values(kind, min_value=min_value, max_value=max_value)
+    elif kind is torch.bool:
+        if min_value is not None or max_value is not None:
+            raise UsageError(f"bools have no bounds; found {min_value} and {max_value}")
+        source = st.booleans()
+    else:
+        source = st.integers(*_whole(kind, min_value, max_value))
+    wanted = shapes() if shape is None else shape if isinstance(shape, st.SearchStrategy) else st.just(_sides(shape))
+    close = elements is None and kind.is_floating_point
+    return _drawn(kind, wanted, names, source, (min_value, max_value) if close else None, device)
+
+
+def _sides(shape: Any) -> tuple[int, ...]:
+    sides = (shape,) if isinstance(shape, int) else shape
+    if isinstance(sides, str) or not isinstance(sides, Sequence) or not all(type(n) is int and n >= 0 for n in sides):
+        raise UsageError(f"a shape is a side or a sequence of sides, integers of at least 0; found {shape!r}")
+    return tuple(sides)
+
+
+def _whole(kind: torch.dtype, low: float | None, high: float | None) -> tuple[int, int]:
+    """The first and last integer to draw."""
+    import torch
+
+    facts = torch.iinfo(kind)
+    if any(bound is not None and not math.isfinite(bound) for bound in (low, high)):
+        raise UsageError(f"integers need finite bounds; found {low} and {high}")
+    least = None if low is None else math.ceil(low)
+    most = None if high is None else math.floor(high)
+    if least is None:
+        least = 0 if most is None or most >= 0 else max(facts.min, most - _INTEGERS)
+    if most is None:
+        most = _INTEGERS if least <= _INTEGERS else min(facts.max, least + _INTEGERS)
+    if not facts.min <= least <= most <= facts.max:
+        raise UsageError(
+            f"bounds of {kind} need an integer between them and lie within {facts.min} to {facts.max}; "
+            f"found {low} and {high}"
+        )
+    return least, most
+
+
+@st.composite
+def _drawn(
+    draw: st.DrawFn,
+    kind: torch.dtype,
+    wanted: st.SearchStrategy[Any],
+    names: Sequence[str],
+    source: st.SearchStrategy[Any],
+    bounds: tuple[float | None, float | None] | None,
+    device: str,
+) -> torch.Tensor:
+    """bounds: of floating elements that may also come close together; None for others."""
+    import torch
+
+    sides = _sides(draw(wanted))
     fitting = [name for name in names if _fits(name, sides)] or ["contiguous"]
     made = draw(st.sampled_from(fitting))
     base = tuple(1 if made == "expanded" and place == _widest(sides) else n for place, n in enumerate(sides))
     count = math.prod(base)
     fmt = format_of(kind) if kind.is_floating_point else None
-    close = fmt is not None and elements is None and count > 1 and draw(st.booleans())
-    if elements is not None:
-        source = elements
-    elif fmt is not None:
-        source = values(fmt, min_value=min_value, max_value=max_value)
-    elif kind is torch.bool:
-        source = st.booleans()
-    else:
-        source = st.integers(int(min_value or 0), int(127 if max_value is None else max_value))
+    close = bounds is not None and count > 1 and draw(st.booleans())
     pool = count if count <= EACH else min(_FEW, count)
-    if close and fmt is not None:
-        low, high = _bounds(fmt, min_value, max_value)
+    if close and fmt is not None and bounds is not None:
+        low, high = _bounds(fmt, *bounds)
         found = draw(_close(fmt, source, pool, low, high))
     else:
         found = draw(st.lists(source, min_size=pool, max_size=pool))
