@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from ampcheck.errors import UsageError
 from ampcheck.nest import map_tensors
 from ampcheck.search.arms import Example
 
@@ -53,6 +55,11 @@ class Scale:
     factor: float = 2.0
     degree: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse what is no factor."""
+        if not (math.isfinite(self.factor) and self.factor != 0 and math.isfinite(self.degree)):
+            raise UsageError(f"Scale needs a finite factor other than 0 and a finite degree; found {self!r}")
+
     @property
     def name(self) -> str:
         """What findings call it."""
@@ -73,6 +80,11 @@ class Shift:
 
     amount: float = 1.0
     result: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no amount."""
+        if not (math.isfinite(self.amount) and math.isfinite(self.result)):
+            raise UsageError(f"Shift needs a finite amount and result; found {self!r}")
 
     @property
     def name(self) -> str:
@@ -95,6 +107,11 @@ class Padding:
     dim: int = -1
     count: int = 1
     value: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse padding by nothing."""
+        if self.count < 1:
+            raise UsageError(f"Padding needs a count of at least 1; found {self.count}")
 
     @property
     def name(self) -> str:
@@ -131,8 +148,11 @@ class Declared:
     def changed(self, example: Example) -> Example:
         """What `change` makes of copies of the arguments."""
         copied = map_tensors(torch.clone, (example.args, dict(example.kwargs)))
-        args, kwargs = self.change(*copied[0], **copied[1])
-        return Example(tuple(args), kwargs)
+        found = self.change(*copied[0], **copied[1])
+        pair = isinstance(found, tuple) and len(found) == 2
+        if not (pair and isinstance(found[0], (tuple, list)) and isinstance(found[1], dict)):
+            raise UsageError(f"change of {self.name!r} must return (args, kwargs), a tuple and a dict; found {found!r}")
+        return Example(tuple(found[0]), found[1])
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """What `undo` makes of an output."""

@@ -14,6 +14,7 @@ from ampcheck.formats import format_of
 from ampcheck.search.arms import Arms, Example, Outputs
 from ampcheck.search.compiling import Compiled
 from ampcheck.search.invariances import Invariance
+from ampcheck.search.lifting import FormatFacts, Lifted
 from ampcheck.search.rounding import Rounding, roundings_of
 from ampcheck.search.stats import (
     ACCURACY,
@@ -52,21 +53,25 @@ class Looker:
 
     def __init__(self, arms: Arms, invariances: Sequence[Invariance] = (), compiled: Compiled | None = None) -> None:
         self.arms, self.invariances, self.compiled = arms, invariances, compiled
+        self.facts = FormatFacts()
         self._roundings: dict[Any, int] = {}
 
     def look(self, example: Example) -> Look:
         """Judge one example."""
         if reason := self.arms.settle(example):
             return Look(outside=reason)
-        wide = self.arms.wide(example)
-        if wide.error is not None:
-            return Look(outside=brief(wide.error))
-        low = self.arms.low(example)
-        seen = self._judge(example, low, wide)
+        with self.facts.noted():
+            low = self.arms.low(example)
+        with self.facts.answered():
+            wide = self.arms.wide(example)
+            if wide.error is not None:
+                return Look(outside=brief(wide.error))
+            seen = self._judge(example, low, wide)
         if not seen.problems and self.compiled is not None:
             seen.problems += self._look_at_compiled(example, low, wide)
         for invariance in self.invariances if not seen.problems else ():
-            seen.problems += self._look_at(invariance, example, wide)
+            with self.facts.answered():
+                seen.problems += self._look_at(invariance, example, wide)
         return seen
 
     def roundings(self, example: Example) -> int:
@@ -103,6 +108,9 @@ class Looker:
             finite = twin.isfinite()
             seen.elements += int(finite.sum())
             seen.undefined += int((~finite).sum())
+            if bool((~finite & ~own.isfinite()).any()) and (hidden := self._hidden(example, path, own, twin)):
+                seen.problems += hidden
+                continue
             if self._scores(seen, own, twin, finite):
                 continue
             rounding = rounding or self._rounding(example, wide)
@@ -111,6 +119,20 @@ class Looker:
 
     def _rounding(self, example: Example, wide: Outputs) -> Rounding:
         return Rounding(self.arms, example, wide.found, self.roundings(example))
+
+    def _hidden(self, example: Example, path: str, own: torch.Tensor, twin: torch.Tensor) -> list[Problem]:
+        """Where the model's own casts to 16 bits make the judge's result infinite or NaN as well."""
+        lifted = Lifted()
+        judge = self.arms.wide(example, lifted).found.get(path)
+        if not lifted.casts or judge is None or judge.shape != own.shape:
+            return []
+        flat = judge.double().reshape(-1)
+        where = (~twin.isfinite() & ~own.isfinite()).reshape(-1) & flat.isfinite()
+        if not bool(where.any()):
+            return []
+        index = int(where.nonzero()[0])
+        kind = RANGE if abs(float(flat[index])) >= format_of(own.dtype).overflows_at else NONFINITE
+        return [Problem(kind, path, index, float(own.reshape(-1)[index]), float(flat[index]), float(where.sum()))]
 
     def _scores(self, seen: Look, own: torch.Tensor, twin: torch.Tensor, finite: torch.Tensor) -> bool:
         """Note how near to its limits the output comes; whether two roundings explain every element already."""
@@ -166,7 +188,9 @@ class Looker:
                 return []
             return [Problem(COMPILED, detail=f"it raises {brief(outputs.error)}")]
         found = []
-        for problem in self._judge(example, outputs, wide).problems:
+        with self.facts.answered():
+            problems = self._judge(example, outputs, wide).problems
+        for problem in problems:
             eager = low.found.get(problem.output)
             off = 0.0
             if eager is not None and problem.kind == ACCURACY:
@@ -178,7 +202,8 @@ class Looker:
     def _look_at(self, invariance: Invariance, example: Example, wide: Outputs) -> list[Problem]:
         """float64 tells whether the invariance holds; low precision is then judged at the other inputs."""
         changed = invariance.changed(example)
-        judge = self.arms.wide(invariance.changed(example.to(torch.float64, self.arms.device)))
+        moved = invariance.changed(example.to(torch.float64, self.arms.device))
+        judge = self.arms.wide(moved)
         if judge.error is not None:
             return [Problem(INVARIANCE, detail=f"{invariance.name}: float64 raises {brief(judge.error)} there")]
         unit = format_of(self.arms.dtype).unit_roundoff
@@ -191,15 +216,25 @@ class Looker:
             finite = twin.isfinite()
             off = torch.where(finite & back.isfinite(), back.double() - twin.double(), 0.0).abs()
             size = float(torch.where(finite, twin, 0.0).abs().amax())
-            if bool((finite != back.isfinite()).any()) or float(off.amax()) > unit * size:
+            if not float(off.amax()) > unit * size:
+                allowed = unit * size
+            else:
+                # The changed inputs, and the results there, are themselves rounded in float64: 1e-41 + 1 is 1.
+                fine = format_of("float64").unit_roundoff
+                near = moved.replaced({name: t * (1 + 2 * fine) for name, t in moved.floats().items()})
+                there = self.arms.wide(near).found.get(path, judge.found[path]).double()
+                sway = (there - judge.found[path].double()).abs().nan_to_num(0.0, 0.0).amax()
+                reach = judge.found[path].double().abs().nan_to_num(0.0, 0.0).amax()
+                allowed = unit * size + float(sway) + _LEAST * self.roundings(example) * fine * float(reach)
+            if bool((finite != back.isfinite()).any()) or float(off.amax()) > allowed:
                 index = int(off.argmax())
                 values = float(back.reshape(-1)[index]), float(twin.reshape(-1)[index])
                 text = f"{invariance.name} does not hold in float64 either"
-                return [Problem(INVARIANCE, path, index, *values, float(off.amax()), unit * size, detail=text)]
-        there = self.arms.wide(changed)
-        if there.error is not None:
+                return [Problem(INVARIANCE, path, index, *values, float(off.amax()), allowed, detail=text)]
+        wide = self.arms.wide(changed)
+        if wide.error is not None:
             return []
-        found = self._judge(changed, self.arms.low(changed), there).problems
+        found = self._judge(changed, self.arms.low(changed), wide).problems
         return [replace(one, kind=INVARIANCE, detail=f"{invariance.name}: {one.kind}") for one in found]
 
 
