@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.formats import format_of
+from ampcheck.formats import FloatFormat, format_of
 from ampcheck.nest import map_tensors
+from ampcheck.numerics.stats import LOST
 
 _EXACT = frozenset(
     f"aten::{name}" for name in "clone _to_copy copy_ neg abs where relu maximum minimum amax amin index gather".split()
@@ -23,12 +24,17 @@ _EXACT = frozenset(
 
 
 class Jitter(TorchDispatchMode):
-    """Move every floating result inside by one unit roundoff of float32, up or down."""
+    """Move every floating result inside by one unit roundoff of float32, up or down.
+
+    subnormal: move by half of this format's smallest subnormal instead, and only results of ops that are subnormal in
+    it and keep two bits there (see `LOST`): gradual underflow, which later ops may magnify.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, subnormal: FloatFormat | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._subnormal = subnormal
         self._generator = torch.Generator().manual_seed(seed)
         self._inside = False
 
@@ -36,7 +42,8 @@ class Jitter(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload) or func.is_view or func._schema.is_mutable:
             return func(*args, **kwargs)
-        if not self._inside and (parts := _decomposition(func)) is not None:
+        whole = self._inside or self._subnormal is not None
+        if not whole and (parts := _decomposition(func)) is not None:
             self._inside = True  # one level deep: what a decomposition calls is primitive enough
             try:
                 with self:
@@ -52,7 +59,45 @@ class Jitter(TorchDispatchMode):
         if not tensor.is_floating_point() or not tensor.numel() or tensor.layout is not torch.strided:
             return tensor
         signs = torch.randint(0, 2, tensor.shape, generator=self._generator).to(tensor.device, tensor.dtype) * 2 - 1
-        return tensor * (1 + format_of("float32").unit_roundoff * signs)
+        if self._subnormal is None:
+            return tensor * (1 + format_of("float32").unit_roundoff * signs)
+        half, size = self._subnormal.smallest_subnormal / 2, tensor.abs()
+        return tensor + half * signs * ((size < self._subnormal.smallest_normal) & (size * LOST >= half))
+
+
+class Compounds(TorchDispatchMode):
+    """Count the roundings inside ops that PyTorch itself makes of other ops (`logsumexp`), which round in between.
+
+    They have no kernel of their own on the device; what they are made of is told by their decomposition.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, device: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.roundings = 0
+        self._key = torch.device(device).type.upper()
+        self._inside = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        self.roundings += self._inside and not func.is_view and func._schema.name not in _EXACT
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        name = func.name()
+        own = has(name, self._key) or func.is_view or func._schema.name in _EXACT
+        compound = has(name, "CompositeExplicitAutograd") and not own
+        if compound and not self._inside and (parts := _decomposition(func)) is not None:
+            self._inside = True
+            try:
+                with self:
+                    parts(*args, **kwargs)
+            except (RuntimeError, NotImplementedError, TypeError):
+                pass
+            finally:
+                self._inside = False
+        return func(*args, **kwargs)
 
 
 def _decomposition(func: torch._ops.OpOverload) -> Any:

@@ -13,9 +13,10 @@ that y hangs on, and c_w = |dy/dw| |w| of each weight.
 - The result itself is rounded: k u times the largest magnitude of the outputs that hang on the same inputs. That is
   the element itself for an elementwise function, a row for softmax, a sample for a network.
 - Below the normal range a rounding is half of the smallest subnormal: k of these. A result that is itself subnormal is
-  promised nothing: hardware and vectorised kernels flush it.
+  promised nothing: hardware and vectorised kernels flush it. What subnormal results inside lose, as long as two bits
+  are left of them, may be magnified on the way out: measured with `ampcheck.search.jitter`, k times.
 - 16-bit kernels compute in float32 inside. What float32 gets wrong is not asked for, k times: measured with the model
-  in float32, unless a value leaves float32's range on the way, and with `ampcheck.search.jitter`.
+  in float32, unless a value leaves float32's range on the way, and with `ampcheck.search.jitter` inside its ops.
 - More than LOST of the value, which leaves less than two bits, is explained by no number of roundings, unless single
   ones explain it.
 """
@@ -35,7 +36,7 @@ from ampcheck.nest import tensors
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.stats import LOST
 from ampcheck.search.arms import Arms, Example
-from ampcheck.search.jitter import Jitter
+from ampcheck.search.jitter import Compounds, Jitter
 from ampcheck.trace import Trace
 
 LAMBDA = math.sqrt(2 * math.log(2e9))
@@ -211,11 +212,14 @@ class Rounding:
             return whole
         wide = self._example.to(torch.float64, self._arms.device)
         least = format_of(self._arms.dtype).smallest_normal
-        changed = {
-            name: tensor + _NUDGE * touched[name] * tensor.abs().clamp_min(least)
-            for name, tensor in wide.floats().items()
-            if name in touched
-        }
+        generator = torch.Generator().manual_seed(0)
+        changed = {}
+        for name, tensor in wide.floats().items():
+            if name in touched:  # each by a share of its own: a common shift or factor may change nothing
+                share = _NUDGE * (1 + torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)).to(
+                    tensor.device
+                )
+                changed[name] = tensor + share * touched[name] * tensor.abs().clamp_min(least)
         moved = self._arms.wide(wide.replaced(changed)).found.get(path)
         twin = self._wide[path].double().reshape(-1)
         if moved is None or moved.numel() != twin.numel():
@@ -230,7 +234,8 @@ class Rounding:
             self._float32 = {}
             arms, wide = self._arms, self._example.to(torch.float64, self._arms.device)
             for number in range(_JITTERS):
-                self._note(arms.wide(wide, Jitter(number)).found, self._wide)
+                for subnormal in (None, format_of(arms.dtype)):
+                    self._note(arms.wide(wide, Jitter(number, subnormal)).found, self._wide)
             watch = _Range()
             arms.wide(wide, watch)
             for sign in (0, 1, -1) if not watch.beyond else ():
@@ -250,10 +255,12 @@ class Rounding:
 
 
 def roundings_of(arms: Arms, example: Example) -> int:
-    """The longest chain of roundings in a low-precision run, and one more for the inputs."""
+    """The longest chain of roundings in a low-precision run, those inside compound ops, and one more for the inputs."""
     watch = OpWatch(shadow=False)
     arms.low(example, Trace(arms.root, observers=(watch,)))
-    return max(1, watch.longest_chain) + 1
+    compounds = Compounds(arms.device)
+    arms.wide(example, compounds)
+    return max(1, watch.longest_chain) + compounds.roundings + 1
 
 
 class _Range(TorchDispatchMode):

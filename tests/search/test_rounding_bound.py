@@ -100,16 +100,19 @@ def test_a_loss_is_told_by_its_kind(function: Function, values: list[float], dty
         (torch.nn.functional.gelu, [-6.0], torch.bfloat16),  # float32 gives zero there as well
         (lambda x: x.log_softmax(-1), [0.0, 17.0], torch.bfloat16),
         (lambda x: x - x.logsumexp(-1), [0.0, 10.0], torch.float16),
+        (lambda x: x.log_softmax(-1), [1.0, -1.0], torch.float16),  # a common shift changes nothing
         (lambda x: x.var(correction=0), [100.0, 100.0625], torch.float16),
         (lambda x: torch.nn.functional.layer_norm(x, x.shape), [3.25], torch.float16),
         (lambda x: 30 * torch.tanh(x / 30), [3e-7], torch.float16),
+        (lambda x: 30 * torch.tanh(x / 30), [6.67e-5], torch.float16),  # x / 30 is subnormal
+        (lambda x: x.logsumexp(-1), [-0.0118, -0.00397, -0.00201], torch.bfloat16),  # made of ops that round
         (lambda x: x.round(), [2.4999], torch.float32),
         (lambda x: x.argmax(), [3.0, 3.0001], torch.float32),
         (lambda x: 1 / x, [0.0], torch.float16),  # infinite in float64 too
         (lambda x: x.log(), [-1.0], torch.float16),
         (lambda x: x.masked_fill(x > 0, -torch.inf), [1.0, 0.0], torch.float16),
     ],
-    ids="gelu log_softmax lse variance norm softcap round argmax pole log mask".split(),
+    ids="gelu log_softmax lse shift variance norm softcap underflow logsumexp round argmax pole log mask".split(),
 )
 def test_what_rounding_or_float32_explains_is_honest(
     function: Function, values: list[float], dtype: torch.dtype
