@@ -85,7 +85,7 @@ class Compounds(TorchDispatchMode):
             return func(*args, **kwargs)
         self.roundings += self._inside and not func.is_view and func._schema.name not in _EXACT
         has = torch._C._dispatch_has_kernel_for_dispatch_key
-        name = func.name()
+        name: str = func.name()  # type: ignore[no-untyped-call]
         own = has(name, self._key) or func.is_view or func._schema.name in _EXACT
         compound = has(name, "CompositeExplicitAutograd") and not own
         if compound and not self._inside and (parts := _decomposition(func)) is not None:
