@@ -137,4 +137,5 @@ def test_a_healthy_module_passes(name: str) -> None:
     model, inputs = modules()[name]
     run = assert_amp_property(model, inputs=inputs, examples=25)
     assert not run.failed
-    assert run.coverage.seen["examples"] >= 20
+    # Equal draws count once, and what Hypothesis draws depends on the constants in the modules that are loaded.
+    assert run.coverage.seen["examples"] > 12
