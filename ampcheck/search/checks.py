@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from ampcheck.formats import format_of
 from ampcheck.record import Finding, Verdict
 from ampcheck.search import stats as kinds
@@ -22,7 +25,6 @@ _HOLDS = {
     "property-finite": "finite inputs gave finite outputs",
     "property-accuracy": "every output agreed with the judge within what rounding explains",
     "property-compiled": "compiled code was no worse than eager mode",
-    "property-invariance": "every declared invariance held",
 }
 
 
@@ -39,6 +41,8 @@ def check_property(stats: PropertyStats, headroom: float) -> list[Finding]:
         found += [_failed(stats, check, one) for one in broken]
         if not broken and check in stats.skipped:
             found.append(Finding(check, Verdict.SKIP, who(stats), stats.skipped[check]))
+        elif not broken and check == "property-invariance":
+            found += _invariances(stats)
         elif not broken and check in stats.asked:
             looked = f"{_HOLDS[check]} ({_looked_at(stats, check)})"
             observed = stats.ratio if check == "property-accuracy" else 0.0
@@ -106,8 +110,22 @@ def _compiled(problem: kinds.Problem, value: str, low: str, wide: str) -> str:
 def _looked_at(stats: PropertyStats, check: str) -> str:
     judged = stats.examples - stats.outside + stats.climbs
     count = stats.compiled_examples if check == "property-compiled" else judged
-    names = f": {', '.join(stats.invariances)}" if check == "property-invariance" else ""
-    return f"{count:,} example{'s' * (count != 1)}, {stats.elements:,} elements{names}"
+    return f"{count:,} example{'s' * (count != 1)}, {stats.elements:,} elements"
+
+
+def _invariances(stats: PropertyStats) -> Iterator[Finding]:
+    """Each invariance that was declared and is not broken; one that changed no input shows nothing."""
+    for name, count in stats.invariances.items():
+        verdict, hint = Verdict.PASS, ""
+        message = f"{name} held ({count:,} example{'s' * (count != 1)} that it changes)"
+        if not count and stats.breakings:
+            verdict, message = Verdict.SKIP, f"{name} was not looked at: another property breaks first"
+        elif not count:
+            verdict, hint = Verdict.FAIL, "declare what changes the inputs, or draw inputs that it changes"
+            message = f"a declared invariance must be looked at, and {name} changed no input that could be judged"
+        observed = float(count)
+        found = Finding("property-invariance", verdict, who(stats), message, unit="examples", hint=hint)
+        yield replace(found, observed=observed, limit=1.0) if verdict is not Verdict.SKIP else replace(found, unit="")
 
 
 def _headroom(stats: PropertyStats, factor: float) -> list[Finding]:

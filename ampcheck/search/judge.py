@@ -100,6 +100,8 @@ def assert_amp_property(
                     domain=domain,
                 )
             stats = _stats(looker, found, title, examples, domain)
+            if compiled is not None and not compiled.examples:
+                stats = replace(stats, skipped={"property-compiled": "no example ran compiled", **stats.skipped})
             if graphs is not None:
                 stats = replace(stats, graphs=graphs.count)
                 if not graphs.count and "property-compiled" not in stats.skipped:
@@ -181,7 +183,7 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
         flushed=found.flushed,
         climbs=found.climbs,
         compiled_examples=compiled.examples if compiled is not None else 0,
-        invariances=tuple(one.name for one in looker.invariances),
+        invariances={one.name: looker.held_against[one.name] for one in looker.invariances},
         domain=_domain(found, domain),
         peak=found.headroom.largest() if found.headroom is not None else Peak(),
         overflow=found.headroom.overflow if found.headroom is not None else None,

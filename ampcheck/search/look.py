@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -54,6 +55,7 @@ class Looker:
     def __init__(self, arms: Arms, invariances: Sequence[Invariance] = (), compiled: Compiled | None = None) -> None:
         self.arms, self.invariances, self.compiled = arms, invariances, compiled
         self.facts = FormatFacts()
+        self.held_against: Counter[str] = Counter()  # by invariance, the examples that it changed and that were judged
         self._roundings: dict[Any, int] = {}
 
     def look(self, example: Example) -> Look:
@@ -234,6 +236,7 @@ class Looker:
         wide = self.arms.wide(changed)
         if wide.error is not None:
             return []
+        self.held_against[invariance.name] += bool(wide.found) and changed.key() != example.key()
         found = self._judge(changed, self.arms.low(changed), wide).problems
         return [replace(one, kind=INVARIANCE, detail=f"{invariance.name}: {one.kind}") for one in found]
 

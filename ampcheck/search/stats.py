@@ -71,7 +71,8 @@ class PropertyStats:
     refused. undefined: elements that are not finite in float64. elements: those that were judged. ratio: the largest
     error in terms of what was allowed. climbs: steps of gradient ascent that were judged. domain: in words. peak: the
     value that came nearest to the end of its own format. overflow: one that went beyond inside. asked: the properties
-    searched for. skipped: property to the reason why it was not looked at. lacking: the kernel that this machine lacks.
+    searched for. invariances: each with the examples that it changed and that were judged. skipped: property to the
+    reason why it was not looked at. lacking: the kernel that this machine lacks.
     """
 
     subject: str
@@ -91,7 +92,7 @@ class PropertyStats:
     climbs: int = 0
     graphs: int = 0
     compiled_examples: int = 0
-    invariances: tuple[str, ...] = ()
+    invariances: Mapping[str, int] = field(default_factory=dict)
     domain: str = ""
     peak: Peak = field(default_factory=Peak)
     overflow: Peak | None = None
