@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 import pytest
 
 from ampcheck.errors import UsageError
+from ampcheck.pytest_replay import Replay
 from ampcheck.pytest_scope import Scope, is_speed_test, why_disabled
 
 if TYPE_CHECKING:
@@ -36,43 +37,6 @@ SPEED_MARKER = (
     "speed(at_least=1.0, effect=0.03, budget=10.0, precision='float32', ...): defaults of the fixture speed, as "
     "ampcheck.assert_speed takes them; precision says what the arms compute in. The closest marker counts."
 )
-
-
-class Replay:
-    """A timer for pytest-benchmark that tells seconds measured before. It is read at both ends of each round."""
-
-    __name__ = "ampcheck"
-
-    def __init__(self) -> None:
-        self._readings: list[float] = []
-
-    def __call__(self) -> float:
-        """The next reading. Raises `UsageError` where none is left."""
-        if not self._readings:
-            _unlike("reads its timer more than twice a round")
-        return self._readings.pop()
-
-    @property
-    def playing(self) -> bool:
-        """Whether a round is still to be told, or to be told the end of."""
-        return bool(self._readings)
-
-    def tell(self, benchmark: Any, seconds: Iterable[float], step: Step) -> None:
-        """Let the fixture `benchmark` take these durations for those of its rounds.
-
-        step: what a profile of --benchmark-cprofile runs, and nothing else does.
-        """
-        taken = list(seconds)
-        self._readings = [reading for second in reversed(taken) for reading in (second, 0.0)]
-        benchmark.pedantic(lambda: None if self.playing else step(), rounds=len(taken))
-        if self._readings:
-            _unlike("reads its timer less than twice a round")
-
-
-def _unlike(what: str) -> NoReturn:
-    from importlib.metadata import version
-
-    raise UsageError(f"pytest-benchmark {version('pytest-benchmark')} {what}: use a version that ampcheck knows")
 
 
 _REPLAY = pytest.StashKey[Replay]()

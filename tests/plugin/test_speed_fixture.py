@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampcheck import UsageError
-from ampcheck.pytest_speed import Replay
+from ampcheck.pytest_replay import Replay
 from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section, lines_of_source
 from plugin.speed_suite import Suite, benchmarks, findings
