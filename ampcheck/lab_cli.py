@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,12 @@ from ampcheck.lab.registry import EXPERIMENTS, Experiment, experiments_of
 
 if TYPE_CHECKING:
     from ampcheck.record import Run
+
+_TALKATIVE = ("TORCHINDUCTOR_AUTOTUNE_NUM_CHOICES_DISPLAYED", "TORCHINDUCTOR_MAX_AUTOTUNE_REPORT_CHOICES_STATS")
+"""Inductor writes the results of each autotuning to stderr, past all logging, unless these forbid it at its import."""
+
+_NEGATIVE = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
+"""argparse knows -1 and -0.5, and takes -1e-5, -inf and -0x1p3 for options."""
 
 
 def add_command(commands: Any) -> None:
@@ -33,8 +41,9 @@ def add_command(commands: Any) -> None:
         "--value",
         action="append",
         metavar="X",
-        help="with anatomy: the bits of this number alone; --value=-1e-5 where it has a minus and an exponent",
+        help="with anatomy: the bits of this number alone, such as 0.1, -1e-5, 0x1.8p3, inf or nan; may be repeated",
     )
+    lab._negative_number_matcher = _NEGATIVE  # argparse has no public way to say what a number is
     lab.add_argument("--full", action="store_true", help="longer runs, larger models, more modes")
     add_output(lab, verbose="print every table")
     lab.set_defaults(command=_lab)
@@ -52,7 +61,7 @@ def _lab(options: argparse.Namespace) -> int:
         return 0
     experiments_of(options.names)  # an unknown name is told before torch is loaded
     values = {text: _number(text) for text in options.value or ()}
-    if values and options.names != ["anatomy"]:
+    if values and set(options.names) != {"anatomy"}:
         raise UsageError("--value takes a number apart: write ampcheck lab anatomy --value X")
     if values and options.full:
         raise UsageError("--full makes experiments longer, and --value runs none: leave one of them out")
@@ -60,16 +69,20 @@ def _lab(options: argparse.Namespace) -> int:
     if values:
         return _dissect(values, options)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a pretrained model is looked at where it lies, never downloaded
+    for name in _TALKATIVE:
+        os.environ.setdefault(name, "0")
 
+    from ampcheck.lab.quiet import quiet
     from ampcheck.report import print_tables, progress_bar
 
-    with progress_bar() as progress:
+    with progress_bar() as progress, quiet():
         progress("loading torch", 0, 1)
         from ampcheck.lab.lab import judged, run_lab
 
         def ended(experiment: Experiment, run: Run) -> None:
             _print(_told(experiment, run))
             if options.verbose or options.names:
+                print()
                 held = [table for table in run.tables if table.check == experiment.check]
                 # Of a page the first table says what one sees; here it stands above.
                 print_tables([replace(table, note=table.note.removeprefix(experiment.about).strip()) for table in held])
@@ -85,12 +98,26 @@ def _lab(options: argparse.Namespace) -> int:
 
 
 def _number(text: str) -> float:
+    """A number as Python writes it, or in hexadecimal. Raises `UsageError` for what is none, or none of float64's."""
+    lower = text.lower()
+    hexadecimal = "0x" in lower
     try:
-        value = float(text)
+        value = float.fromhex(text) if hexadecimal else float(text)
+    except OverflowError:
+        value = math.inf
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UsageError(f"--value is a finite number, such as 0.1 or 6e4; found {text!r}")
+        raise UsageError(f"--value is a number, such as 0.1, -1e-5, 0x1.8p3, inf or nan; found {text!r}") from None
+    if math.isinf(value) and "inf" not in lower:
+        raise UsageError(
+            f"--value {text} lies beyond {sys.float_info.max:.4g}, the largest number of float64, from which all "
+            "others are made; write inf for infinity"
+        )
+    digits = lower.partition("0x")[2].partition("p")[0] if hexadecimal else lower.partition("e")[0]
+    if value == 0 and any(int(digit, 16) for digit in digits if digit.isalnum()):
+        raise UsageError(
+            f"--value {text} rounds to zero in float64, from which all others are made: its smallest number is "
+            f"{math.ulp(0.0):.4g}; write 0 for zero"
+        )
     return value
 
 

@@ -51,22 +51,29 @@ class Anatomy:
 
 @dataclass(frozen=True, slots=True)
 class AnatomyStats:
-    """Values in all formats, and the support of subnormals by dtype."""
+    """Values in all formats, and the support of subnormals by device and dtype."""
 
     device: str
     rows: tuple[Anatomy, ...]
-    subnormals: Mapping[str, SubnormalSupport]
+    subnormals: Mapping[str, Mapping[str, SubnormalSupport]]
 
 
 def measure_anatomy(device: str = "cpu", values: Mapping[str, float] = VALUES) -> AnatomyStats:
-    """Take finite values, by name, apart in every format that can hold their sign, and cast them on `device`."""
+    """Take values, by name, apart in every format that has a code for them or for what is near, and cast them on
+    `device`. Subnormals are tried there and on the CPU, to compare."""
     rows = [
         _dissected(name, value, form, device)
         for name, value in values.items()
         for form in FORMATS.values()
-        if form.signed or value > 0
+        if _has_code(form, value)
     ]
-    return AnatomyStats(device, tuple(rows), measure_subnormal_support(device))
+    support = {place: measure_subnormal_support(place) for place in dict.fromkeys((device, "cpu"))}
+    return AnatomyStats(device, tuple(rows), support)
+
+
+def _has_code(form: FloatFormat, value: float) -> bool:
+    """A format may lack NaN, the sign, or (float8_e8m0fnu, which lacks the sign too) zero."""
+    return form.nan != "none" if math.isnan(value) else form.signed or value > 0
 
 
 def _dissected(name: str, value: float, form: FloatFormat, device: str) -> Anatomy:
@@ -111,7 +118,7 @@ def check_anatomy(stats: AnatomyStats) -> list[Finding]:
     findings = [told(CHECK, stats.device, expected, found, bool(compared) and not wrong)]
     asked = {
         f"{name}, {how}": kept
-        for name, support in stats.subnormals.items()
+        for name, support in stats.subnormals.get(stats.device, {}).items()
         for how, kept in (("multiply", support.multiply), ("add", support.add), ("cast", support.cast))
         if kept is not None
     }
@@ -139,13 +146,13 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     return Run(
         findings=tuple(check_anatomy(stats)),
         coverage=Coverage({"values taken apart": len(stats.rows), "formats": len(FORMATS)}),
-        tables=(bits_table(stats.rows), facts_table(), _subnormals(stats)),
+        tables=(*bits_tables(stats.rows), facts_table(), _subnormals(stats)),
         charts=(ranges_chart(),),
     )
 
 
 def dissect(values: Mapping[str, float], *, device: str = "cpu") -> Run:
-    """The bits of any finite values, by name, in every format; whether the device's casts agree.
+    """The bits of any values, by name, in every format; whether the device's casts agree.
 
     Raises `UsageError` for a device that is not there.
     """
@@ -155,28 +162,54 @@ def dissect(values: Mapping[str, float], *, device: str = "cpu") -> Run:
     stats = measure_anatomy(placement.device, values)
     findings = check_anatomy(stats)[:1]
     coverage = Coverage({"values taken apart": len(stats.rows)})
-    return Run(findings=tuple(findings), coverage=coverage, tables=(bits_table(stats.rows),), title="bits of a number")
+    return Run(findings=tuple(findings), coverage=coverage, tables=bits_tables(stats.rows), title="bits of a number")
 
 
-def bits_table(rows: Sequence[Anatomy]) -> Table:
-    """The fields of each value in each format."""
-    shown = [
-        (row.value, row.format, row.sign, row.exponent, row.mantissa, f"{row.stored:.10g}", _off(row)) for row in rows
+def bits_tables(rows: Sequence[Anatomy]) -> tuple[Table, ...]:
+    """The fields of each value in each format, a table for each value, and what all of them stand for.
+
+    Apart, since side by side they do not fit into a terminal, and bits are read by comparing them with those above.
+    """
+    named: dict[str, list[Anatomy]] = {}
+    for row in rows:
+        named.setdefault(row.value, []).append(row)
+    bits = [
+        Table(
+            f"The bits of {name}",
+            ("format", "sign", "exponent", "mantissa"),
+            [(row.format, row.sign, row.exponent, _grouped(row.mantissa)) for row in held],
+            check=CHECK,
+            note=_STORED if name == next(iter(named)) else "",
+        )
+        for name, held in named.items()
     ]
+    return (*bits, _values_table(rows))
+
+
+_STORED = "As they are stored: the exponent is biased, and the mantissa lacks its leading one."
+
+
+def _grouped(bits: str) -> str:
+    """Fours from the left: a long mantissa may be folded between them."""
+    return " ".join(bits[start : start + 4] for start in range(0, len(bits), 4))
+
+
+def _values_table(rows: Sequence[Anatomy]) -> Table:
     return Table(
-        "The bits of a number",
-        ("value", "format", "sign", "exponent", "mantissa", "stands for", "off by"),
-        shown,
+        "What the bits stand for",
+        ("format", "value", "stands for", "off by"),
+        [(row.format, row.value, f"{row.stored:.10g}", _off(row)) for row in rows],
         check=CHECK,
-        note="The exponent is biased and the mantissa lacks its leading one, as they are stored. Off by: relative to "
-        "the value itself.",
+        note="Off by: relative to the value as float64 holds it.",
     )
 
 
 def _off(row: Anatomy) -> str:
-    if not math.isfinite(row.stored):
+    if row.stored == row.given or (math.isnan(row.stored) and math.isnan(row.given)):
+        return "0"
+    if not (math.isfinite(row.stored) and math.isfinite(row.given)):
         return "everything"
-    return f"{abs(row.stored - row.given) / abs(row.given):.2g}" if row.given else "0"
+    return f"{abs(row.stored - row.given) / abs(row.given):.2g}"
 
 
 def facts_table() -> Table:
@@ -190,13 +223,17 @@ def facts_table() -> Table:
 
 
 def _subnormals(stats: AnatomyStats) -> Table:
-    rows = [(name, one.multiply, one.add, one.cast) for name, one in stats.subnormals.items()]
+    rows = [
+        (name, place, one.multiply, one.add, one.cast)
+        for place, support in stats.subnormals.items()
+        for name, one in support.items()
+    ]
     return Table(
-        f"Do subnormals survive on {stats.device}?",
-        ("dtype", "multiply", "add", "cast"),
+        f"Do subnormals survive on {' and '.join(stats.subnormals)}?",
+        ("dtype", "device", "multiply", "add", "cast"),
         rows,
         check=CHECK,
-        note="A dash: the device has no such operation in this dtype.",
+        note="No answer: the device has no such operation in this dtype.",
     )
 
 

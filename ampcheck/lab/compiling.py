@@ -62,6 +62,9 @@ MORE = (
 )
 """With `--full` alone: compilation takes minutes."""
 
+GRAPHED = (How("compiled, reduce-overhead", {"mode": "reduce-overhead"}),)
+"""With `--full` on CUDA, where it replays CUDA graphs; elsewhere it is the default mode."""
+
 
 @dataclass(frozen=True, slots=True)
 class WayStats:
@@ -89,6 +92,13 @@ class CompilingStats:
     untold: str = ""
 
 
+def ways_on(device: str, *, full: bool = False) -> tuple[How, ...]:
+    """What is compared on a device."""
+    if not full:
+        return WAYS
+    return (*WAYS, *MORE, *(GRAPHED if torch.device(device).type == "cuda" else ()))
+
+
 class Arm:
     """A copy of the demo run in one way; `step` is forward and backward."""
 
@@ -98,6 +108,7 @@ class Arm:
         autocast = _autocast(device)
         self._around: _Around = nullcontext if how.inside else autocast
         inside: _Around = autocast if how.inside else nullcontext
+        self._replays = how in GRAPHED
 
         def run(*args: Tensor) -> Any:
             with inside():
@@ -110,6 +121,8 @@ class Arm:
     def step(self) -> Tensor:
         """The loss; gradients are new."""
         self.model.zero_grad()
+        if self._replays:  # what the step before gave may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with self._around():
             loss: Tensor = self._run(*self._data)[1]
         loss.backward()  # type: ignore[no-untyped-call]
@@ -265,7 +278,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     if why := lacks("bfloat16", device):
         raise UsageError(why)
     stats = measure_compiling(
-        device, (*WAYS, *MORE) if full else WAYS, budget=FULL_BUDGET if full else BUDGET, progress=progress
+        device, ways_on(device, full=full), budget=FULL_BUDGET if full else BUDGET, progress=progress
     )
     tables, charts = [_ways(stats)], []
     if stats.startup is not None:

@@ -71,6 +71,11 @@ def last_finite(form: FloatFormat) -> float:
     return form.decode(code)
 
 
+def distinct(x: float, form: FloatFormat) -> str:
+    """At least so many digits that neighbours in the format never look alike (DECIMAL_DIG of C, ISO C11 5.2.4.2.2)."""
+    return f"{x:.{max(6, math.ceil(1 + (form.mantissa_bits + 1) * math.log10(2)))}g}"
+
+
 def measure_exp(device: str = "cpu") -> ExpStats:
     """Look for the edge of exp near where the format says it is, and run the functions on the device."""
     edges, places, softplus, softmax, lacking = [], {}, {}, {}, {}
@@ -108,11 +113,11 @@ def check_exp(stats: ExpStats) -> list[Finding]:
     for edge in stats.edges:
         form = format_of(edge.format)
         expected = (
-            f"in {edge.format} exp is finite up to {edge.derived:.6g}, the last value below "
-            f"log({form.overflows_at:.6g}) = {math.log(form.overflows_at):.6g}"
+            f"in {edge.format} exp is finite up to {distinct(edge.derived, form)}, the last value below "
+            f"log({form.overflows_at:.6g}) = {distinct(math.log(form.overflows_at), form)}"
         )
         close = abs(edge.found - edge.derived) <= form.ulp(edge.derived)  # a kernel may be off by one ULP of exp
-        found = f"up to {edge.found:.6g}"
+        found = f"up to {distinct(edge.found, form)}"
         findings.append(told(CHECK, stats.device, expected, found, close, observed=edge.found, limit=edge.derived))
     for name in stats.places:
         findings += _check_functions(stats, name)
@@ -144,7 +149,7 @@ def _check_functions(stats: ExpStats, name: str) -> list[Finding]:
             CHECK,
             stats.device,
             f"softplus of PyTorch in {name} is off by at most three roundings ({limit:.2g}) on {RANGE[0]:g} to "
-            f"{RANGE[1]:g}",
+            f"{RANGE[1]:g}, as far as its result is a normal number",
             f"at most {worst:.2g}",
             worst <= limit,
             otherwise=Verdict.WARN,
@@ -231,7 +236,8 @@ def _edges(stats: ExpStats) -> Table:
     for edge in stats.edges:
         form = format_of(edge.format)
         beyond = form.decode(form.encode(edge.found) + 1) if math.isfinite(edge.found) else math.nan
-        rows.append((edge.format, *(f"{x:.6g}" for x in (form.max, math.log(form.overflows_at), edge.found, beyond))))
+        places = (math.log(form.overflows_at), edge.found, beyond)
+        rows.append((edge.format, f"{form.max:.6g}", *(distinct(x, form) for x in places)))
     return Table(
         f"Where exp overflows on {stats.device}",
         ("format", "largest value", "log of where it ends", "last finite at x", "infinite at x"),

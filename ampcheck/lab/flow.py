@@ -134,18 +134,19 @@ def check_flow(flow: Flow) -> list[Finding]:
     """Without autocast all is float32; under it each linear layer gives 16 bits. A model that is not known is judged
     not at all."""
     findings = []
+    where = f"{flow.model} on {flow.device}"
     for arm, modules in flow.arms.items() if flow.known else ():
         if not arm:
             others = [one for one in modules if {*one.given, *one.gave} - {"float32"}]
-            expected = f"without autocast every module of {flow.model} takes and gives float32"
+            expected = f"without autocast every module of {where} takes and gives float32"
             found = f"{len(modules) - len(others)} of {len(modules)} modules do"
             findings.append(told(CHECK, flow.device, expected, found, bool(modules) and not others))
             continue
         given, there, widened = _linear(arm, modules)
-        expected = f"under autocast to {arm} every linear layer of {flow.model} gives {arm}"
-        found = f"{given} of {there} do; {widened} times {arm} is widened to float32"
+        expected = f"under autocast to {arm} every linear layer of {where} gives {arm}"
+        found = f"{given} of {there} do; {_often(widened)} {arm} is widened to float32"
         findings.append(told(CHECK, flow.device, expected, found, given == there > 0))
-    return findings + [skipped(CHECK, flow.device, f"{flow.model}: {why}") for why in flow.lacking.values()]
+    return findings + [skipped(CHECK, flow.device, f"{where}: {why}") for why in flow.lacking.values()]
 
 
 def _linear(arm: str, modules: Sequence[ModuleFlow]) -> tuple[int, int, int]:
@@ -273,7 +274,7 @@ def _facts(flow: Flow) -> str:
     for arm, modules in flow.arms.items():
         if arm:
             given, there, widened = _linear(arm, modules)
-            told_of.append(f"to {arm} {given} of {there} linear layers give it and {widened} times it is widened")
+            told_of.append(f"to {arm} {given} of {there} linear layers give it and {_often(widened)} it is widened")
     seen = f"Under autocast {'; '.join(told_of)}. " if told_of else ""
     return f"{seen}Not judged: a model may keep layers in float32 on purpose."
 
@@ -297,6 +298,10 @@ def modules_table(flow: Flow) -> Table:
 def _way(one: ModuleFlow) -> str:
     forced = f" ({one.widened}× float32)" if one.widened else ""
     return f"{'+'.join(one.given) or '–'} → {'+'.join(one.gave) or '–'}{forced}"
+
+
+def _often(count: int) -> str:
+    return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
 def _heading(arm: str) -> str:

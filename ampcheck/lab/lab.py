@@ -76,7 +76,7 @@ def _joined(about: str, note: str) -> str:
 
 def _run(experiment: Experiment, placement: Placement, device: str, full: bool, progress: Progress) -> Run:
     if placement.emulated and not experiment.emulated:
-        why = f"{experiment.title} needs the device itself, and {device} is not there"
+        why = f"{experiment.name} needs the device itself, and {device} is not there"
         return _without(experiment, Verdict.SKIP, str(placement), why)
     try:
         run = experiment.function(

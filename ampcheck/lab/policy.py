@@ -85,7 +85,7 @@ def check_policies(facts: PolicyFacts) -> list[Finding]:
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
-    """Tables: rules by device, the rules of CPU and CUDA, where they differ, and the ops of the demo side by side."""
+    """Tables: rules by device, where CPU and CUDA differ, overloads of each device, the demo's ops side by side."""
     facts = measure_policies(device, progress=progress)
     source = source_of("installed", "float16")
     views = [counts_view(source), diff_view(source, source, *PAIR), *_of_devices(source, device)]
@@ -100,7 +100,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
 
 
 def _of_devices(source: Source, device: str) -> Sequence[View]:
-    kinds = dict.fromkeys((*PAIR, device.partition(":")[0]))
+    kinds = dict.fromkeys((*PAIR, device.partition(":")[0], *source.devices))
     return [policy_view(source, kind) for kind in kinds if kind in source.devices]
 
 

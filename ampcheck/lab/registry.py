@@ -95,21 +95,25 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "underflow",
         "Gradients that become zero",
-        "Gradients of deep nets spread over many powers of ten, and what float16 cannot hold becomes zero. A loss "
-        "scale of 2^13 moves all of them up by 13 powers of two before they are rounded; bfloat16 needs none.",
+        "Gradients of deep nets spread over many powers of ten, and those of at most 2^-25 (3e-8) become zero in "
+        "float16. A loss scale of 2^13 moves all of them up by 13 powers of two before they are rounded; bfloat16, "
+        "which reaches down to 2^-133, needs none.",
     ),
     Experiment(
         "stagnation",
         "A weight that does not move",
         "An update below half of the spacing of the weight changes nothing, however often it is repeated. That is why "
-        "weights are kept in float32, or updated with Kahan summation or stochastic rounding.",
+        "weights are kept in float32, or updated with Kahan summation or stochastic rounding. Kahan summation keeps "
+        "what was rounded off in the weight's own format, where the updates may get lost as well: these do in "
+        "bfloat16.",
     ),
     Experiment(
         "training",
         "The main event: one model trained in four precisions",
         "A small transformer learns Shakespeare's sonnets in float32, in float16 throughout, under autocast to float16 "
-        "with a GradScaler, and under autocast to bfloat16, each eager and compiled, from the same weights and data. A "
-        "run that becomes infinite or NaN is a result: the step and the op that made it are told.",
+        "with a GradScaler, and under autocast to bfloat16, each eager and compiled, from the same weights and data. "
+        "All should learn alike but float16 throughout, in which AdamW's eps of 1e-8 is zero and a division by zero "
+        "follows. A run that becomes infinite or NaN is a result: the step and the op that made it are told.",
     ),
     Experiment(
         "compiling",

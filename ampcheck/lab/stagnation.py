@@ -195,6 +195,6 @@ def _ends(stats: StagnationStats) -> Table:
         ("format", "way", "ends at", "arrived, %", "standard deviation"),
         rows,
         check=CHECK,
-        note=f"In exact arithmetic it ends at {true:g}. Of stochastic rounding: mean and spread of {REPLICATES} "
-        f"weights.",
+        note=f"In exact arithmetic it ends at {true:g}. A master weight is shown as it is used, rounded to the "
+        f"format. Of stochastic rounding: mean and spread of {REPLICATES} weights.",
     )

@@ -99,7 +99,7 @@ def ulp_chart() -> Chart:
         series=tuple(series),
         check=CHECK,
         note="Each step is one power of two wide. A line ends where the format does; tf32 lies on float16 and goes on; "
-        "float8 is flat at the left where it is subnormal.",
+        "float8_e4m3fn is flat at the left, where it is subnormal.",
         x_scale="exponent",
         y_scale="exponent",
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 from ampcheck.cli import main
 from ampcheck.errors import UsageError
 from ampcheck.formats import FORMATS, format_of
-from ampcheck.lab import exp, lab, ulp
+from ampcheck.lab import exp, lab, loops, ulp, underflow
 from ampcheck.lab.exp import last_finite
 from ampcheck.lab.registry import EXPERIMENTS, experiments_of
+from ampcheck.lab.telling import power
 from ampcheck.placement import place
 from ampcheck.record import Coverage, Finding, Run, Verdict
 from ampcheck.report.charts import chart_svg
@@ -39,6 +42,14 @@ def test_the_numbers_in_the_sentences_are_those_of_the_formats() -> None:
     assert f"{last_finite(FORMATS['float32']):.1f}" == "88.7"
     assert "11.09" in told
     assert "88.7" in told
+    assert half.flushes_at == 2.0**-25
+    assert f"{half.flushes_at:.0e}" == "3e-08"
+    assert brain.smallest_subnormal == 2.0**-133
+    assert brain.decimal_digits == 2
+    for number in ("2^-25 (3e-8)", "2^-133", f"loss scale of {power(underflow.SCALE)}", "1e-8"):
+        assert number in told
+    assert loops.EPS == 1e-8
+    assert half.round(loops.EPS) == 0.0
 
 
 def test_experiments_run_in_the_order_of_the_lab_each_once() -> None:
@@ -120,7 +131,7 @@ def test_a_device_that_is_not_there_is_told_for_what_needs_it() -> None:
         pytest.skip("this machine has CUDA")
     run = lab.run_lab(["ulp"], device="cuda")
     assert [finding.verdict for finding in run.findings] == [Verdict.SKIP]
-    assert "cuda is not there" in run.findings[0].message
+    assert run.findings[0].message == "ulp needs the device itself, and cuda is not there"
 
 
 @pytest.mark.parametrize("name", ["anatomy", "exp", "confounders", "policy", "flow", "underflow", "stagnation"])
@@ -183,7 +194,6 @@ def test_any_number_can_be_taken_apart(capsys: pytest.CaptureFixture[str]) -> No
     [
         ["ulp", "--value", "1"],
         ["anatomy", "--value", "x"],
-        ["anatomy", "--value", "inf"],
         ["anatomy", "--value", "1", "--full"],
         ["anatomy", "--value", "1", "--list"],
     ],
@@ -204,6 +214,76 @@ def test_the_bits_on_a_device_that_is_not_there_are_a_usage_error(
     assert device in line
 
 
-def test_a_negative_power_of_ten_is_given_with_an_equals_sign(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "anatomy", "--value=-1e-5"]) == 0
-    assert f"{FORMATS['bfloat16'].round(-1e-5):.10g}" in capsys.readouterr().out
+def test_a_negative_power_of_ten_needs_no_equals_sign_and_may_have_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--value=-1e-5"], ["--value", "-1e-5"]):
+        assert main(["lab", "anatomy", *arguments]) == 0
+        assert f"{FORMATS['bfloat16'].round(-1e-5):.10g}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--list", "foo"], "'foo'"),
+        (["foo", "ulp"], "'foo'"),
+        (["ulp", "--device", "nonsense"], "'nonsense'"),
+        (["ulp", "--device", ""], "''"),
+        (["ulp", "--device", "meta"], "'meta'"),
+    ],
+)
+def test_a_usage_error_is_one_sentence_and_nothing_is_written(
+    arguments: list[str], word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = [] if "--list" in arguments else ["--html", str(tmp_path / "x.html"), "--json", str(tmp_path / "x.json")]
+    assert main(["lab", *arguments, *output]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert word in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_given_twice_is_run_and_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "ulp", "ulp"]) == 0
+    assert capsys.readouterr().out.count("The spacing of numbers (ulp)") == 1
+    assert main(["lab", "--list", "ulp", "anatomy", "ulp"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["anatomy", "ulp"]
+
+
+@pytest.fixture
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An experiment whose libraries log, warn and log an error."""
+    sound = ulp.run
+
+    def run(**arguments: Any) -> Run:
+        logging.getLogger("torch._inductor").warning("a line of inductor")
+        logging.getLogger("a library without handlers").info("a line of nobody")
+        warnings.warn("a warning of torch", UserWarning, stacklevel=1)
+        logging.getLogger("transformers").error("an error of transformers")
+        return sound(**arguments)
+
+    monkeypatch.setattr(ulp, "run", run)
+
+
+def test_libraries_log_errors_alone_and_are_afterwards_as_they_were(
+    talkative: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("TORCH_LOGS", "TORCH_LOGS_OUT", "TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
+        monkeypatch.delenv(name, raising=False)
+    caplog.set_level(logging.DEBUG)
+    before, filters = logging.root.manager.disable, list(warnings.filters)
+    assert main(["lab", "ulp"]) == 0, capsys.readouterr().out  # here a warning is an error, and would fail
+    assert [record.getMessage() for record in caplog.records] == ["an error of transformers"]
+    assert logging.root.manager.disable == before
+    assert warnings.filters == filters
+
+
+def test_log_lines_and_warnings_that_were_asked_for_are_shown(
+    talkative: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCH_LOGS", "+inductor")
+    monkeypatch.setattr(sys, "warnoptions", ["error"])
+    assert main(["lab", "ulp"]) == 1  # the warning, an error here, reaches the experiment
+    assert "a line of inductor" in caplog.messages

@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ampcheck.formats import FORMATS, format_of
 from ampcheck.health import SubnormalSupport
@@ -85,9 +87,19 @@ def test_a_cast_that_loses_the_subnormals_of_float16_is_told(bits: anatomy.Anato
 
 def test_a_device_that_flushes_subnormals_is_warned_of(bits: anatomy.AnatomyStats) -> None:
     flushing = {"float32": SubnormalSupport("cpu", "float32", False, True, True)}
-    found = anatomy.check_anatomy(replace(bits, subnormals=flushing))[1]
+    found = anatomy.check_anatomy(replace(bits, subnormals={"cpu": flushing}))[1]
     assert found.verdict is Verdict.WARN
     assert "float32, multiply" in found.message
+
+
+def test_the_cpu_stands_beside_another_device_and_is_not_judged_for_it(bits: anatomy.AnatomyStats) -> None:
+    flushing = {"float32": SubnormalSupport("cpu", "float32", False, True, True)}
+    kept = {"float32": SubnormalSupport("cuda", "float32", True, True, None)}
+    both = replace(bits, device="cuda", subnormals={"cuda": kept, "cpu": flushing})
+    assert anatomy.check_anatomy(both)[1].verdict is Verdict.PASS
+    table = anatomy._subnormals(both)
+    assert table.rows == [("float32", "cuda", True, True, None), ("float32", "cpu", False, True, True)]
+    assert set(anatomy.measure_anatomy().subnormals) == {"cpu"}
 
 
 def test_nothing_looked_at_is_no_pass() -> None:
@@ -137,6 +149,26 @@ def test_the_last_finite_exp_is_that_of_all_bit_patterns(name: str) -> None:
     values = codes[codes.isfinite()].double()
     last = values[values.exp().to(torch.float32).to(getattr(torch, name)).isfinite()].max()
     assert exp.last_finite(format_of(name)) == float(last)
+
+
+@given(st.sampled_from(["float32", "bfloat16", "float16"]), st.integers(0, 2**31), st.booleans())
+def test_what_is_printed_of_exp_tells_neighbours_of_a_format_apart(name: str, code: int, negative: bool) -> None:
+    form = format_of(name)
+    code %= form.encode(form.max)
+    sign = -1 if negative else 1
+    one, other = (sign * form.decode(number) for number in (code, code + 1))
+    assert exp.distinct(one, form) != exp.distinct(other, form)
+    assert form.round(float(exp.distinct(one, form))) == one
+
+
+def test_the_last_finite_place_of_exp_is_told_apart_from_the_first_infinite_one(edges: exp.ExpStats) -> None:
+    table = exp._edges(edges)
+    assert len(table.rows) == 3
+    for name, _, log, last, beyond in table.rows:
+        assert float(str(last)) < float(str(log)) <= float(str(beyond)), name
+        assert np.isfinite(np.exp(np.array(float(str(last)))).astype(NUMPY[str(name)]))
+        with np.errstate(over="ignore"):
+            assert np.isinf(np.exp(np.array(float(str(beyond)))).astype(NUMPY[str(name)]))
 
 
 def test_exp_and_the_naive_functions_do_what_was_expected(edges: exp.ExpStats) -> None:

@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from ampcheck import demo
 from ampcheck.autocast.observe import OpDtype, OpDtypes
+from ampcheck.autocast.views import diff_view, source_of
 from ampcheck.demo import CharTransformer
 from ampcheck.formats import format_of
 from ampcheck.lab import compiling, confounders, flow, policy
@@ -59,6 +61,14 @@ def test_the_table_of_ops_tells_floating_dtypes_by_device() -> None:
     table = policy.ops_table(facts().ops)
     assert table.columns == ["op", "cpu: rule", "cpu: computes in"]
     assert table.rows[0] == ("aten::mm", "lower_precision", "bfloat16")
+
+
+def test_every_device_of_this_pytorch_has_a_table_of_its_ops_and_cpu_and_cuda_differ() -> None:
+    source = source_of("installed", "float16")
+    tables = [table for view in policy._of_devices(source, "cpu") for table in view.tables]
+    assert {table.title.rpartition(" on ")[2] for table in tables} == set(source.devices) >= set(policy.PAIR)
+    assert all(table.rows for table in tables)
+    assert diff_view(source, source, *policy.PAIR).data["changes"]
 
 
 # Flow -----------------------------------------------------------------------------------------------------------------
@@ -130,6 +140,21 @@ def test_a_library_that_is_missing_is_called_by_its_name(monkeypatch: pytest.Mon
     assert str(flow.pretrained_lm()).startswith("transformers is not installed")
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_said_of_parameters_layers_norms_losses_and_residual_sums_holds_of_the_demo(device: str) -> None:
+    subject = demo.subject()
+    seen = flow.measure_flow(subject.model, subject.calls[0], name="the demo", device=device)
+    assert {parameter.dtype for parameter in subject.model.parameters()} == {torch.float32}
+    gave = {kind: {one.gave for one in seen.arms["bfloat16"] if one.kind == kind} for kind in ("Linear", "LayerNorm")}
+    assert gave == {"Linear": {("bfloat16",)}, "LayerNorm": {("float32",)}}
+    blocks = [one for one in seen.arms["bfloat16"] if one.kind == "Block"]  # float32 plus a linear layer's bfloat16
+    assert [(one.given, one.gave) for one in blocks] == [(("float32",), ("float32",))] * 2
+    (root,) = [one for one in seen.arms["bfloat16"] if one.module == ""]
+    assert root.gave == ("bfloat16", "float32")  # logits and loss
+    messages = [finding.message for finding in flow.check_flow(seen)]
+    assert all(f"the demo on {seen.device}" in message for message in messages)
+
+
 def test_cudas_policy_shows_without_the_device() -> None:
     seen = flow.measure_flow(Tiny(), Call((torch.randn(2, 4),)), name="tiny", device="cuda")
     assert {one.gave for one in seen.arms["bfloat16"] if one.kind == "Linear"} == {("bfloat16",)}
@@ -166,6 +191,15 @@ def test_operands_are_rounded_as_ml_dtypes_and_tf32_by_its_bits() -> None:
     kept = bits + 0x0FFF + ((bits >> 13) & 1)  # to nearest, ties to even, at bit 13
     tf32 = (kept & ~0x1FFF).view(torch.float32).double()
     assert torch.equal(confounders.rounded_to(values, format_of("tf32")), tf32)
+
+
+def test_operands_that_tensor_cores_cut_off_instead_of_rounding_keep_the_bound_of_tf32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(confounders.SIZE, confounders.SIZE, generator=generator) for _ in range(2))
+    cut = [(values.view(torch.int32) & ~0x1FFF).view(torch.float32).double() for values in (a, b)]
+    seen = confounders.product_stats("high", a, b, cut[0] @ cut[1], format_of("tf32"))
+    assert bad(confounders.check_lab_confounders(stats(seen))) == []
+    assert 0.3 < seen.worst / seen.bound < 0.4
 
 
 def product(how: str, form: str) -> confounders.ProductStats:
@@ -206,6 +240,13 @@ def test_settings_and_threads_are_afterwards_as_they_were() -> None:
     assert [one.setting for one in seen.products] == list(confounders.SETTINGS)
     assert {one.name: one.same for one in seen.spread}["again, all equal"]
     assert not bad(confounders.check_lab_confounders(seen))
+
+
+def test_cuda_graphs_are_compared_where_there_are_some() -> None:
+    on_cpu, on_cuda = (compiling.ways_on(device, full=True) for device in ("cpu", "cuda:0"))
+    assert on_cuda == (*on_cpu, *compiling.GRAPHED)
+    assert compiling.GRAPHED[0].options == {"mode": "reduce-overhead"}
+    assert compiling.ways_on("cuda") == compiling.WAYS == on_cpu[: len(compiling.WAYS)]
 
 
 # Compiling ------------------------------------------------------------------------------------------------------------
