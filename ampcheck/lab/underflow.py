@@ -165,7 +165,8 @@ def check_underflow(stats: UnderflowStats) -> list[Finding]:
                 stats.device,
                 f"a backward pass in float16 loses fewer gradients with a loss scale of {power(SCALE)} than without",
                 f"of {nonzero:,} that are nonzero in float64 {plain:,} are zero without, "
-                f"{100 * plain / nonzero:.1f} %, {scaled:,} with it, and {sum(layer.infinite for layer in stats.layers)} are infinite",
+                f"{100 * plain / nonzero:.1f} %, {scaled:,} with it, and "
+                f"{sum(layer.infinite for layer in stats.layers)} are infinite",
                 scaled < plain and not any(layer.infinite for layer in stats.layers),
             )
         )
