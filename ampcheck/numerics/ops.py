@@ -22,7 +22,9 @@ from ampcheck.numerics.facts import OpFacts
 from ampcheck.record import Where
 from ampcheck.trace import OpEvent
 
-_UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "aten::_efficientzerotensor")
+UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "aten::_efficientzerotensor")
+"""Ops whose results are memory that nothing was written to, by the beginning of their names."""
+
 _EXACT = frozenset(
     "aten::" + name
     for name in [
@@ -127,7 +129,7 @@ class OpWatch:
             self._note(f"{event.op}: {brief(error)}")
 
     def _look(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> None:
-        if op.is_view or op._schema.name.startswith(_UNWRITTEN):
+        if op.is_view or op._schema.name.startswith(UNWRITTEN):
             for _, view in tensors(out):
                 self._chains[view] = self._chain_of(args, kwargs)
             return

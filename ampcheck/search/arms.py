@@ -152,7 +152,7 @@ class Arms:
                 stack.enter_context(missing)
             stack.enter_context(autocast)
             outputs = self._run(self._low, own, inside=around)
-        if outputs.error is not None and _for_want_of_a_kernel(outputs.error):
+        if outputs.error is not None and for_want_of_a_kernel(outputs.error):
             self.lacking = brief(outputs.error)
         for op, times in (missing.ran if missing is not None else {}).items():
             self.substituted[op] = self.substituted.get(op, 0) + times
@@ -230,9 +230,7 @@ class Arms:
             except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
                 outputs.error = error
                 return outputs
-            if isinstance(result, (bool, int, float)):
-                dtype = torch.float64 if isinstance(result, float) else None
-                result = torch.tensor(result, dtype=dtype)
+            result = _numbers_as_tensors(result)
             self._dropped(result, prepared is self._low)
             for path, tensor in tensors(result):
                 if _dense(tensor):
@@ -265,10 +263,21 @@ class Arms:
             yield
 
 
+def _numbers_as_tensors(result: Any) -> Any:
+    """Python numbers, alone or in tuples, lists and dicts, are results too: as tensors without dimensions."""
+    if isinstance(result, (bool, int, float)):
+        return torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)
+    if type(result) in (tuple, list):
+        return type(result)(map(_numbers_as_tensors, result))
+    if type(result) is dict:
+        return {key: _numbers_as_tensors(item) for key, item in result.items()}
+    return result
+
+
 def _dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
-def _for_want_of_a_kernel(error: Exception) -> bool:
+def for_want_of_a_kernel(error: Exception) -> bool:
     """Whether this machine, and not the model, is the reason: a 16-bit kernel is missing."""
     return lacks_kernel(error) or "could not create a primitive" in str(error)

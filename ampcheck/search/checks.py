@@ -9,6 +9,7 @@ from ampcheck.formats import format_of
 from ampcheck.record import Finding, Verdict
 from ampcheck.search import stats as kinds
 from ampcheck.search.look import describe_value
+from ampcheck.search.remedies import remedy
 from ampcheck.search.stats import Breaking, Peak, PropertyStats
 
 CHECKS = ("property-finite", "property-accuracy", "property-compiled", "property-invariance")
@@ -80,17 +81,7 @@ def _failed(stats: PropertyStats, check: str, breaking: Breaking) -> Finding:
     if breaking.climbed:  # of a lone input, beyond what was drawn for it
         looked = f"by gradient ascent {stats.domain}, the declared domain, {looked}"
     message = f"{texts[problem.kind]}. The smallest input found is {breaking.code}, {looked}"
-    hints = {
-        kinds.RAISES: "make the operands' dtypes meet, and take constants from torch.finfo(x.dtype)",
-        kinds.NONFINITE: "subtract the largest before exp, scale before squaring, use an eps that the format holds, "
-        "or compute this part in float32",
-        kinds.RANGE: "declare smaller inputs, scale the result, or give it in float32 or bfloat16",
-        kinds.ACCURACY: "use the stable form (log1p, expm1, logsumexp, a two-pass variance), or compute this part in "
-        "float32",
-        kinds.DECISION: "decide upon float32 values",
-        kinds.COMPILED: "reproduce with torch.compile(model, backend='aot_eager') to tell Inductor from tracing",
-    }
-    hint = hints.get(problem.kind, "")
+    hint = remedy(problem.kind, breaking.where.op)
     if breaking.file:
         hint = f"{hint}; run pytest {breaking.file}" if hint else f"run pytest {breaking.file}"
     if breaking.unwritten:

@@ -8,7 +8,7 @@ import torch
 
 from ampcheck.nest import tensors
 from ampcheck.numerics.measure import missing_tool
-from ampcheck.search.arms import Arms, Example, Outputs
+from ampcheck.search.arms import Arms, Example, Outputs, for_want_of_a_kernel
 
 KINDS = 4
 """Kinds of inputs (dtypes, dimensions, which sides are 0 or 1) that are compiled for; Dynamo's own limit is 8."""
@@ -44,7 +44,7 @@ class Compiled:
         return outputs
 
     def lacks_tool(self, error: Exception) -> bool:
-        """Whether the machine lacks what compiling needs, which is then the reason for a skip."""
-        if missing_tool(error):
+        """Whether the machine lacks a compiler, or a kernel that compiled code calls: the reason for a skip then."""
+        if missing_tool(error) or for_want_of_a_kernel(error):
             self.missing = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return bool(self.missing)

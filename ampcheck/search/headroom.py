@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.nest import tensors
-from ampcheck.numerics.ops import _UNWRITTEN, OpWatch
+from ampcheck.numerics.ops import UNWRITTEN, OpWatch
 from ampcheck.record import Where
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.stats import Peak
@@ -119,7 +119,7 @@ def _tops(op: Any, args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Ten
     Left out: views, memory that nothing was written to, constants made by the op itself, and elements that equal a
     number among the arguments, which is a fill (a mask's lowest value) or a bound and says nothing about the data.
     """
-    if op.is_view or op._schema.name.startswith(_UNWRITTEN):
+    if op.is_view or op._schema.name.startswith(UNWRITTEN):
         return
     given = [tensor for _, tensor in tensors((args, kwargs))]
     if not given:

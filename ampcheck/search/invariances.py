@@ -1,9 +1,13 @@
-"""Invariances that a user declares: other inputs that must give the same result, or one that is known from it."""
+"""Invariances that a user declares: other inputs that must give the same result, or one that is known from it.
+
+`inputs` names the arguments that change, by position or keyword; by default all of them. A mask or a scale beside the
+data is left out by it: `Shift(1.0, inputs=(0,))`, `Padding(inputs=("hidden", "mask"))`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +16,9 @@ import torch
 from ampcheck.errors import UsageError
 from ampcheck.nest import map_tensors
 from ampcheck.search.arms import Example
+
+Inputs = Sequence[int | str] | None
+"""Arguments by position or keyword; None for all of them."""
 
 
 class Invariance(Protocol):
@@ -28,11 +35,36 @@ class Invariance(Protocol):
         """An output at the other inputs as it is to be at the first."""
 
 
+def _change(example: Example, inputs: Inputs, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
+    """The example with `function` applied to the tensors of the arguments that `inputs` names."""
+    if inputs is None:
+        return example.mapped(function)
+    here = [*range(len(example.args)), *example.kwargs]
+    if absent := [one for one in inputs if one not in here]:
+        raise UsageError(
+            f"inputs of an invariance must be arguments, here {', '.join(map(repr, here))}; found {absent[0]!r}"
+        )
+    args = tuple(map_tensors(function, one) if at in inputs else one for at, one in enumerate(example.args))
+    return Example(args, {k: map_tensors(function, v) if k in inputs else v for k, v in example.kwargs.items()})
+
+
+def _require_inputs(inputs: Inputs) -> None:
+    listed = isinstance(inputs, (tuple, list)) and len(inputs) > 0
+    if inputs is None or (listed and all(type(one) in (int, str) for one in inputs)):
+        return
+    raise UsageError(f"inputs of an invariance must be positions or keywords, such as (0, 'mask'); found {inputs!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
-    """Reversing the samples along `dim` of every input reverses them in every output."""
+    """Reversing the samples along `dim` of every input, or of those named, reverses them in every output."""
 
     dim: int = 0
+    inputs: Inputs = None
+
+    def __post_init__(self) -> None:
+        """Refuse what names no arguments."""
+        _require_inputs(self.inputs)
 
     @property
     def name(self) -> str:
@@ -41,7 +73,7 @@ class BatchOrder:
 
     def changed(self, example: Example) -> Example:
         """Every tensor that has the dimension, reversed."""
-        return example.mapped(self.undone)
+        return _change(example, self.inputs, self.undone)
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """Reversed again."""
@@ -54,9 +86,11 @@ class Scale:
 
     factor: float = 2.0
     degree: float = 0.0
+    inputs: Inputs = None
 
     def __post_init__(self) -> None:
         """Refuse what is no factor."""
+        _require_inputs(self.inputs)
         if not (math.isfinite(self.factor) and self.factor != 0 and math.isfinite(self.degree)):
             raise UsageError(f"Scale needs a finite factor other than 0 and a finite degree; found {self!r}")
 
@@ -67,7 +101,7 @@ class Scale:
 
     def changed(self, example: Example) -> Example:
         """Floating inputs times the factor."""
-        return example.mapped(lambda t: t * self.factor if t.is_floating_point() else t)
+        return _change(example, self.inputs, lambda t: t * self.factor if t.is_floating_point() else t)
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """Outputs over the power of the factor."""
@@ -80,9 +114,11 @@ class Shift:
 
     amount: float = 1.0
     result: float = 0.0
+    inputs: Inputs = None
 
     def __post_init__(self) -> None:
         """Refuse what is no amount."""
+        _require_inputs(self.inputs)
         if not (math.isfinite(self.amount) and math.isfinite(self.result)):
             raise UsageError(f"Shift needs a finite amount and result; found {self!r}")
 
@@ -93,7 +129,7 @@ class Shift:
 
     def changed(self, example: Example) -> Example:
         """Floating inputs plus the amount."""
-        return example.mapped(lambda t: t + self.amount if t.is_floating_point() else t)
+        return _change(example, self.inputs, lambda t: t + self.amount if t.is_floating_point() else t)
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """Outputs less what they move by."""
@@ -107,9 +143,11 @@ class Padding:
     dim: int = -1
     count: int = 1
     value: float = 0.0
+    inputs: Inputs = None
 
     def __post_init__(self) -> None:
         """Refuse padding by nothing."""
+        _require_inputs(self.inputs)
         if self.count < 1:
             raise UsageError(f"Padding needs a count of at least 1; found {self.count}")
 
@@ -128,7 +166,7 @@ class Padding:
             sides[self.dim] = self.count
             return torch.cat([tensor, tensor.new_full(sides, self.value)], self.dim)
 
-        return example.mapped(padded)
+        return _change(example, self.inputs, padded)
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """Outputs without what was added; an output without the dimension as it is."""

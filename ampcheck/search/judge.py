@@ -16,10 +16,10 @@ from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
 from ampcheck.numerics import arm_name, native_format
 from ampcheck.numerics.compiled import measure_graphs
-from ampcheck.numerics.ops import OpWatch
 from ampcheck.placement import place
-from ampcheck.record import Coverage, Run, Table, Where, merge, verify
+from ampcheck.record import Coverage, Run, Table, merge, verify
 from ampcheck.search.arms import Arms, Example, as_example
+from ampcheck.search.blame import locate
 from ampcheck.search.checks import check_property
 from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.headroom import plain
@@ -27,11 +27,10 @@ from ampcheck.search.hunt import Hunt, hunt
 from ampcheck.search.invariances import Invariance
 from ampcheck.search.look import Looker
 from ampcheck.search.reproduce import write_test
-from ampcheck.search.stats import COMPILED, RAISES, Breaking, Peak, Problem, PropertyStats
+from ampcheck.search.stats import Breaking, Peak, PropertyStats
 from ampcheck.settings import load_settings
 from ampcheck.strategies import as_code
 from ampcheck.subject import Subject, name_of
-from ampcheck.trace import Trace
 
 if TYPE_CHECKING:
     from hypothesis import strategies as st
@@ -161,7 +160,7 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
             as_code(plain(one)),
             found.found_after[kind],
             found.calls,
-            _blame(arms, one, problem),
+            locate(arms, one, problem),
             climbed=kind in found.climbed,
         )
         for kind, (one, problem) in found.smallest.items()
@@ -204,18 +203,6 @@ def _domain(found: Hunt, domain: tuple[float, float] | None) -> str:
     if not low <= high:
         return "with the inputs drawn"
     return f"within |x| <= {high:g}" if low == -high else f"within {low:g} <= x <= {high:g}"
-
-
-def _blame(arms: Arms, example: Example, problem: Problem) -> Where:
-    """The first op that made something infinite, else the first that flushed to zero what float64 keeps."""
-    if problem.kind in (RAISES, COMPILED):
-        return Where(phase="forward" if problem.kind == RAISES else "compile")
-    watch = OpWatch()
-    arms.low(example, Trace(arms.root, observers=(watch,)))
-    facts = watch.facts()
-    made = [fact for fact in facts if fact.produced and fact.limited is not False]
-    flushed = [fact for fact in facts if fact.flushed]
-    return next((fact.where for fact in (*made, *flushed)), Where(phase="forward"))
 
 
 def _require(model: Any, inputs: Any, domain: tuple[float, float] | None, examples: int, seconds: float) -> None:
