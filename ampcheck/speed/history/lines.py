@@ -63,7 +63,7 @@ def append_points(folder: str | os.PathLike[str], points: Sequence[Point]) -> in
     """The same for whole points. Those that the history would not read back are refused before anything is written."""
     texts: dict[str, list[str]] = {}
     for point in points:
-        Point.from_dict(point.to_dict())
+        Point.from_dict(untag_nonfinite(json.loads(_line(point))))  # as `load` will
         texts.setdefault(_file_of(point), []).append(_line(point))
     if not texts:
         return 0

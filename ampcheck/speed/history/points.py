@@ -43,6 +43,8 @@ class Times:
             times = cls(str(data["name"]), float(data["seconds"]), str(data["precision"]), dict(data["fingerprint"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"these times are damaged ({error!r}): import them anew") from error
+        if wrong := _no_scalar(times.fingerprint):
+            raise UsageError(f"these times are damaged: {wrong}: import them anew")
         if not (math.isfinite(times.seconds) and times.seconds > 0):
             raise UsageError(f"these times are damaged: a median cannot be {times.seconds!r} s")
         return times
@@ -163,7 +165,17 @@ def record_from_dict(data: Any) -> SpeedRecord:
                 float(getattr(record, known.name))  # JSON has integers without end
             except OverflowError as error:
                 raise UsageError(f"this speed record of ampcheck is damaged: {known.name}: {error}") from error
+    if wrong := _no_scalar(record.fingerprint):
+        raise UsageError(f"this speed record of ampcheck is damaged: {wrong}")
     return record
+
+
+def _no_scalar(known: Mapping[Any, Any]) -> str:
+    """What of a fingerprint is no name with a plain value, so that no line could be made of it again; "" if all is."""
+    for name, value in known.items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float | None):
+            return f"fingerprint cannot hold {name!r:.40}: {value!r:.40}"
+    return ""
 
 
 def measured_value(measured: Measured) -> float:
