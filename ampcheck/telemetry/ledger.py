@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.formats import format_of
 from ampcheck.telemetry.owners import Owner, path_of
 from ampcheck.telemetry.sites import Site
 from ampcheck.telemetry.statistics import Layout, thresholds
@@ -17,6 +18,10 @@ from ampcheck.telemetry.stats import SiteStats
 
 _FOLDED_AT = 64
 """So many calls are kept apart before they are added up: few enough to be small, many enough to be rare."""
+
+
+_SMALLEST = format_of("float32").smallest_subnormal
+"""What flushes in bfloat16 is subnormal in float32: no larger number may stand for the largest of such a value."""
 
 
 class Ledger:
@@ -213,7 +218,7 @@ class Account:
         unasked = bad & ~book.written
         came_bad, came_nan, came_lost = ((v.double() @ book.before.T) > 0 for v in (bad, nan, unasked))
         vanished = (one["flushed"] > 0) & (one["flushed"] + one["zeros"] == one["numel"])
-        lost = one["flushed"].sqrt() * book.lost / one["amax"].clamp_min(torch.finfo(torch.float32).tiny)
+        lost = one["flushed"].sqrt() * book.lost / one["amax"].clamp_min(_SMALLEST)
         sums = {
             **{name: one[name].sum(0) for name in _COUNTS},
             "bad": bad.sum(0).double(),
