@@ -18,8 +18,14 @@ from ampcheck.lab.registry import EXPERIMENTS, Experiment, experiments_of
 if TYPE_CHECKING:
     from ampcheck.record import Run
 
-_TALKATIVE = ("TORCHINDUCTOR_AUTOTUNE_NUM_CHOICES_DISPLAYED", "TORCHINDUCTOR_MAX_AUTOTUNE_REPORT_CHOICES_STATS")
-"""Inductor writes the results of each autotuning to stderr, past all logging, unless these forbid it at its import."""
+_BEFORE_TORCH = {
+    "HF_HUB_OFFLINE": "1",  # a pretrained model is looked at where it lies, never downloaded
+    # What writes to stderr past all logging: PyTorch's C++, and Inductor the results of each autotuning.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCHINDUCTOR_AUTOTUNE_NUM_CHOICES_DISPLAYED": "0",
+    "TORCHINDUCTOR_MAX_AUTOTUNE_REPORT_CHOICES_STATS": "0",
+}
+"""Variables that libraries read when they are imported; what somebody else has set stays."""
 
 _NEGATIVE = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
 """argparse knows -1 and -0.5, and takes -1e-5, -inf and -0x1p3 for options."""
@@ -68,9 +74,8 @@ def _lab(options: argparse.Namespace) -> int:
     require_writable(html=options.html, json=options.json)
     if values:
         return _dissect(values, options)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a pretrained model is looked at where it lies, never downloaded
-    for name in _TALKATIVE:
-        os.environ.setdefault(name, "0")
+    for name, value in _BEFORE_TORCH.items():
+        os.environ.setdefault(name, value)
 
     from ampcheck.lab.quiet import quiet
     from ampcheck.report import print_tables, progress_bar

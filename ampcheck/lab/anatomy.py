@@ -145,7 +145,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     stats = measure_anatomy(device)
     return Run(
         findings=tuple(check_anatomy(stats)),
-        coverage=Coverage({"values taken apart": len(stats.rows), "formats": len(FORMATS)}),
+        coverage=Coverage({"values in a format": len(stats.rows), "formats": len(FORMATS)}),
         tables=(*bits_tables(stats.rows), facts_table(), _subnormals(stats)),
         charts=(ranges_chart(),),
     )
@@ -161,7 +161,7 @@ def dissect(values: Mapping[str, float], *, device: str = "cpu") -> Run:
         raise UsageError(f"device {device!r} is not there, and its casts are what would be looked at: use --device cpu")
     stats = measure_anatomy(placement.device, values)
     findings = check_anatomy(stats)[:1]
-    coverage = Coverage({"values taken apart": len(stats.rows)})
+    coverage = Coverage({"values in a format": len(stats.rows)})
     return Run(findings=tuple(findings), coverage=coverage, tables=bits_tables(stats.rows), title="bits of a number")
 
 

@@ -130,8 +130,8 @@ class Arm:
 
     def gradients(self) -> Tensor:
         """All of them, float64, on the CPU."""
-        held = [p.grad.double().flatten() for p in self.model.parameters() if p.grad is not None]
-        return torch.cat(held).cpu()
+        held = [p.grad.cpu().double().flatten() for p in self.model.parameters() if p.grad is not None]
+        return torch.cat(held)
 
 
 def _autocast(device: str) -> _Around:
@@ -156,7 +156,7 @@ def measure_compiling(
     given = subject.model if model is None else model
     characters, targets = subject.calls[0].args
     data = (characters.to(device), targets.to(device))
-    model, exact = given.to(device), copy.deepcopy(given).double().cpu()
+    model, exact = given.to(device), copy.deepcopy(given).cpu().double()
     wide: Tensor = exact(characters, targets.cpu())[1]  # the demo itself computes its loss in float32
     wide.backward()  # type: ignore[no-untyped-call]
     gradients = torch.cat([p.grad.flatten() for p in exact.parameters() if p.grad is not None])

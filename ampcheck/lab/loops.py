@@ -140,7 +140,7 @@ class Loop:
 
     def gradient_norm(self) -> float:
         """The Euclidean norm of all gradients, summed in float64; NaN where one of them is not finite."""
-        squares = [p.grad.double().square().sum() for p in self.model.parameters() if p.grad is not None]
+        squares = [p.grad.cpu().double().square().sum() for p in self.model.parameters() if p.grad is not None]
         norm = float(torch.stack(squares).sum().sqrt())
         return norm if math.isfinite(norm) else math.nan
 

@@ -93,7 +93,10 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     return Run(
         findings=tuple(check_policies(facts)),
         coverage=Coverage(
-            {"overloads probed": sum(facts.probed.values()), "ops of the demo": len(facts.ops[PAIR[0]].ops)}
+            {
+                "overloads with an autocast kernel": sum(facts.probed.values()),
+                "ops of the demo": len(facts.ops[PAIR[0]].ops),
+            }
         ),
         tables=(tables[0], ops_table(facts.ops), *tables[1:]),
     )

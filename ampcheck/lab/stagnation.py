@@ -64,7 +64,7 @@ def _walk(step: Callable[[], Tensor]) -> Path:
     for number in range(1, STEPS + 1):
         weight = step()
         if number % EVERY == 0:
-            found.append(float(weight.double().mean()))
+            found.append(float(weight.cpu().double().mean()))
     return tuple(found)
 
 

@@ -89,7 +89,7 @@ def synchronize(device: str) -> None:
     place = torch.device(device)
     if place.type != "cpu":
         backend: Any = getattr(torch, place.type)
-        backend.synchronize(*(() if place.index is None else (place,)))
+        backend.synchronize(*(() if place.index is None or place.type == "mps" else (place,)))
 
 
 def bands_of(*names: str) -> tuple[Band, ...]:

@@ -255,7 +255,8 @@ def _casts(stats: UnderflowStats) -> Table:
         ("format", "scale", "zeros, %", "expected, %", "subnormal, %"),
         rows,
         check=CHECK,
-        note="Log-uniform. Expected: from the threshold of the format; with so many magnitudes chance moves it by 0.1.",
+        note="Log-uniform. Expected: from the threshold of the format; with so many magnitudes chance moves it by 0.1 "
+        "points.",
     )
 
 

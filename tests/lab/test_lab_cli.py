@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -22,6 +25,13 @@ from ampcheck.lab.telling import power
 from ampcheck.placement import place
 from ampcheck.record import Coverage, Finding, Run, Verdict
 from ampcheck.report.charts import chart_svg
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """The command sets variables that later tests must not inherit."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 def test_there_are_ten_experiments_each_with_a_title_and_a_few_sentences() -> None:
@@ -278,6 +288,28 @@ def test_libraries_log_errors_alone_and_are_afterwards_as_they_were(
     assert [record.getMessage() for record in caplog.records] == ["an error of transformers"]
     assert logging.root.manager.disable == before
     assert warnings.filters == filters
+
+
+_NOISY = """
+import sys
+from ampcheck.cli import main
+if "lab" in sys.argv:
+    assert main(["lab", "ulp"]) == 0
+import torch
+held = torch.empty(4096)
+with torch.profiler.profile(profile_memory=True):
+    del held
+"""
+
+
+@pytest.mark.parametrize("arguments", [["lab"], pytest.param([], marks=pytest.mark.slow)])
+def test_pytorchs_cpp_is_quiet_during_the_lab(arguments: list[str]) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
+    env["KINETO_LOG_LEVEL"] = "99"
+    command = [sys.executable, "-c", _NOISY, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)
+    # Without the lab it is not, or this would show nothing.
+    assert ("CPUAllocator.cpp" in done.stderr) == (not arguments), done.stderr
 
 
 def test_log_lines_and_warnings_that_were_asked_for_are_shown(
