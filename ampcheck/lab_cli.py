@@ -87,8 +87,9 @@ def _lab(options: argparse.Namespace) -> int:
         def ended(experiment: Experiment, run: Run) -> None:
             _print(_told(experiment, run))
             if options.verbose or options.names:
-                print()
                 held = [table for table in run.tables if table.check == experiment.check]
+                if held:
+                    print()
                 # Of a page the first table says what one sees; here it stands above.
                 print_tables([replace(table, note=table.note.removeprefix(experiment.about).strip()) for table in held])
 

@@ -21,6 +21,9 @@ CHECK = check_of("exp")
 LOGITS = (0.0, 20.0, 40.0, 80.0)
 RANGE = (-80.0, 80.0)
 
+_SHOWN = ("float32", "tf32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
+"""In the table of edges: PyTorch computes in some of them nowhere, and their edges follow from their bits."""
+
 _FLOOR = 2.0**-26
 """What lies closer to float64 than this is drawn here: a logarithmic axis has no zero."""
 
@@ -232,17 +235,23 @@ def softplus_chart(stats: ExpStats, way: str) -> Chart:
 
 
 def _edges(stats: ExpStats) -> Table:
+    seen = {edge.format: edge.found for edge in stats.edges}
     rows: list[tuple[Scalar, ...]] = []
-    for edge in stats.edges:
-        form = format_of(edge.format)
-        beyond = form.decode(form.encode(edge.found) + 1) if math.isfinite(edge.found) else math.nan
-        places = (math.log(form.overflows_at), edge.found, beyond)
-        rows.append((edge.format, f"{form.max:.6g}", *(distinct(x, form) for x in places)))
+    for name in _SHOWN:
+        form = format_of(name)
+        last = seen.get(name, last_finite(form))
+        beyond = form.decode(form.encode(last) + 1) if math.isfinite(last) else math.nan
+        places = (math.log(form.overflows_at), last, beyond)
+        rows.append(
+            (name, f"{form.max:.6g}", *(distinct(x, form) for x in places), "measured" if name in seen else "its bits")
+        )
     return Table(
         f"Where exp overflows on {stats.device}",
-        ("format", "largest value", "log of where it ends", "last finite at x", "infinite at x"),
+        ("format", "largest value", "log of where it ends", "last finite at x", "not finite at x", "known by"),
         rows,
         check=CHECK,
+        note="x and exp(x) are both numbers of the format. In tf32 and float8 PyTorch has no exp: theirs "
+        "follow from their bits.",
     )
 
 
