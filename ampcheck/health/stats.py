@@ -93,10 +93,10 @@ class TensorHealth:
             raise UsageError("Quantiles need the exponent histogram; measure with histogram=True.")
         if not 0.0 <= q <= 1.0:
             raise UsageError(f"A quantile lies between 0 and 1; got {q!r}.")
-        needed, seen = q * sum(count for _, count in self.histogram), 0
+        whole, seen = sum(count for _, count in self.histogram), 0
         for exponent, count in self.histogram:
             seen += count
-            if seen >= needed:
+            if seen / whole >= q:  # q times the whole may round up: 7 / 25 * 25 is more than 7
                 return exponent
         return None
 

@@ -228,14 +228,19 @@ def test_token_ids_are_counted_as_numbers(batch: tuple[torch.Tensor, torch.Tenso
     assert measured(seen).zeros == int((seen == 0).sum())
 
 
-@given(st.data())
-def test_a_quantile_is_the_binade_of_the_element_of_that_rank(data: st.DataObject) -> None:
+@given(st.data(), st.integers(1, 40))
+def test_a_quantile_is_the_binade_of_the_element_of_that_rank(data: st.DataObject, numel: int) -> None:
     """Of n elements the share k/n is reached by the k-th smallest, whatever k/n is rounded to."""
-    tensor = data.draw(tensors("float32", shape=shapes(max_side=12)))
-    sizes = sorted(abs(x) for x in tensor.flatten().tolist() if x)
+    tensor = data.draw(tensors("float32", shape=(numel,)))
+    sizes = sorted(abs(x) for x in tensor.tolist() if x)
+    health = measured(tensor)
     if not sizes:
-        assert measured(tensor).quantile_exponent(0.5) is None
-        return
-    rank = data.draw(st.integers(1, len(sizes)))
-    expected = math.frexp(sizes[rank - 1])[1] - 1
-    assert measured(tensor).quantile_exponent(rank / len(sizes)) == expected
+        assert health.quantile_exponent(0.5) is None
+    for rank, size in enumerate(sizes, 1):
+        assert health.quantile_exponent(rank / len(sizes)) == math.frexp(size)[1] - 1
+
+
+def test_a_share_of_seven_in_twenty_five_is_reached_by_the_seventh_element() -> None:
+    """7 / 25 * 25 is more than 7 in float64."""
+    health = measured(2.0 ** torch.arange(25.0))
+    assert [health.quantile_exponent(rank / 25) for rank in range(1, 26)] == list(range(25))
