@@ -138,20 +138,20 @@ def _check_functions(stats: ExpStats, name: str) -> list[Finding]:
     expected = f"log(1 + exp(x)) in {name} is 0 below log(unit roundoff) = {lost:.4g}{told_over}"
     found = "so it is" if not gone and not over else f"not so at {len(gone) + len(over)} places"
     findings = [told(CHECK, stats.device, expected, found, not gone and not over)]
-    # Where the result itself is subnormal or zero its relative error is no matter of the function. One rounding of
-    # the result, one of each of two elementary functions: three unit roundoffs.
+    # Where the result itself is subnormal or zero its relative error is no matter of the function. exp and log1p are
+    # right to one ULP each, as those of SLEEF and of CUDA are documented: four unit roundoffs.
     sound = [
         error
         for x, error in zip(stats.places[name], stable, strict=True)
         if math.exp(min(x, 0.0)) >= 2 * form.smallest_normal
     ]
     worst = max((math.inf if math.isnan(error) else error for error in sound), default=math.inf)
-    limit = 3 * form.unit_roundoff
+    limit = 4 * form.unit_roundoff
     findings.append(
         told(
             CHECK,
             stats.device,
-            f"softplus of PyTorch in {name} is off by at most three roundings ({limit:.2g}) on {RANGE[0]:g} to "
+            f"softplus of PyTorch in {name} is off by at most four roundings ({limit:.2g}) on {RANGE[0]:g} to "
             f"{RANGE[1]:g}, as far as its result is a normal number",
             f"at most {worst:.2g}",
             worst <= limit,

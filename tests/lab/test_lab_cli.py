@@ -95,14 +95,15 @@ def test_text_fits_into_eighty_columns_and_page_and_json_hold_the_same_run(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     page, data = tmp_path / "lab.html", tmp_path / "lab.json"
-    assert main(["lab", "ulp", "stagnation", "--html", str(page), "--json", str(data)]) == 0
+    names = ["anatomy", "ulp", "exp", "stagnation"]
+    assert main(["lab", *names, "--html", str(page), "--json", str(data)]) == 0
     out = capsys.readouterr().out
     assert all(len(line) <= 80 for line in out.splitlines() if str(tmp_path) not in line)
     assert "The spacing of numbers (ulp)" in out
     assert "expected: " in out
     run = Run.load(data)
     assert not run.failed
-    assert {finding.check for finding in run.findings} == {"lab-ulp", "lab-stagnation"}
+    assert {finding.check for finding in run.findings} == {f"lab-{name}" for name in names}
     text = page.read_text(encoding="utf-8")
     assert all(chart.title in text for chart in run.charts)
 
