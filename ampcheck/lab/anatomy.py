@@ -11,6 +11,7 @@ import torch
 from ampcheck.errors import UsageError
 from ampcheck.formats import FORMATS, FloatFormat, format_of, table
 from ampcheck.health import SubnormalSupport, measure_subnormal_support
+from ampcheck.health.subnormals import flushed_here
 from ampcheck.lab.registry import check_of
 from ampcheck.lab.telling import dtype_of, power, told
 from ampcheck.placement import place
@@ -22,6 +23,10 @@ CHECK = check_of("anatomy")
 VALUES: Mapping[str, float] = {"pi": math.pi, "1e-8, an eps": 1e-8, "1e-6": 1e-6, "70,000": 7e4}
 """A number that no format holds, one that float16 loses to zero, one that is a subnormal of it, and one that it loses
 to infinity."""
+
+
+FLUSHING = "cpu, flushing"
+"""The CPU after `torch.set_flush_denormal(True)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class AnatomyStats:
 
 def measure_anatomy(device: str = "cpu", values: Mapping[str, float] = VALUES) -> AnatomyStats:
     """Take values, by name, apart in every format that has a code for them or for what is near, and cast them on
-    `device`. Subnormals are tried there and on the CPU, to compare."""
+    `device`. Subnormals are tried there and, to compare, on the CPU as it is and flushing."""
     rows = [
         _dissected(name, value, form, device)
         for name, value in values.items()
@@ -68,7 +73,16 @@ def measure_anatomy(device: str = "cpu", values: Mapping[str, float] = VALUES) -
         if _has_code(form, value)
     ]
     support = {place: measure_subnormal_support(place) for place in dict.fromkeys((device, "cpu"))}
-    return AnatomyStats(device, tuple(rows), support)
+    return AnatomyStats(device, tuple(rows), {**support, **_flushing()})
+
+
+def _flushing() -> dict[str, Mapping[str, SubnormalSupport]]:
+    """What becomes of subnormals on a CPU that was told to flush them, if it can be told; it is set back."""
+    before = flushed_here()
+    try:
+        return {FLUSHING: measure_subnormal_support("cpu")} if torch.set_flush_denormal(True) else {}
+    finally:
+        torch.set_flush_denormal(before)
 
 
 def _has_code(form: FloatFormat, value: float) -> bool:
@@ -229,11 +243,13 @@ def _subnormals(stats: AnatomyStats) -> Table:
         for name, one in support.items()
     ]
     return Table(
-        f"Do subnormals survive on {' and '.join(stats.subnormals)}?",
+        f"Do subnormals survive on {stats.device}?",
         ("dtype", "device", "multiply", "add", "cast"),
         rows,
         check=CHECK,
-        note="No answer: the device has no such operation in this dtype.",
+        note="No answer: the device has no such operation in this dtype. Flushing: after "
+        "torch.set_flush_denormal(True), which is set back. A CPU computes float16 in float32, where the subnormals of "
+        "float16 are normal numbers.",
     )
 
 

@@ -99,7 +99,21 @@ def test_the_cpu_stands_beside_another_device_and_is_not_judged_for_it(bits: ana
     assert anatomy.check_anatomy(both)[1].verdict is Verdict.PASS
     table = anatomy._subnormals(both)
     assert table.rows == [("float32", "cuda", True, True, None), ("float32", "cpu", False, True, True)]
-    assert set(anatomy.measure_anatomy().subnormals) == {"cpu"}
+
+
+@pytest.mark.parametrize("flushing", [False, True])
+def test_a_cpu_that_is_told_to_flush_loses_its_subnormals_and_is_set_back(flushing: bool) -> None:
+    if not torch.set_flush_denormal(flushing):
+        pytest.skip("this CPU cannot be told")
+    try:
+        seen = anatomy.measure_anatomy().subnormals
+        tiny = torch.full((1,), 2.0**-126).mul(0.5)
+    finally:
+        torch.set_flush_denormal(False)
+    assert set(seen) == {"cpu", anatomy.FLUSHING}
+    assert seen[anatomy.FLUSHING]["float32"].multiply is False
+    assert seen["cpu"]["float32"].multiply is not flushing
+    assert bool(tiny.view(torch.int32) == 0) == flushing
 
 
 def test_nothing_looked_at_is_no_pass() -> None:
