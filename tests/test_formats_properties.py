@@ -67,6 +67,20 @@ def near_ties(draw: st.DrawFn, name: str, wide: str = "float64") -> float:
     return source.round(moved, saturate=True) * (draw(st.sampled_from([1, -1])) if fmt.signed else 1)
 
 
+@st.composite
+def edges(draw: st.DrawFn, name: str, wide: str) -> float:
+    """Where the outcome of a cast changes, by PyTorch's list, and both neighbours in the wider format."""
+    if name == "float32":
+        least, tiny, most = (Fraction(2) ** -149, Fraction(2) ** -126, (2 - Fraction(2) ** -24) * Fraction(2) ** 127)
+    else:
+        known = listed(name)
+        least, tiny = known[1], Fraction(torch.finfo(getattr(torch, name)).tiny)
+        most = known[-1] + (known[-1] - known[-2]) / 2
+    place = float(draw(st.sampled_from([least / 2, tiny - least / 2, most])))
+    moved = place + draw(st.sampled_from([0, -1, 1])) * format_of(wide).ulp(place)
+    return format_of(wide).round(moved * draw(st.sampled_from([1, -1])), saturate=True)
+
+
 def numbers_for(name: str) -> st.SearchStrategy[float]:
     """Numbers of every wider format, many of them where rounding to `name` decides."""
     wide = [values(one) for one in WIDE if one != name]
@@ -97,7 +111,8 @@ def test_any_number_rounds_to_what_exact_arithmetic_finds_nearest_with_ties_to_e
 
 def elements(wide: str, narrow: str) -> st.SearchStrategy[float]:
     nonfinite = values(wide, infinity=True, nan=True)
-    return nonfinite | near_ties(narrow, wide).map(lambda x: format_of(wide).round(x, saturate=True))
+    ties = near_ties(narrow, wide).map(lambda x: format_of(wide).round(x, saturate=True))
+    return st.one_of(nonfinite, ties, edges(narrow, wide))
 
 
 def stops_at_max(fmt: FloatFormat) -> bool:

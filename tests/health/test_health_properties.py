@@ -132,9 +132,22 @@ def test_tensors_as_models_have_them_are_measured_as_their_bits_say(name: str, d
     assert_same(measured(tensor), by_bits(tensor))
 
 
+@st.composite
+def edges(draw: st.DrawFn, name: str) -> float:
+    """Where the outcome of one of the casts changes, and its neighbours, as a number of the format."""
+    info = torch.finfo(kind_of(draw(st.sampled_from(casts_of(name)))))
+    least = info.tiny * info.eps
+    top = info.max + math.ldexp(info.eps, math.frexp(info.max)[1] - 2)
+    place = draw(st.sampled_from([least / 2, info.tiny - least / 2, info.tiny, top]))
+    moved = place * (1 + draw(st.sampled_from([0, -1, 1])) * torch.finfo(kind_of(name)).eps)
+    largest = torch.finfo(kind_of(name)).max
+    return float(torch.tensor(min(moved, largest), dtype=torch.float64).to(kind_of(name)))
+
+
 @given(name=st.sampled_from(sorted(FIELDS)), data=st.data())
 def test_a_cast_loses_what_pytorchs_cast_loses(name: str, data: st.DataObject) -> None:
-    tensor = data.draw(any_tensors(name))
+    near = tensors(name, layout="any", elements=edges(name))
+    tensor = data.draw(any_tensors(name) | near)
     health = measured(tensor, casts_of(name))
     finite = tensor.to(torch.float64)
     finite = finite[finite.isfinite() & (finite != 0)].to(tensor.dtype)

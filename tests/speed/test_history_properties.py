@@ -89,6 +89,18 @@ def several(least: int, most: int) -> st.SearchStrategy[list[Entry]]:
     return st.lists(entries, min_size=least, max_size=most, unique_by=said)
 
 
+def in_one_file(given_entries: Sequence[Entry]) -> list[Entry]:
+    """The same of one machine and precision, which share a file; those that then say the same once."""
+    moved = [(replace(entry[0], fingerprint=MACHINE, precision="float32"), *entry[1:]) for entry in given_entries]
+    return list({plain(*entry): entry for entry in moved}.values())
+
+
+def at_once(given_entries: Sequence[Entry]) -> list[Entry]:
+    """The same as points of one series, commit and moment."""
+    same = {"name": "a", "reference": "b", "arm": "c"}
+    return [(replace(entry[0], **same), "", entry[2], day(0)) for entry in in_one_file(given_entries)]
+
+
 def kept(history: History) -> Counter[str]:
     points = [point for series in history.series for point in series.points]
     return Counter(plain(point.measured, point.commit, point.dirty, point.time) for point in points)
@@ -126,6 +138,7 @@ def test_the_order_in_which_lines_and_files_are_merged_says_nothing(
     tmp_path_factory: Any, given_entries: list[Entry], data: st.DataObject
 ) -> None:
     folder, other = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other")
+    given_entries = data.draw(st.sampled_from([given_entries, at_once(given_entries)]))
     add(folder, given_entries)
     lines = lines_of(folder)
     lines = data.draw(st.permutations([*lines, *lines[: data.draw(st.integers(0, len(lines)))]]))
@@ -144,6 +157,8 @@ def test_a_line_torn_at_any_byte_costs_itself_alone_and_is_told_in_one_sentence(
     tmp_path_factory: Any, given_entries: list[Entry], later: Entry, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("torn")
+    if data.draw(st.booleans()):
+        given_entries, (later,) = in_one_file(given_entries), in_one_file([later])
     add(folder, given_entries)
     file = data.draw(st.sampled_from(sorted(folder.glob("*.jsonl"))))
     *whole, last, _ = file.read_bytes().split(b"\n")
@@ -190,7 +205,7 @@ def test_lines_of_any_newer_version_stay_are_told_once_and_take_nothing_along(
     assert all(line in file.read_bytes() for line in newer)
 
 
-@given(st.lists(st.lists(entries, max_size=3), min_size=2, max_size=4))
+@given(st.lists(st.lists(entries, max_size=3).map(in_one_file), min_size=2, max_size=4))
 def test_writers_at_the_same_time_lose_nothing(tmp_path_factory: Any, shares: list[list[Entry]]) -> None:
     folder = tmp_path_factory.mktemp("threads")
     writers = [threading.Thread(target=add, args=(folder, share)) for share in shares]

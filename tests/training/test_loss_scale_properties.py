@@ -140,12 +140,23 @@ def test_the_recorded_path_is_that_of_the_same_loop_unwatched(plan: Plan) -> Non
 
 # The histogram ------------------------------------------------------------------------------------------------------
 
+NARROW = ("float16", "bfloat16", "float8_e5m2")
 WIDE = ("float64", "float32", "bfloat16", "float16")
 ANY_SHAPE = shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 
 def any_gradient(name: str) -> st.SearchStrategy[torch.Tensor]:
     return tensors(name, shape=ANY_SHAPE, layout="any", elements=values(name, infinity=True, nan=True))
+
+
+@st.composite
+def edges(draw: st.DrawFn) -> float:
+    """Where a cast to a narrow format begins to flush or overflow, and its neighbours, a few binades away."""
+    info = torch.finfo(getattr(torch, draw(st.sampled_from(NARROW))))
+    top = info.max + math.ldexp(info.eps, math.frexp(info.max)[1] - 2)
+    place = draw(st.sampled_from([info.tiny * info.eps / 2, top]))
+    moved = np.float32(math.ldexp(place, draw(st.integers(-6, 0))))
+    return float(np.nextafter(moved, np.float32(draw(st.sampled_from([0.0, float(moved), 3e38])))))
 
 
 def realistic() -> st.SearchStrategy[torch.Tensor]:
@@ -157,6 +168,7 @@ def realistic() -> st.SearchStrategy[torch.Tensor]:
         outlier_channels(shape=(5, 6), scale=1e-4),
         tensors("float32", elements=log_uniform(2.0**-40, 2.0**10).map(np.float32).map(float)),
         pairs.map(torch.tensor),
+        tensors("float32", elements=edges()),
     ]
     return st.one_of(found)
 
@@ -194,7 +206,6 @@ def test_histograms_merge_to_that_of_all_elements_in_any_order_and_grouping(
 
 # The window ---------------------------------------------------------------------------------------------------------
 
-NARROW = ("float16", "bfloat16", "float8_e5m2")
 steps_of = st.dictionaries(st.sampled_from("abc"), realistic(), min_size=1)
 shares = st.sampled_from([0.0, 0.01, 0.1, 1 / 3, 0.5, 0.9])
 
@@ -210,7 +221,7 @@ def cast(tensor: torch.Tensor, exponent: int, name: str) -> tuple[int, int, bool
     return len(wide), int((after == 0).sum()), not bool(after.to(torch.float32).isfinite().all())
 
 
-@given(steps_of, st.sampled_from(NARROW), st.integers(-40, 40))
+@given(steps_of, st.sampled_from(NARROW), st.integers(-40, 40) | st.integers(0, 6))
 def test_what_a_scale_does_is_what_pytorchs_cast_does(named: dict[str, torch.Tensor], name: str, exponent: int) -> None:
     window = scale_window({key: histogram_of(one) for key, one in named.items()}, share=0.1, dtype=name)
     told = window.at(2.0**exponent)
