@@ -118,12 +118,21 @@ def fed(compiled: Compiled, rows: st.SearchStrategy[tuple[int, ...]]) -> st.Sear
     """Inputs with every threshold, with infinities and NaN, and as models have them; aligned and not."""
     low = str(compiled.low).removeprefix("torch.")
     near = values("float32", infinity=True, nan=True)
+    info = torch.finfo(compiled.low)
+    half, top = info.tiny * info.eps / 2, info.max + math.ldexp(info.eps, math.frexp(info.max)[1] - 2)
+    places = [np.float32(one) for one in (half, info.tiny - half, top)]
+    edges = [
+        float(one)
+        for at in places
+        for one in (np.nextafter(at, np.float32(0)), at, np.nextafter(at, np.float32(math.inf)))
+    ]
     tame = log_uniform(2.0**-30, 2.0**10).map(np.float32).map(float)
     kinds = [
         tensors("float32", shape=rows, elements=near, layout=["contiguous", "offset"]),
         tensors("float32", shape=rows, elements=tame, layout=["contiguous", "offset"]),
         tensors("float32", shape=rows, elements=values(low)),
-        tensors("float32", shape=rows, min_value=-(2.0**-130), max_value=2.0**-130),  # all of it may flush
+        tensors("float32", shape=rows, min_value=-half, max_value=half),  # all of it flushes
+        tensors("float32", shape=rows, elements=st.sampled_from([*edges, 0.0])),
         heavy_tails(shape=rows, scale=1e-4),
         heavy_tails(shape=rows, scale=3.0, limit=1e6),
         outlier_channels(shape=(ROWS, WIDTH), factor=2.0**15),
