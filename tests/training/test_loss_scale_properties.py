@@ -150,9 +150,9 @@ def any_gradient(name: str) -> st.SearchStrategy[torch.Tensor]:
 
 
 @st.composite
-def edges(draw: st.DrawFn) -> float:
+def edges(draw: st.DrawFn, name: str) -> float:
     """Where a cast to a narrow format begins to flush or overflow, and its neighbours, a few binades away."""
-    info = torch.finfo(getattr(torch, draw(st.sampled_from(NARROW))))
+    info = torch.finfo(getattr(torch, name))
     top = info.max + math.ldexp(info.eps, math.frexp(info.max)[1] - 2)
     place = draw(st.sampled_from([info.tiny * info.eps / 2, top]))
     moved = np.float32(math.ldexp(place, draw(st.integers(-6, 0))))
@@ -168,7 +168,7 @@ def realistic() -> st.SearchStrategy[torch.Tensor]:
         outlier_channels(shape=(5, 6), scale=1e-4),
         tensors("float32", elements=log_uniform(2.0**-40, 2.0**10).map(np.float32).map(float)),
         pairs.map(torch.tensor),
-        tensors("float32", elements=edges()),
+        st.sampled_from(NARROW).flatmap(lambda name: tensors("float32", shape=(2,), elements=edges(name))),
     ]
     return st.one_of(found)
 
@@ -253,6 +253,16 @@ def test_the_ends_of_a_window_are_the_last_scales_at_which_pytorchs_cast_keeps_e
     assert not keeps(window.needed - 1)
     assert fits(window.allowed)
     assert not fits(window.allowed + 1)
+
+
+@given(st.sampled_from(["float16", "float8_e5m2"]), st.data())
+def test_overflow_begins_at_the_tie_beyond_the_largest_value_at_every_scale(name: str, data: st.DataObject) -> None:
+    tensor = data.draw(tensors("float32", shape=(2,), elements=edges(name)))
+    window = scale_window({"a": histogram_of(tensor)}, share=0.5, dtype=name)
+    for exponent in (window.allowed, window.allowed + 1):
+        over = cast(tensor, exponent, name)[2]
+        assert over == (exponent > window.allowed)
+        assert window.at(2.0**exponent).overflows == (("a",) if over else ())
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), realistic(), max_size=3), max_size=4), st.data())
