@@ -160,9 +160,11 @@ def _close(
     draw: st.DrawFn, fmt: FloatFormat, source: st.SearchStrategy[float], count: int, low: float, high: float
 ) -> list[float]:
     """Numbers a few units in the last place apart, or a few of a power of two of them: their differences cancel."""
-    middle = draw(source)
-    step = fmt.ulp(middle) * 2.0 ** draw(st.integers(0, fmt.mantissa_bits))
+    # What is drawn first is made small first: of distances that do not matter none is left.
     steps = draw(st.lists(st.integers(0, 2 * _STEPS), min_size=count, max_size=count))
+    power = draw(st.integers(0, fmt.mantissa_bits))
+    middle = draw(source)
+    step = fmt.ulp(middle) * 2.0**power
     moved = (middle + step * (n // 2 if n % 2 == 0 else -(n // 2) - 1) for n in steps)
     near = (fmt.round(min(max(x, low), high), saturate=True) for x in moved)
     return [x if low <= x <= high else middle for x in near]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,28 +224,28 @@ def test_one_that_low_precision_loses_fails() -> None:
 MENDED = "    e = (x - x.amax(-1, keepdim=True)).exp()\n    return e / e.sum(-1, keepdim=True)\n"
 
 
-def test_a_failure_is_written_as_a_test_that_fails_until_the_function_is_mended(pytester: pytest.Pytester) -> None:
-    naive = "import torch\n\n\ndef my_softmax(x):\n    e = x.exp()\n    return e / e.sum(-1, keepdim=True)\n"
-    pytester.makepyfile(
-        functions=naive,
-        test_search="""
-        from ampcheck import assert_amp_property
-        from ampcheck.strategies import tensors
-        from functions import my_softmax
-
-        def test_it():
-            assert_amp_property(my_softmax, inputs=tensors("float16", shape=2, max_value=100), reproduce="found")
-        """,
+def test_a_failure_is_written_as_a_test_that_fails_until_the_function_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions = tmp_path / "functions.py"
+    functions.write_text(
+        "import torch\n\n\ndef my_softmax(x):\n    e = x.exp()\n    return e / e.sum(-1, keepdim=True)\n"
     )
-    pytester.runpytest_subprocess("test_search.py", "-p", "no:cacheprovider").assert_outcomes(failed=1)
-    written = sorted(Path("found").glob("test_*.py"))
-    assert [path.name for path in written] == ["test_my_softmax_float16_nonfinite.py"]
-    text = written[0].read_text()
-    assert "torch.tensor(" in text
-    assert str(pytester.path) not in text
-    pytester.runpytest_subprocess(written[0], "-p", "no:cacheprovider").assert_outcomes(failed=1)
-    Path("functions.py").write_text("import torch\n\n\ndef my_softmax(x):\n" + MENDED)
-    pytester.runpytest_subprocess(written[0], "-p", "no:cacheprovider").assert_outcomes(passed=1)
+    monkeypatch.syspath_prepend(tmp_path)
+    my_softmax = importlib.import_module("functions").my_softmax
+    failing(my_softmax, inputs=tensors("float16", shape=2, max_value=100), reproduce=tmp_path / "found")
+    (written,) = (tmp_path / "found").glob("test_*.py")
+    assert written.name == "test_my_softmax_float16_nonfinite.py"
+    assert "torch.tensor(" in written.read_text()
+    assert str(tmp_path) not in written.read_text()
+    alone = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(written)]
+    process = subprocess.run(alone, cwd=tmp_path / "found", capture_output=True, text=True, check=False)
+    assert "1 failed" in process.stdout, process.stdout + process.stderr
+    functions.write_text("import torch\n\n\ndef my_softmax(x):\n" + MENDED)
+    del sys.modules["functions"]
+    (test,) = (value for name, value in runpy.run_path(str(written)).items() if name.startswith("test_"))
+    test()  # raises nothing any more
+    del sys.modules["functions"]
 
 
 def test_a_module_and_a_large_example_are_saved_beside_it(tmp_path: Path) -> None:

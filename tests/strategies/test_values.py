@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
 
 from ampcheck.errors import UsageError
 from ampcheck.formats import FORMATS, format_of
 from ampcheck.strategies import log_uniform, values
-from ampcheck.strategies.values import _magnitudes, _pool
+from ampcheck.strategies.ranked import PLAINS, magnitudes, sides
 
 SEARCH = settings(max_examples=10_000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 DTYPES = {
@@ -43,14 +44,17 @@ def test_every_bit_pattern_of_a_finite_value_can_be_drawn(name: str) -> None:
     with np.errstate(invalid="ignore"):
         decoded = np.arange(1 << fmt.bits, dtype=np.uint16 if fmt.bits > 8 else np.uint8).view(DTYPES[name])
         every = np.asarray(decoded, dtype=np.float64)
-    pool = _pool(fmt, -fmt.max if fmt.signed else fmt.smallest_normal, fmt.max, True)
-    assert set(every[np.isfinite(every)].tolist()) == set(pool.ordered.tolist())
+    known = sides(fmt, -fmt.max if fmt.signed else fmt.smallest_normal, fmt.max, True)
+    assert set(every[np.isfinite(every)].tolist()) == {value for side in known for value in side.ordered.tolist()}
+    for side in known:
+        assert side.upto[-1] == PLAINS
+        assert np.diff(side.upto, prepend=0).min() > 0
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e5m2"])
 def test_the_listed_values_are_those_that_the_format_decodes(name: str) -> None:
     fmt = format_of(name)
-    assert _magnitudes(fmt).tolist() == [fmt.decode(code) for code in range(fmt.encode(fmt.max) + 1)]
+    assert magnitudes(fmt).tolist() == [fmt.decode(code) for code in range(fmt.encode(fmt.max) + 1)]
 
 
 bounds = st.tuples(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4)).map(sorted)
@@ -120,6 +124,35 @@ def test_a_failure_shrinks_to_a_small_whole_number(name: str, fails: str) -> Non
     assert abs(found) <= 512 or fails == "a square that overflows"
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("limit", [3.2, 256, 300, 40000])
+def test_what_fails_from_some_magnitude_on_shrinks_to_a_plain_number_where_it_begins(name: str, limit: float) -> None:
+    fmt = format_of(name)
+    plain = [float(n) for n in range(257)] + [2.0**n for n in range(9, 128) if 2.0**n < fmt.max] + [fmt.max]
+    first = min(x for x in plain if x >= limit)
+    # Beyond 256 integers of a wider format are simple as well.
+    beginning = {first} if fmt.bits <= 16 else {first, fmt.round(math.ceil(limit))}
+    for seed in range(2):
+        random = _seeded(seed)
+        assert find(values(name), lambda x: x >= limit, settings=SEARCH, random=random) in beginning
+        assert -find(values(name), lambda x: x <= -limit, settings=SEARCH, random=random) in beginning
+        least = find(values(name), lambda x: 0 < x <= 1 / limit, settings=SEARCH, random=random)
+        assert fmt.bits > 16 or least == 2.0 ** math.floor(math.log2(1 / limit))
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "float8_e4m3fn"])
+def test_a_bound_of_zero_gives_zero_and_no_negative_zero(name: str) -> None:
+    for bounds in ({"min_value": 0.0}, {"max_value": 0.0}):
+        assert find(values(name, **bounds), lambda x: x == 0, settings=SEARCH) == 0
+
+        def negative(x: float) -> bool:
+            return x == 0 and math.copysign(1, x) < 0
+
+        if name != "float32" or "min_value" in bounds:  # Hypothesis's own floats have -0.0 below a bound of 0.0
+            with pytest.raises(NoSuchExample):
+                find(values(name, **bounds), negative, settings=settings(SEARCH, max_examples=300))
+
+
 @pytest.mark.parametrize(("option", "wanted"), [("infinity", math.inf), ("infinity", -math.inf), ("nan", math.nan)])
 def test_infinities_and_nan_come_when_they_are_asked_for(option: str, wanted: float) -> None:
     strategy = values("float16", **{option: True})
@@ -162,7 +195,7 @@ def test_log_uniform_needs_positive_bounds(low: float, high: float) -> None:
         log_uniform(low, high)
 
 
-def _seeded() -> Any:
+def _seeded(seed: int = 0) -> Any:
     import random
 
-    return random.Random(0)
+    return random.Random(seed)
