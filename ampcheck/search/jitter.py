@@ -26,8 +26,9 @@ _EXACT = frozenset(
 class Jitter(TorchDispatchMode):
     """Move every floating result inside by one unit roundoff of float32, up or down.
 
-    subnormal: move by half of this format's smallest subnormal instead, and only results of ops that are subnormal in
-    it and keep two bits there (see `LOST`): gradual underflow, which later ops may magnify.
+    subnormal: move by half of this format's smallest subnormal instead, and only results that are subnormal in it and
+    keep two bits there (see `LOST`): gradual underflow, which later ops may magnify. Inside an op, too: a norm keeps its
+    mean in the format of its input.
     """
 
     supports_higher_order_operators = True
@@ -42,8 +43,7 @@ class Jitter(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload) or func.is_view or func._schema.is_mutable:
             return func(*args, **kwargs)
-        whole = self._inside or self._subnormal is not None
-        if not whole and (parts := _decomposition(func)) is not None:
+        if not self._inside and (parts := _decomposition(func)) is not None:
             self._inside = True  # one level deep: what a decomposition calls is primitive enough
             try:
                 with self:

@@ -242,9 +242,10 @@ class Looker:
 
 
 def _votes(rounding: Rounding) -> Iterator[dict[str, torch.Tensor]]:
-    """The judge at data that moved by a few roundings, then at data that moved within the subnormal range besides."""
+    """The judge at data that moved by a few roundings, within the subnormal range besides, or without subnormals."""
     yield from rounding.moved(rounding.steps, _VOTES)
     yield from rounding.moved(rounding.steps, _VOTES, floor=rounding.normal)
+    yield from rounding.flushed()
 
 
 def _decided(path: str, own: torch.Tensor, twin: torch.Tensor, rounding: Rounding) -> list[Problem]:

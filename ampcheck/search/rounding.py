@@ -15,6 +15,8 @@ that y hangs on, and c_w = |dy/dw| |w| of each weight.
 - Below the normal range a rounding is half of the smallest subnormal: k of these. A result that is itself subnormal is
   promised nothing: hardware and vectorised kernels flush it. What subnormal results inside lose, as long as two bits
   are left of them, may be magnified on the way out: measured with `ampcheck.search.jitter`, k times.
+- What is subnormal in float32 may be taken for zero by a kernel that computes in it: the function is also evaluated at
+  data without such numbers, and may be as far off as that.
 - 16-bit kernels compute in float32 inside. What float32 gets wrong is not asked for, k times: measured with the model
   in float32, unless a value leaves float32's range on the way, and with `ampcheck.search.jitter` inside its ops.
 - More than LOST of the value, which leaves less than two bits, is explained by no number of roundings, unless single
@@ -77,6 +79,7 @@ class Rounding:
         self.steps = min(float(roundings), LOST / self.unit)
         self._moved: dict[tuple[float, float], list[dict[str, torch.Tensor]]] = {}
         self._float32: dict[str, torch.Tensor] | None = None
+        self._flushed: list[dict[str, torch.Tensor]] | None = None
         self._graph: Any = None
 
     def worst(self, path: str, low: torch.Tensor) -> Worst:
@@ -103,13 +106,13 @@ class Rounding:
         return max(found, key=lambda one: one.ratio)
 
     def swayed(self, path: str, roundings: float) -> torch.Tensor:
-        """How far each element moves, at the most, when the data move by so many unit roundoffs; flat.
+        """How far each element moves, at the most, when the data move by so many unit roundoffs or lose subnormals; flat.
 
         Infinite where the judge itself becomes infinite, NaN or of another shape.
         """
         twin = self._wide[path].double().reshape(-1)
         most = torch.zeros_like(twin)
-        for run in self.moved(roundings):
+        for run in (*self.moved(roundings), *self.flushed()):
             if path not in run or run[path].numel() != twin.numel():
                 return torch.full_like(twin, math.inf)
             away = torch.where(twin.isfinite(), (run[path].double().reshape(-1) - twin).abs(), 0.0)
@@ -143,6 +146,23 @@ class Rounding:
             with self._arms.moved_weights(move):
                 known.append(self._arms.wide(example).found)
         return known
+
+    def flushed(self) -> list[dict[str, torch.Tensor]]:
+        """The judge's outputs at data whose subnormals of float32 are zero; none where there are none."""
+        if self._flushed is None:
+            least = format_of("float32").smallest_normal
+
+            def flush(tensor: torch.Tensor) -> torch.Tensor:
+                return torch.where(tensor.abs() < least, 0.0, tensor)
+
+            self._flushed = []
+            held = (*self._example.floats().values(), *self._arms.weights())
+            if any(bool(((t != 0) & (t.abs() < least)).any()) for t in held if t.layout is torch.strided):
+                wide = self._example.to(torch.float64, self._arms.device)
+                example = wide.replaced({path: flush(tensor) for path, tensor in wide.floats().items()})
+                with self._arms.moved_weights(flush):
+                    self._flushed.append(self._arms.wide(example).found)
+        return self._flushed
 
     def _allowed(self, path: str, index: int, swayed: float) -> float:
         """The largest error of one element that rounding explains."""

@@ -89,3 +89,32 @@ def test_a_shape_that_no_rounding_gives_fails() -> None:
 def test_a_decision_about_a_subnormal_number_may_see_zero() -> None:
     assert kinds(lambda x: (x * 0.3) > 0, torch.tensor([6e-8], dtype=torch.float16)) == []
     assert kinds(lambda x: (x * 1e-6) > 0, torch.tensor([0.01], dtype=torch.float16)) == ["decision"]
+
+
+TINY = 2.0**-128
+"""Subnormal in bfloat16 and in float32: some kernels and devices take it for zero."""
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (torch.nn.functional.conv1d, (torch.full((1, 2, 7), 43.0), torch.full((3, 2, 3), TINY))),
+        (torch.fmod, (torch.ones(2, 40), torch.full((2, 40), -TINY))),
+        (torch.nn.functional.instance_norm, (torch.nn.functional.pad(torch.full((1, 2, 1), TINY), (2, 0)),)),
+        (lambda x: (x * 2.0**100 > 0).long(), (torch.full((40,), TINY),)),
+    ],
+    ids=["conv1d", "fmod", "instance_norm", "decision"],
+)
+def test_a_kernel_that_takes_subnormals_of_float32_for_zero_is_honest(function: Function, args: Any) -> None:
+    assert kinds(function, *(one.to(torch.bfloat16) for one in args)) == []
+
+
+def test_subnormals_of_float16_are_none_of_float32_and_must_count() -> None:
+    x = torch.full((40,), 2.0**-20, dtype=torch.float16)
+    assert kinds(lambda x: (x * x).sqrt() * 2.0**14, x) == ["accuracy"]
+
+
+def test_a_norm_may_keep_its_mean_in_the_format_of_its_input() -> None:
+    x = torch.zeros(2, 4, 3, dtype=torch.float16)
+    x[1, 3, 2] = -4e-7
+    assert kinds(torch.nn.functional.instance_norm, x) == []
