@@ -27,8 +27,8 @@ class Jitter(TorchDispatchMode):
     """Move every floating result inside by one unit roundoff of float32, up or down.
 
     subnormal: move by half of this format's smallest subnormal instead, and only results that are subnormal in it and
-    keep two bits there (see `LOST`): gradual underflow, which later ops may magnify. Inside an op, too: a norm keeps its
-    mean in the format of its input.
+    keep two bits there (see `LOST`): gradual underflow, which later ops may magnify. Inside an op, too: a norm keeps
+    its mean in the format of its input.
     """
 
     supports_higher_order_operators = True

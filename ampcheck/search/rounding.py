@@ -106,7 +106,7 @@ class Rounding:
         return max(found, key=lambda one: one.ratio)
 
     def swayed(self, path: str, roundings: float) -> torch.Tensor:
-        """How far each element moves, at the most, when the data move by so many unit roundoffs or lose subnormals; flat.
+        """How far each element moves, at the most, when data move by so many unit roundoffs or lose subnormals; flat.
 
         Infinite where the judge itself becomes infinite, NaN or of another shape.
         """
