@@ -71,7 +71,7 @@ def logarithm(x: Tensor) -> Tensor:
 
 def test_the_finding_has_the_line_and_the_remedy_of_that_op() -> None:
     found = broken(logarithm, tensors("float16", shape=1, min_value=-100, max_value=0))
-    assert found.where.file.endswith("test_blame.py")
+    assert found.where.file.endswith("test_culprit.py")
     assert found.where.op == "aten::log"
     assert "away from zero by an eps" in found.hint
 
