@@ -41,7 +41,7 @@ def _without_slow_tests(config: pytest.Config, items: list[pytest.Item]) -> None
     """Leave out what is slow, unless a thorough profile, the marker or a test by name is asked for."""
     listed = set(SLOW.read_text(encoding="utf-8").splitlines())
     for item in items:
-        if item.nodeid in listed:
+        if item.nodeid in listed or item.nodeid.partition("[")[0] in listed:  # one set of arguments, or all of them
             item.add_marker("slow")
     named = config.option.keyword or any("::" in str(argument) for argument in config.args)
     if named or "slow" in config.option.markexpr or config.getoption("--hypothesis-profile") in THOROUGH:
