@@ -117,7 +117,8 @@ def _tops(op: Any, args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Ten
     """Floating results with their largest finite magnitude.
 
     Left out: views, memory that nothing was written to, constants made by the op itself, and elements that equal a
-    number among the arguments, which is a fill (a mask's lowest value) or a bound and says nothing about the data.
+    number among the arguments, or the maximum of their dtype where an argument holds that already, which is a fill (a
+    mask's lowest value, or what is added to it) or a bound and says nothing about the data.
     """
     if op.is_view or op._schema.name.startswith(UNWRITTEN):
         return
@@ -131,7 +132,9 @@ def _tops(op: Any, args: Any, kwargs: Any, out: Any) -> Iterator[tuple[torch.Ten
         if wide and tensor.numel() and tensor.layout is torch.strided:
             size = tensor.detach().abs()
             size = torch.where(size.isfinite(), size, 0.0)
-            top = float(size.amax())
+            top, most = float(size.amax()), torch.finfo(size.dtype).max
+            if top == most and any(bool((t.detach().abs() == most).any()) for t in given if t.is_floating_point()):
+                numbers.append(most)
             if any(_equal(top, number, tensor.dtype) for number in numbers):
                 for number in numbers:
                     size = torch.where(size == torch.tensor(number, dtype=size.dtype), 0.0, size)

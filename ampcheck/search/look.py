@@ -16,7 +16,7 @@ from ampcheck.search.arms import Arms, Example, Outputs
 from ampcheck.search.compiling import Compiled
 from ampcheck.search.invariances import Invariance
 from ampcheck.search.lifting import FormatFacts, Lifted
-from ampcheck.search.rounding import Rounding, roundings_of
+from ampcheck.search.rounding import VOTES, Rounding, roundings_of
 from ampcheck.search.stats import (
     ACCURACY,
     COMPILED,
@@ -31,9 +31,6 @@ from ampcheck.search.stats import (
 
 _LEAST = 2
 """Roundings that every example is granted: of its inputs and of its result."""
-
-_VOTES = 32
-"""Runs of the judge at moved data that may decide as the low-precision run did, before a decision counts as wrong."""
 
 
 @dataclass(slots=True)
@@ -243,8 +240,8 @@ class Looker:
 
 def _votes(rounding: Rounding) -> Iterator[dict[str, torch.Tensor]]:
     """The judge at data that moved by a few roundings, within the subnormal range besides, or without subnormals."""
-    yield from rounding.moved(rounding.steps, _VOTES)
-    yield from rounding.moved(rounding.steps, _VOTES, floor=rounding.normal)
+    yield from rounding.moved(rounding.steps, VOTES)
+    yield from rounding.moved(rounding.steps, VOTES, floor=rounding.normal)
     yield from rounding.flushed()
 
 

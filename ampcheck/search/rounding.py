@@ -47,6 +47,9 @@ LAMBDA = math.sqrt(2 * math.log(2e9))
 DIRECTIONS = 6
 """Ways in which the data are moved: all up, all down, and four times at random."""
 
+VOTES = 32
+"""Ways in which they are moved where the function decides something, before a decision counts as wrong."""
+
 _SUSPECTS = 8
 _NUDGE = 2.0**-10
 _JITTERS = 4
@@ -88,15 +91,16 @@ class Rounding:
         error = torch.where(twin.isfinite() & low.reshape(-1).isfinite(), low.double().reshape(-1) - twin, 0.0).abs()
         k, size = self.roundings, torch.where(twin.isfinite(), twin, 0.0).abs()
         flushed = torch.where(size < self.normal, self.normal, 0.0)
-        own = k * self.tiny + torch.minimum(k * self.unit * size, LOST * size) + flushed
+        least = k * self.tiny + torch.minimum(k * self.unit * size, LOST * size) + flushed
+        own, sway = least, torch.zeros_like(least)
         ratio = error / own
-        if float(ratio.amax()) > 1:
-            sway, once = self.swayed(path, self.steps), self.swayed(path, 1.0)
+        for directions in (DIRECTIONS, VOTES):  # more of them where the function decides, and what it decides is near
+            if float(ratio.amax()) <= 1 or (directions == VOTES and not self._decides()):
+                break
+            sway, once = self.swayed(path, self.steps, directions), self.swayed(path, 1.0)
+            smooth = LOST * size + 4 * once + k * self.tiny + flushed
             # Where the function jumps it moves out of proportion, and no cap holds; where it is smooth, one does.
-            jumps = sway > 2 * self.steps * once
-            own = torch.where(
-                jumps, own + sway, torch.minimum(own + sway, LOST * size + 4 * once + k * self.tiny + flushed)
-            )
+            own = torch.where(self._jumps(path, directions), least + sway, torch.minimum(least + sway, smooth))
             ratio = error / own
         order = ratio.argsort(descending=True)[:_SUSPECTS].tolist()
         found = [Worst(order[0], float(error[order[0]]), float(own[order[0]]), k)]
@@ -105,14 +109,30 @@ class Rounding:
             found = [Worst(i, float(error[i]), self._allowed(path, i, sway[i].item()), k) for i in suspects]
         return max(found, key=lambda one: one.ratio)
 
-    def swayed(self, path: str, roundings: float) -> torch.Tensor:
+    def _jumps(self, path: str, directions: int = DIRECTIONS) -> torch.Tensor:
+        """Which elements move out of proportion."""
+        return self.swayed(path, self.steps, directions) > 2 * self.steps * self.swayed(path, 1.0)
+
+    def _decides(self) -> bool:
+        """Whether any output turns on data that moved by a few roundings: an integer, a bool, or one that jumps."""
+        for path, twin in self._wide.items():
+            if twin.is_floating_point():
+                turned = twin.numel() > 0 and bool(self._jumps(path).any())
+            else:
+                runs = [run[path] for run in self.moved(self.steps) if path in run and run[path].shape == twin.shape]
+                turned = any(not torch.equal(run, twin) for run in runs)
+            if turned:
+                return True
+        return False
+
+    def swayed(self, path: str, roundings: float, directions: int = DIRECTIONS) -> torch.Tensor:
         """How far each element moves, at the most, when data move by so many unit roundoffs or lose subnormals; flat.
 
         Infinite where the judge itself becomes infinite, NaN or of another shape.
         """
         twin = self._wide[path].double().reshape(-1)
         most = torch.zeros_like(twin)
-        for run in (*self.moved(roundings), *self.flushed()):
+        for run in (*self.moved(roundings, directions)[:directions], *self.flushed()):
             if path not in run or run[path].numel() != twin.numel():
                 return torch.full_like(twin, math.inf)
             away = torch.where(twin.isfinite(), (run[path].double().reshape(-1) - twin).abs(), 0.0)

@@ -118,3 +118,19 @@ def test_a_norm_may_keep_its_mean_in_the_format_of_its_input() -> None:
     x = torch.zeros(2, 4, 3, dtype=torch.float16)
     x[1, 3, 2] = -4e-7
     assert kinds(torch.nn.functional.instance_norm, x) == []
+
+
+def test_a_score_that_hangs_on_several_close_decisions_is_honest() -> None:
+    """0.3 rounds up and 0.1 down in float16: one pattern of roundings in sixteen gives the score."""
+
+    def score(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        above = [(x[i] * 0.3).float() > 0.30001 for i in (0, 2)]
+        below = [(x[i] * 0.1).float() < 0.09999 for i in (1, 3)]
+        decided = torch.stack([*above, *below])
+        return decided.all().to(x.dtype) * 0.5, decided
+
+    x = torch.ones(4, dtype=torch.float16)
+    assert float(score(x)[0]) == 0.5
+    assert float(score(x.double())[0]) == 0
+    assert kinds(score, x) == []
+    assert kinds(lambda x: (score(x)[0] + (x * 2048 + 1).sum() - (x * 2048).sum(), score(x)[1]), x) == ["accuracy"]

@@ -115,3 +115,12 @@ def test_what_was_found_beyond_the_strategy_names_the_domain() -> None:
     (failed,) = runs[0].of(Verdict.FAIL)
     assert "by gradient ascent within |x| <= 1000, the declared domain, after" in failed.message
     assert f"after {runs[0].coverage.seen['examples']} of 12 examples" in failed.message
+
+
+def test_a_mask_of_the_lowest_value_is_no_value_of_the_data_whatever_is_added_to_it() -> None:
+    def masked(x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return (x + hidden.to(x.dtype) * torch.finfo(x.dtype).min).softmax(-1)
+
+    x, hidden = torch.tensor([3.0, 1.0], dtype=HALF), torch.tensor([False, True])
+    assert looked(masked, x, hidden).peak[0] == pytest.approx(3 / 65504)
+    assert looked(lambda x: x * 2, torch.tensor([32752.0], dtype=HALF)).peak[0] == 1.0
