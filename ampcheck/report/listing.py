@@ -59,7 +59,9 @@ def _side_by_side(shown: Table, widths: Sequence[int]) -> rich.table.Table:
 
     printed = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, cell, width in zip(shown.columns, shown.rows[0], widths, strict=True):
-        side: Literal["left", "right"] = "right" if isinstance(cell, (int, float)) else "left"
+        side: Literal["left", "right"] = (
+            "right" if isinstance(cell, (int, float)) and not isinstance(cell, bool) else "left"
+        )
         printed.add_column(column, justify=side, overflow="fold", width=max(width, 1))
     for row in shown.rows:
         printed.add_row(*(text.Text(_cell(cell)) for cell in row))
@@ -77,4 +79,6 @@ def _paragraphs(shown: Table, width: int) -> Iterator[str]:
 def _cell(cell: object) -> str:
     if cell is None:
         return ""
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
     return f"{cell:.3g}" if isinstance(cell, float) else str(cell).strip()

@@ -38,6 +38,13 @@ def test_a_row_becomes_a_paragraph_where_words_would_be_broken(capsys: pytest.Ca
     assert "compiler" not in "".join(lines[5:]), "what a row does not have is left out"
 
 
+def test_a_yes_or_no_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "".join(printed(Table("Kept", ("dtype", "survives"), [("float16", True), ("bfloat16", False)]), 80, capsys))
+    assert "yes" in told
+    assert "no" in told
+    assert "True" not in told
+
+
 @given(
     width=st.integers(30, 200),
     cells=st.lists(
