@@ -176,7 +176,8 @@ def _finding(stats: SpeedStats, arm: ArmTimes, rule: Rule, check: str, other: li
         message = f"not comparable: the requirement was set elsewhere ({'; '.join(other)}); {seen}"
         hint = "measure base and head in one job (ampcheck speed --base), or set the requirement anew on this machine"
     elif stats.cycles < cycles_needed(rule.confidence):
-        message = f"{required}; {stats.cycles} cycle{'s are' if stats.cycles != 1 else ' is'} too few, {cycles_needed(rule.confidence)} are needed"
+        cycles = "1 cycle is" if stats.cycles == 1 else f"{stats.cycles} cycles are"
+        message = f"{required}; {cycles} too few, {cycles_needed(rule.confidence)} are needed"
         hint = "raise the budget, or let one step do less work"
     elif found.reason == NOISE:
         message = (
