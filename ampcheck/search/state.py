@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import CellType, FunctionType, MethodType
+from importlib.machinery import ModuleSpec
+from io import IOBase
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
-_OPAQUE = (str, bytes, int, float, complex, type, type(None))
+_PLAIN = (str, bytes, int, float, complex, type, type(None))
+_PROCESS_WIDE = (
+    ModuleType,
+    ModuleSpec,
+    IOBase,
+    threading.Thread,
+    threading.local,
+    threading.Condition,
+    threading.Event,
+    logging.Filterer,  # a logger knows all others
+    logging.Manager,
+    type(os.environ),
+    torch._ops.OperatorBase,
+)
+_OPAQUE = (*_PLAIN, *_PROCESS_WIDE)
+_FOLLOWED = 100_000
+"""Objects that are looked at, the nearest first: a model of some five thousand modules, in about a second."""
 
 
 @contextmanager
 def kept(*held: Any) -> Iterator[None]:
     """Everything that `held` reaches is inside as it was, once the block ends: tensors, containers and attributes.
 
-    Followed are modules, functions' closures, lists, dicts, sets, deques and plain objects. What is found in a global
-    variable or behind an extension's object is left alone.
+    Followed are `torch.nn.Module`s, functions' closures, lists, dicts, sets, deques and plain objects, up to 100,000 of
+    them, the nearest first. What is found in a global variable or behind an extension's object is left alone, and so is
+    what belongs to the whole process: Python modules and their namespaces, loggers, threads, files, the environment.
     """
     undo: list[Callable[[], None]] = []
     known: set[int] = set()
     alive: list[Any] = []  # an id is free again when its object is gone
-    waiting = list(held)
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, _OPAQUE) or id(value) in known:
+    waiting = deque(held)
+    while waiting and len(alive) < _FOLLOWED:
+        value = waiting.popleft()
+        if isinstance(value, _OPAQUE) or id(value) in known or _namespace(value):
             continue
         known.add(id(value))
         alive.append(value)
@@ -65,6 +88,11 @@ def _watch(value: Any, undo: list[Callable[[], None]]) -> list[Any]:
         return [*(value.__closure__ or ()), *(value.__defaults__ or ()), vars(value)]
     own = getattr(value, "__dict__", None)
     return [own] if isinstance(own, dict) else []
+
+
+def _namespace(value: Any) -> bool:
+    """Whether this is what a Python module holds: `vars(torch)`, `globals()`, or `sys.modules` itself."""
+    return isinstance(value, dict) and (value is sys.modules or ("__name__" in value and "__spec__" in value))
 
 
 def _put_back(tensor: torch.Tensor, before: torch.Tensor, version: int) -> None:
