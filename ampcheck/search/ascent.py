@@ -41,10 +41,11 @@ def climb(
 ) -> Iterator[Example]:
     """Examples on the way up: every floating input follows the sign of the gradient of the largest value that occurs.
 
-    domains: (low, high) of each floating tensor by its path. Steps start at a quarter of that and halve when a step
-    gains nothing; inputs stay inside and representable in their own dtype. A model without a gradient is left where it
-    is. spent: whether the time is over.
+    domains: (low, high) of each floating tensor by its path; what its dtype cannot hold of that is left out. Steps
+    start at a quarter of the rest and halve when a step gains nothing; inputs stay inside and representable in their
+    own dtype. A model without a gradient is left where it is. spent: whether the time is over.
     """
+    domains = {name: _within(t.dtype, *domains[name]) for name, t in example.floats().items()}
     share, best = 0.25, -math.inf
     here = example.replaced({name: t.detach().clamp(*domains[name]) for name, t in example.floats().items()})
     for number in range(_ROUNDS):
@@ -77,6 +78,12 @@ def climb(
         here = here.replaced(changed)
         if number % _SHOWN == _SHOWN - 1:
             yield here
+
+
+def _within(dtype: torch.dtype, low: float, high: float) -> tuple[float, float]:
+    """The bounds, each moved to the nearest finite value of the dtype's range."""
+    least, most = torch.finfo(dtype).min, torch.finfo(dtype).max
+    return min(max(low, least), most), min(max(high, least), most)
 
 
 def smaller(example: Example, fails: Callable[[Example], bool]) -> Example:
