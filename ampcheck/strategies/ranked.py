@@ -20,15 +20,15 @@ from ampcheck.formats import FORMATS, FloatFormat
 NARROW = ("float16", "bfloat16")
 """What autocast casts to: their thresholds matter for wider inputs too."""
 
-LISTED_BITS = 16
-"""A format of so many bits is listed value by value."""
+LISTED_BITS = 19
+"""A format of so many bits, up to TF32, is listed value by value."""
 
-PLAINS = 1 << 10
-"""Numbers from which a plain number is drawn; how many lead to one is how often it comes. Hypothesis favours small
-numbers, the more the larger the range is: about twice over this one."""
+_CAST_BITS = 16
+"""Above so many bits, values are cast to the narrow formats."""
 
-BETWEEN = 1 << 12
-"""Numbers from which a value between two plain ones is drawn: first the plain one itself, what is notable, the rest."""
+_EACH = 8
+"""Numbers that lead to a plain number, on average; how many do is how often it comes. More of them share it more
+finely, and more of them mean the same."""
 
 _GRID = 256
 _WHOLE = 256
@@ -42,7 +42,8 @@ class Side:
     """The values of one sign.
 
     groups: for each plain number, in order, itself, what is notable before it, and the rest before it with the fewest
-    significant bits first; without empty parts. upto: cumulated shares of `PLAINS`.
+    significant bits first; without empty parts. upto: how many numbers lead to a group or to one before it: each
+    has at least one.
     """
 
     groups: tuple[tuple[Values, ...], ...]
@@ -53,42 +54,89 @@ class Side:
         """Every value."""
         return np.concatenate([part for group in self.groups for part in group])
 
+    @property
+    def plains(self) -> int:
+        """How many numbers lead to a plain number."""
+        return int(self.upto[-1])
+
+    def betweens(self, plain: int) -> int:
+        """How many numbers lead to the plain number or between it and the one before: enough for each value there."""
+        group = self._group(plain)
+        return len(group) * max(map(len, group))
+
     def at(self, plain: int, between: int) -> float:
-        """The value of two numbers, below `PLAINS` and `BETWEEN`."""
-        group = self.groups[int(np.searchsorted(self.upto, plain, side="right"))]
-        part, within = divmod(between * len(group), BETWEEN)
-        return float(group[part][within * len(group[part]) // BETWEEN])
+        """The value of two numbers, below `plains` and `betweens(plain)`: each part as often as another."""
+        group = self._group(plain)
+        longest = max(map(len, group))
+        part, within = divmod(between, longest)
+        return float(group[part][within * len(group[part]) // longest])
+
+    def _group(self, plain: int) -> tuple[Values, ...]:
+        return self.groups[int(np.searchsorted(self.upto, plain, side="right"))]
+
+
+def inner(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> tuple[float, float] | None:
+    """The first and the last value of the format from `low` to `high`; None where there is none. No zero is -0.0."""
+
+    def up(size: float) -> float:
+        """The least value from a magnitude on; infinity where there is none."""
+        if size > fmt.max:
+            return math.inf
+        code = fmt.encode(size)
+        near = fmt.decode(code + (fmt.decode(code) < size))
+        return near if subnormal or near == 0 else max(near, fmt.smallest_normal)
+
+    def down(size: float) -> float | None:
+        """The greatest value up to a magnitude; None where there is none."""
+        code = fmt.encode(min(size, fmt.max))
+        code -= fmt.decode(code) > size
+        if code < 0:
+            return None
+        near = fmt.decode(code)
+        return near if subnormal or near >= fmt.smallest_normal else 0.0
+
+    negative = down(-low) if low <= 0 and fmt.signed else None
+    positive = down(high) if high >= 0 else None
+    first = up(max(low, 0.0)) if negative is None else -negative
+    last = positive if positive is not None else -up(max(-high, 0.0)) if fmt.signed else -math.inf
+    # Adding 0.0 makes -0.0 positive.
+    return (first + 0.0, last + 0.0) if first <= last else None
 
 
 @lru_cache(maxsize=64)
 def sides(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> tuple[Side, ...]:
     """The non-negative values from `low` to `high`, then the negative ones, where there are any.
 
-    Of a format beyond 16 bits those of float16 and bfloat16, and its own thresholds.
+    Of a format beyond `LISTED_BITS` those of float16 and bfloat16, its own thresholds, and an even grid.
     """
+    ends = inner(fmt, low, high, subnormal)
+    if ends is None:
+        return ()
+    low, high = ends
     found = []
     listed = [fmt] if fmt.bits <= LISTED_BITS else [FORMATS[name] for name in NARROW]
     every = np.unique(np.concatenate([magnitudes(one) for one in listed]))
+    every = every[_holds(fmt, every)]
     known = np.array(sorted(set(_notable(fmt))), dtype=np.float64)
+    smallest = 0.0 if fmt.has_subnormals else fmt.smallest_normal
     for sign in (1, -1) if fmt.signed else (1,):
-        least, most = (max(low, 0.0), high) if sign > 0 else (max(-high, 0.0), -low)
+        least, most = (max(low, smallest), high) if sign > 0 else (max(-high, smallest), -low)
         # Zero alone makes no side beside another: 0.0 is no bound of -0.0, and one of both comes below a bound of zero.
         if most < least or (most == 0 and (sign < 0 or low < 0)):
             continue
 
         def within(values: Values, least: float = least, most: float = most) -> Values:
-            kept = values[(values >= least) & (values <= min(most, fmt.max))]
+            kept = values[(values >= least) & (values <= most)]
             return kept if subnormal else kept[(kept == 0) | (kept >= fmt.smallest_normal)]
 
         share = np.linspace(0.0, 1.0, _GRID)
         # Both parts of an end are rounded: what that adds beyond the range is clipped.
         with np.errstate(over="ignore"):
             even = within(_rounded(fmt, np.clip(least * (1 - share) + most * share, least, most)))
-        notable = np.union1d(within(known), even[[0, -1]] if least and len(even) else even[-1:])
+        notable = np.union1d(within(known), [least, most])
         size = np.unique(np.concatenate([within(every), even, notable]))
-        if len(size):
-            zero = 0.0 if sign > 0 or high == 0 else -0.0
-            found.append(_side(size, even, notable, sign, zero))
+        zero = -0.0 if sign < 0 and high > 0 and fmt.nan != "negative-zero" else 0.0
+        found.append(_side(size, even, notable, sign, zero))
     return tuple(found)
 
 
@@ -115,8 +163,9 @@ def _side(size: Values, even: Values, notable: Values, sign: int, zero: float) -
     for part in (number[number > _WHOLE], number[number < 1], small, whole, notable, notable, even):
         if len(part):
             np.add.at(shares, _group_of(number, part), 1 / len(part))
-    places = np.maximum(1, np.floor(shares / shares.sum() * (PLAINS - len(groups)))) if len(groups) < PLAINS else shares
-    return Side(tuple(groups), np.ceil(np.cumsum(places) / places.sum() * PLAINS).astype(np.int64))
+    spare = (_EACH - 1) * len(groups)
+    places = np.maximum(1, np.floor(shares / shares.sum() * spare)).astype(np.int64)
+    return Side(tuple(groups), np.cumsum(places))
 
 
 def magnitudes(fmt: FloatFormat) -> Values:
@@ -128,6 +177,12 @@ def magnitudes(fmt: FloatFormat) -> Values:
     power = np.where(below, fmt.min_exponent, exponent - fmt.bias) - fmt.mantissa_bits
     found: Values = np.ldexp(significand, power)
     return found
+
+
+def _holds(fmt: FloatFormat, size: Values) -> NDArray[np.bool_]:
+    """Which magnitudes have no more bits than the format, but for their limits: a wide one may lack float16's small."""
+    units = np.ldexp(size, fmt.mantissa_bits - np.maximum(np.frexp(size)[1] - 1, fmt.min_exponent))
+    return np.asarray(units == np.floor(units))
 
 
 def _group_of(number: Values, part: Values) -> NDArray[np.int64]:
@@ -153,7 +208,7 @@ def _bits(size: Values) -> NDArray[np.int64]:
 def _notable(fmt: FloatFormat) -> Iterator[float]:
     """Magnitudes at which something changes, in the format itself or in one that its values are cast to."""
     yield 0.0
-    narrow = [FORMATS[name] for name in NARROW] if fmt.bits > LISTED_BITS else []
+    narrow = [FORMATS[name] for name in NARROW] if fmt.bits > _CAST_BITS else []
     for one in (fmt, *narrow):
         limits = [one.max, one.smallest_normal, one.smallest_subnormal, float(one.largest_exact_integer), one.eps, 1.0]
         limits += [one.flushes_at, one.subnormal_below, one.overflows_at, one.unit_roundoff]

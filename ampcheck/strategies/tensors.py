@@ -59,8 +59,8 @@ def tensors(
     """Tensors of a floating, integer or bool dtype.
 
     shape: fixed, or a strategy; by default `shapes()`. elements: by default `values(dtype)` from `min_value` to
-    `max_value`, independent of each other or close together (differences cancel); integers from 0 to 127, or
-    128 of them beside a bound that lies elsewhere; bools.
+    `max_value`, independent of each other or close together (differences cancel); integers from `min_value` to
+    `max_value`, by default 0 and 127, or 128 of them from a `min_value` above 0, or up to a `max_value` below 0; bools.
     layout: names from `LAYOUTS`, or `any`; one that does not fit the shape gives way to `contiguous`. Up to 64 elements
     are drawn one by one; larger tensors repeat up to eight drawn values at random places.
 
@@ -112,7 +112,7 @@ def _whole(kind: torch.dtype, low: float | None, high: float | None) -> tuple[in
     if least is None:
         least = 0 if most is None or most >= 0 else max(facts.min, most - _INTEGERS)
     if most is None:
-        most = _INTEGERS if least <= _INTEGERS else min(facts.max, least + _INTEGERS)
+        most = min(facts.max, max(0, least) + _INTEGERS)
     if not facts.min <= least <= most <= facts.max:
         raise UsageError(
             f"bounds of {kind} need an integer between them and lie within {facts.min} to {facts.max}; "

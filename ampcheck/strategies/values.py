@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import numpy as np
 from hypothesis import strategies as st
 
 from ampcheck.errors import UsageError
-from ampcheck.formats import FloatFormat, format_of
-from ampcheck.strategies.ranked import BETWEEN, PLAINS, sides
+from ampcheck.formats import FORMATS, FloatFormat, format_of
+from ampcheck.strategies.ranked import LISTED_BITS, Side, inner, sides
 
 if TYPE_CHECKING:
     import torch
-
-_PLAIN, _BETWEEN = st.integers(0, PLAINS - 1), st.integers(0, BETWEEN - 1)
 
 
 def values(
@@ -32,11 +31,14 @@ def values(
     Of each sign are drawn alike: the binades above 256, those below 1, up to 16, up to 256 (in each as often integers
     or powers of two as anything between them), evenly over the range, and, twice as often, where something is notable:
     the ends of the range, zeros, largest and smallest values, both neighbours of every threshold of the format
-    (overflow, flush, subnormal, the end of exact integers) and of where squares and `exp` reach one. Of a format beyond
-    16 bits the values of float16 and bfloat16, with thresholds, stand beside any of its own.
+    (overflow, flush, subnormal, the end of exact integers) and of where squares and `exp` reach one.
+    Every value can come. Beyond 16 bits the thresholds of float16 and bfloat16 are notable too. Beyond the 19 bits of
+    TF32 two draws of three give values of those two formats, with what is notable and an even grid of the format's own;
+    the third gives any value, as `floats` of Hypothesis draws it.
 
     min_value, max_value: inclusive. subnormal: whether subnormal values may come. infinity, nan: whether these may; an
-    infinity only on a side without a bound. A bound of 0.0 leaves -0.0 out.
+    infinity only on a side without a bound. -0.0 comes where values of both signs do, if the format has it: a bound of
+    0.0 or -0.0 leaves it out.
 
     Shrinks to positive values, to integers up to 256 and powers of two, and to where a failure begins: what fails from
     300 on shrinks to 512, and what fails at 300 alone stays. Raises `UsageError` for an empty range, and for infinities
@@ -52,35 +54,43 @@ def values(
         raise UsageError(f"{fmt.name} has no infinities; infinity=True was asked for")
     if nan and fmt.nan == "none":
         raise UsageError(f"{fmt.name} has no NaN; nan=True was asked for")
-    known = sides(fmt, max(low, lowest), min(high, fmt.max), subnormal)
-    wide = _any_of(fmt, low, high, subnormal)
-    if not known and wide is None:
+    ends = inner(fmt, low, high, subnormal)
+    if ends is None:
         raise UsageError(f"{fmt.name} has no value from {low!r} to {high!r}: widen min_value and max_value")
     special = [math.inf] * (infinity and max_value is None) + [-math.inf] * (infinity and min_value is None)
     special += [math.nan] * nan
-    branches: list[st.SearchStrategy[float]] = []
-    if known:
-        sign = st.integers(0, 1) if len(known) > 1 else st.just(0)
-        branches.append(st.tuples(sign, _PLAIN, _BETWEEN).map(lambda found: known[found[0]].at(*found[1:])))
-    if wide is not None:
-        branches = [*branches * 2, wide]
+    branches: list[st.SearchStrategy[float]] = [_known(sides(fmt, *ends, subnormal))]
+    if fmt.bits > LISTED_BITS:
+        branches = [*branches * 2, _any_of(fmt, *ends, subnormal)]
     if special:
         branches.append(st.sampled_from(special))
     return st.one_of(branches)
 
 
-def _any_of(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> st.SearchStrategy[float] | None:
-    """Any float32 or float64 between the bounds; None where there is none, and for formats that are listed."""
-    if fmt.name not in ("float32", "float64"):
-        return None
-    width: Literal[32, 64] = 32 if fmt.name == "float32" else 64
-    kind = np.float32 if width == 32 else np.float64
-    least, most = kind(low), kind(high)
-    least = np.nextafter(least, kind(np.inf)) if float(least) < low else least
-    most = np.nextafter(most, kind(-np.inf)) if float(most) > high else most
-    edges = float(least), float(most)
-    if edges[0] > edges[1]:
-        return None
-    if not subnormal and not any(edge == 0 or abs(edge) >= fmt.smallest_normal for edge in edges):
-        return None
-    return st.floats(*edges, width=width, allow_subnormal=None if subnormal else False)
+def _known(known: Sequence[Side]) -> st.SearchStrategy[float]:
+    @st.composite
+    def drawn(draw: st.DrawFn) -> float:  # no argument: Hypothesis would print all values
+        side = known[draw(_below(len(known)))] if len(known) > 1 else known[0]
+        plain = draw(_below(side.plains))
+        # Two at least: a number is always drawn here, so that one plain number can take another's place.
+        between = draw(_below(max(2, side.betweens(plain))))
+        return side.at(plain, min(between, side.betweens(plain) - 1))
+
+    return drawn()
+
+
+@lru_cache(maxsize=4096)
+def _below(count: int) -> st.SearchStrategy[int]:
+    return st.integers(0, count - 1)
+
+
+def _any_of(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> st.SearchStrategy[float]:
+    """Any value of the format between two of its values."""
+    if fmt == FORMATS["float32"]:
+        found = st.floats(low, high, width=32, allow_subnormal=None if subnormal else False)
+    else:
+        # Rounding keeps order, so what lies between two values stays there.
+        found = st.floats(low, high).map(fmt.round)
+        found = found if subnormal else found.filter(lambda x: x == 0 or abs(x) >= fmt.smallest_normal)
+    # Adding 0.0 makes -0.0 positive.
+    return found if low < 0 < high else found.map(lambda x: x + 0.0)

@@ -15,7 +15,7 @@ from hypothesis.errors import NoSuchExample
 from ampcheck.errors import UsageError
 from ampcheck.formats import FORMATS, format_of
 from ampcheck.strategies import log_uniform, values
-from ampcheck.strategies.ranked import PLAINS, magnitudes, sides
+from ampcheck.strategies.ranked import magnitudes, sides
 
 SEARCH = settings(max_examples=10_000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 DTYPES = {
@@ -35,7 +35,7 @@ def test_every_value_is_one_of_the_format(data: st.DataObject, name: str) -> Non
     value = data.draw(values(name))
     assert math.isfinite(value)
     assert fmt.round(value) == value
-    assert math.copysign(1, fmt.round(value)) == math.copysign(1, value) or value == 0
+    assert math.copysign(1, fmt.round(value)) == math.copysign(1, value)
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -47,7 +47,6 @@ def test_every_bit_pattern_of_a_finite_value_can_be_drawn(name: str) -> None:
     known = sides(fmt, -fmt.max if fmt.signed else fmt.smallest_normal, fmt.max, True)
     assert set(every[np.isfinite(every)].tolist()) == {value for side in known for value in side.ordered.tolist()}
     for side in known:
-        assert side.upto[-1] == PLAINS
         assert np.diff(side.upto, prepend=0).min() > 0
 
 
@@ -148,9 +147,8 @@ def test_a_bound_of_zero_gives_zero_and_no_negative_zero(name: str) -> None:
         def negative(x: float) -> bool:
             return x == 0 and math.copysign(1, x) < 0
 
-        if name != "float32" or "min_value" in bounds:  # Hypothesis's own floats have -0.0 below a bound of 0.0
-            with pytest.raises(NoSuchExample):
-                find(values(name, **bounds), negative, settings=settings(SEARCH, max_examples=300))
+        with pytest.raises(NoSuchExample):
+            find(values(name, **bounds), negative, settings=settings(SEARCH, max_examples=300))
 
 
 @pytest.mark.parametrize(("option", "wanted"), [("infinity", math.inf), ("infinity", -math.inf), ("nan", math.nan)])
