@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from io import IOBase
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -31,7 +30,6 @@ _PROCESS_WIDE = (
     type(os.environ),
     torch._ops.OperatorBase,
 )
-_OPAQUE = (*_PLAIN, *_PROCESS_WIDE)
 _FOLLOWED = 100_000
 """Objects that are looked at, the nearest first: a model of some five thousand modules, in one to two seconds."""
 
@@ -46,11 +44,12 @@ def kept(*held: Any) -> Iterator[None]:
     """
     undo: list[Callable[[], None]] = []
     known: set[int] = set()
+    opaque = _Opaque()
     alive: list[Any] = []  # an id is free again when its object is gone
     waiting = deque(held)
     while waiting and len(alive) < _FOLLOWED:
         value = waiting.popleft()
-        if _opaque(type(value)) or id(value) in known or _namespace(value):
+        if opaque[type(value)] or id(value) in known or _namespace(value):
             continue
         known.add(id(value))
         alive.append(value)
@@ -91,9 +90,11 @@ def _watch(value: Any, undo: list[Callable[[], None]]) -> list[Any]:
     return [own] if isinstance(own, dict) else []
 
 
-@lru_cache(maxsize=1024)  # abstract classes among them are slow to ask
-def _opaque(kind: type) -> bool:
-    return issubclass(kind, _OPAQUE)
+class _Opaque(dict[type, bool]):
+    """By type, whether its objects are left alone: abstract classes are slow to ask, and asked once."""
+
+    def __missing__(self, kind: type) -> bool:
+        return self.setdefault(kind, issubclass(kind, (*_PLAIN, *_PROCESS_WIDE)))
 
 
 def _namespace(value: Any) -> bool:
