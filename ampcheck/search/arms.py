@@ -18,10 +18,12 @@ import torch
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacks_kernel
 from ampcheck.errors import UsageError, brief
+from ampcheck.formats import format_of
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 from ampcheck.numerics.reference import PromoteMixed
 from ampcheck.prepare import prepare
+from ampcheck.search.lifting import Lifted
 from ampcheck.search.state import kept
 from ampcheck.subject import Subject
 
@@ -90,14 +92,21 @@ class Outputs:
     found: dict[str, torch.Tensor] = field(default_factory=dict)
     error: Exception | None = None
 
+    @property
+    def lacking(self) -> str:
+        """The kernel for want of which the call raised, which says nothing about the model; "" otherwise."""
+        lacks = self.error is not None and for_want_of_a_kernel(self.error)
+        return brief(self.error) if lacks and self.error is not None else ""
+
 
 class Arms:
     """One callable, ready to be run on examples in each precision.
 
     dtype: what autocast casts to, or, where `native`, the dtype that the inputs or weights have already. example: the
     first one, which decides how wide the judge is: `float64`, with operands promoted where the model mixes dtypes, or
-    `float32` where it runs no wider. `dropped` counts outputs that cannot be judged; `lacking` is what the
-    low-precision run raised for want of a kernel on this machine.
+    `float32` where it runs no wider. `formats` are the one of `dtype` and those that the model itself casts
+    to. `dropped` counts outputs that cannot be judged, `substituted` ops that ran in
+    float32 since no 16-bit kernel is here, both over the calls that are judged.
     """
 
     def __init__(self, subject: Subject, dtype: torch.dtype, *, device: str = "cpu", native: bool = False) -> None:
@@ -106,13 +115,14 @@ class Arms:
         self.draws = False
         self.substituted: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
-        self.lacking = ""
         self._low = prepare(subject, device=device)
         self._wide = prepare(subject, device=device, to=torch.float64)
         self._float32 = prepare(subject, device=device, to=torch.float32)
         self._wide_dtype = torch.float64
         self._promote = False
+        self._lifts = False
         self._settled = False
+        self.formats = {dtype}
 
     @property
     def root(self) -> torch.nn.Module | None:
@@ -132,17 +142,48 @@ class Arms:
             narrow = self.float32(example)
         if narrow.error is not None:
             return brief(narrow.error)
-        self._settled = True
         self.draws = random.drew
+        self._settled = True
+        self._choose_judge(example, narrow)
+        lifted = Lifted(self._wide_dtype)
+        wide, through = self.wide(example), self.wide(example, lifted)
+        same = wide.found.keys() == through.found.keys()
+        if lifted.formats and same and all(wide.found[p].shape == through.found[p].shape for p in wide.found):
+            self._lifts = True  # the model's own casts are roundings of it, which the judge must not share
+            self.formats |= lifted.formats
+        return ""
+
+    def unsteady(self, example: Example) -> str:
+        """Why two runs on equal data differ; "" where they do not, also once what is drawn is drawn alike."""
+        unit = format_of(self.dtype).unit_roundoff
+        if not _alike(self.float32(example).found, self.float32(example).found, unit):
+            self.draws = True  # from a generator that is none of torch's
+            if not _alike(self.float32(example).found, self.float32(example).found, unit):
+                return "equal inputs give different results each time, so that nothing can be told from them"
+        return ""
+
+    def _choose_judge(self, example: Example, narrow: Outputs) -> None:
+        """float64, if the model runs in it and gives what it gives in float32."""
         for self.how, self._promote in (("float64", False), ("float64, mixed operands promoted", True)):
             wide = self.wide(example)
             same = wide.found.keys() == narrow.found.keys()
             if wide.error is None and same and all(wide.found[p].shape == narrow.found[p].shape for p in wide.found):
-                return ""
+                return
         self.how, self._promote, self._wide, self._wide_dtype = "float32", False, self._float32, torch.float32
-        return ""
 
-    def low(self, example: Example, around: AbstractContextManager[Any] | None = None) -> Outputs:
+    def judged(self, example: Example) -> Outputs:
+        """`low`, with what cannot be judged in it counted; drawn numbers are those of every other run."""
+        before = _states(self.device)
+        outputs = self.low(example, counted=True)
+        if not self.draws and any(not torch.equal(a, b) for a, b in zip(before, _states(self.device), strict=True)):
+            _put_back_states(self.device, before)
+            self.draws = True
+            outputs = self.low(example)
+        return outputs
+
+    def low(
+        self, example: Example, around: AbstractContextManager[Any] | None = None, *, counted: bool = False
+    ) -> Outputs:
         """As the user runs it: under autocast, or as it is where it is kept in 16 bits."""
         autocast = torch.autocast(torch.device(self.device).type, self.dtype, enabled=not self.native)
         missing = MissingKernels() if active() is not None else None
@@ -151,10 +192,8 @@ class Arms:
             if missing is not None:
                 stack.enter_context(missing)
             stack.enter_context(autocast)
-            outputs = self._run(self._low, own, inside=around)
-        if outputs.error is not None and for_want_of_a_kernel(outputs.error):
-            self.lacking = brief(outputs.error)
-        for op, times in (missing.ran if missing is not None else {}).items():
+            outputs = self._run(self._low, own, inside=around, counted=counted)
+        for op, times in (missing.ran if missing is not None and counted else {}).items():
             self.substituted[op] = self.substituted.get(op, 0) + times
         return outputs
 
@@ -165,11 +204,14 @@ class Arms:
             stack.enter_context(around or nullcontext())
             if self._promote:
                 stack.enter_context(PromoteMixed())
+            if self._lifts:
+                stack.enter_context(Lifted(self._wide_dtype))
             return self._run(self._wide, own)
 
     def float32(self, example: Example) -> Outputs:
         """The same in float32, without autocast."""
-        return self._run(self._float32, example.to(torch.float32, self.device))
+        with Lifted(torch.float32) if self._lifts else nullcontext():
+            return self._run(self._float32, example.to(torch.float32, self.device))
 
     def differentiable(self, example: Example) -> tuple[Any, dict[str, torch.Tensor], list[torch.nn.Parameter]]:
         """The judge's raw result with its history, the floating inputs and the weights that it hangs on."""
@@ -177,7 +219,8 @@ class Arms:
         leaves = {path: tensor.detach().requires_grad_() for path, tensor in held.floats().items()}
         # A leaf cannot be written in place; a view of it can.
         inputs = held.replaced({path: leaf.view_as(leaf) for path, leaf in leaves.items()})
-        with self._around(self._wide), PromoteMixed() if self._promote else nullcontext():
+        promoted = PromoteMixed() if self._promote else nullcontext()
+        with self._around(self._wide), promoted, Lifted(self._wide_dtype) if self._lifts else nullcontext():
             result = self._wide.model(*inputs.args, **inputs.kwargs)
         return result, leaves, [weight for weight in self.weights() if weight.requires_grad]
 
@@ -217,6 +260,8 @@ class Arms:
         example: Example,
         model: Callable[..., Any] | None = None,
         inside: AbstractContextManager[Any] | None = None,
+        *,
+        counted: bool = False,
     ) -> Outputs:
         outputs = Outputs()
         # A compiled module has a length where the model has none: it must not be asked whether it is true.
@@ -230,8 +275,11 @@ class Arms:
             except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
                 outputs.error = error
                 return outputs
+            if type(result) in (bool, int) and abs(result) <= _LARGEST_INTEGER:
+                result = torch.tensor(result)
             result = _numbers_as_tensors(result)
-            self._dropped(result, prepared is self._low)
+            if counted:
+                self._dropped(result)
             for path, tensor in tensors(result):
                 if _dense(tensor):
                     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -239,10 +287,8 @@ class Arms:
                     outputs.found[path] = real.detach().clone()
         return outputs
 
-    def _dropped(self, result: Any, count: bool) -> None:
+    def _dropped(self, result: Any) -> None:
         """Count what cannot be judged in what the low-precision run gives."""
-        if not count:
-            return
         held = [tensor for _, tensor in tensors(result)]
         names = [f"outputs of layout {str(t.layout).removeprefix('torch.')}" for t in held if not _dense(t)]
         if not held:
@@ -264,14 +310,48 @@ class Arms:
 
 
 def _numbers_as_tensors(result: Any) -> Any:
-    """Python numbers, alone or in tuples, lists and dicts, are results too: as tensors without dimensions."""
-    if isinstance(result, (bool, int, float)):
-        return torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)
+    """Python floats, alone or in tuples, lists and dicts, are results too: as tensors without dimensions.
+
+    An integer or bool beside tensors is not: it tells of them (a count, their bytes), which may differ by dtype.
+    """
+    if isinstance(result, float):
+        return torch.tensor(result, dtype=torch.float64)
     if type(result) in (tuple, list):
         return type(result)(map(_numbers_as_tensors, result))
     if type(result) is dict:
         return {key: _numbers_as_tensors(item) for key, item in result.items()}
     return result
+
+
+_LARGEST_INTEGER = torch.iinfo(torch.int64).max
+
+
+def _alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], unit: float) -> bool:
+    """Whether two runs on equal data differ by less than a rounding, as sums in another order may."""
+    for path, tensor in one.items():
+        again = other.get(path)
+        if again is None or again.shape != tensor.shape:
+            return False
+        if not tensor.is_floating_point():
+            if not torch.equal(tensor, again):
+                return False
+        elif tensor.numel():
+            first, second = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (tensor, again))
+            if float((first - second).abs().amax()) > unit * float(first.abs().amax()):
+                return False
+    return True
+
+
+def _states(device: str) -> list[torch.Tensor]:
+    """The states of the generators that a call may draw from."""
+    states = [torch.random.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if torch.device(device).type == "cuda" else states
+
+
+def _put_back_states(device: str, states: list[torch.Tensor]) -> None:
+    torch.random.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
 
 
 def _dense(tensor: torch.Tensor) -> bool:

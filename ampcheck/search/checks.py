@@ -22,6 +22,9 @@ _KINDS = {
     "property-invariance": (kinds.INVARIANCE,),
 }
 
+_SHOWN = 600
+"""Characters of an example in a message; the run's table and the written test have all of it."""
+
 _HOLDS = {
     "property-finite": "finite inputs gave finite outputs",
     "property-accuracy": "every output agreed with the judge within what rounding explains",
@@ -62,14 +65,16 @@ def _failed(stats: PropertyStats, check: str, breaking: Breaking) -> Finding:
     problem = breaking.problem
     value = f"output {problem.output}[{problem.index}]" if problem.output else f"element {problem.index} of the output"
     low, wide = describe_value(problem.low), describe_value(problem.wide)
+    digits = next((n for n in (2, 3, 5) if f"{problem.allowed:.{n}g}" != f"{problem.observed:.{n}g}"), 9)
+    within, away = f"{problem.allowed:.{digits}g}", f"{problem.observed:.{digits}g}"
     texts = {
         kinds.RAISES: f"what runs in float32 must run in {stats.format}; it raises {problem.detail}",
         kinds.NONFINITE: f"finite inputs must give finite outputs; {value} is {low}, and {wide} in {stats.reference}",
         kinds.RANGE: f"what the declared inputs give must fit into the output's format; {value} is {wide} in "
         f"{stats.reference}, and {low} here: no code mends that, only another format or other inputs",
-        kinds.ACCURACY: f"the output must lie within {problem.allowed:.2g} of {stats.reference}, which "
+        kinds.ACCURACY: f"the output must lie within {within} of {stats.reference}, which "
         f"{problem.roundings} roundings in {stats.format} explain; {value} is {low} and should be {wide}: "
-        f"{problem.observed:.2g} away",
+        f"{away} away",
         kinds.DECISION: f"integers and bools must be those of {stats.reference}, unless rounding the data turns them "
         f"there too; {value} is {low} and should be {wide}",
         kinds.SHAPE: f"outputs must be those of {stats.reference}; {problem.output or 'the output'} is "
@@ -78,9 +83,11 @@ def _failed(stats: PropertyStats, check: str, breaking: Breaking) -> Finding:
         kinds.INVARIANCE: f"a declared invariance must hold; {problem.detail}: {value} is {low}, not {wide}",
     }
     looked = f"after {breaking.found_after} of {stats.budget} examples"
+    if stats.cut:
+        looked += "; it could not be made smaller in the time"
     if breaking.climbed:  # of a lone input, beyond what was drawn for it
         looked = f"by gradient ascent {stats.domain}, the declared domain, {looked}"
-    message = f"{texts[problem.kind]}. The smallest input found is {breaking.code}, {looked}"
+    message = f"{texts[problem.kind]}. The smallest input found is {_short(breaking.code)}, {looked}"
     hint = remedy(problem.kind, breaking.where.op)
     if breaking.file:
         hint = f"{hint}; run pytest {breaking.file}" if hint else f"run pytest {breaking.file}"
@@ -137,7 +144,7 @@ def _headroom(stats: PropertyStats, factor: float) -> list[Finding]:
     )
     if room >= factor:
         return [Finding("headroom", Verdict.PASS, who(stats), message, peak.where, room, factor, "times")]
-    hint = f"larger inputs may overflow; it is reached with {peak.code}"
+    hint = f"larger inputs may overflow; it is reached with {_short(peak.code)}"
     return [Finding("headroom", Verdict.WARN, who(stats), message, peak.where, room, factor, "times", hint)]
 
 
@@ -147,10 +154,14 @@ def _overflowed(stats: PropertyStats, peak: Peak) -> Finding:
     place = f"{op} in {peak.where.module}" if peak.where.module else op
     message = (
         f"{stats.domain} every value inside must stay within its format; {place} makes an infinity of finite "
-        f"{peak.format} values, which does not reach the output. It is reached with {peak.code}"
+        f"{peak.format} values, which does not reach the output. It is reached with {_short(peak.code)}"
     )
     hint = "its gradient may be NaN or zero; scale before this op, or compute it in float32"
     return Finding("headroom", Verdict.WARN, who(stats), message, peak.where, 0.0, 1.0, "times", hint)
+
+
+def _short(code: str) -> str:
+    return code if len(code) <= _SHOWN else f"{code[:_SHOWN]}... ({len(code):,} characters)"
 
 
 def _op(peak: Peak) -> str:
@@ -168,8 +179,15 @@ def _coverage(stats: PropertyStats) -> Finding:
         notes.append(f"{stats.examples} of {stats.budget} examples, since {stats.stopped}")
     notes += [f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items()]
     total = float(stats.coverage.total)
+    refused = stats.outside > stats.examples / 2
     return Finding(
-        "coverage", Verdict.PASS, who(stats), "; ".join(notes), observed=total, limit=1.0, unit="observations"
+        "coverage",
+        Verdict.WARN if refused else Verdict.PASS,
+        who(stats),
+        "; ".join(notes),
+        observed=total,
+        limit=1.0,
+        unit="observations",
     )
 
 
@@ -179,7 +197,9 @@ def _nothing(stats: PropertyStats) -> Finding:
         return Finding("coverage", Verdict.SKIP, who(stats), reason)
     message = f"a verdict needs evidence; of {stats.examples} examples none could be judged"
     notes = []
-    if stats.outside:
+    if stats.unsteady:
+        notes.append(stats.unsteady)
+    elif stats.outside:
         notes.append(f"float32 or the judge raises {stats.outside_reason}")
     unseen = stats.coverage.unseen.items()
     notes += [f"{why} ({count}x)" for why, count in unseen if not why.startswith("examples that float32")]

@@ -21,7 +21,7 @@ from ampcheck.search.arms import Example, as_example
 from ampcheck.search.ascent import climb, smaller
 from ampcheck.search.headroom import Headroom
 from ampcheck.search.look import Look, Looker
-from ampcheck.search.stats import RAISES, Problem
+from ampcheck.search.stats import Problem
 from ampcheck.strategies import as_code
 
 _MINIMISING = 0.5
@@ -50,6 +50,7 @@ class Hunt:
     stopped: str = ""
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     lacking: str = ""
+    cut: bool = False
     climbed: set[str] = field(default_factory=set)
     largest: tuple[float, Example | None] = (0.0, None)
     headroom: Headroom | None = None
@@ -59,6 +60,10 @@ class Hunt:
 
 class _Broken(Exception):  # noqa: N818  # Hypothesis keeps failures apart by the type of their exception
     """An example that breaks a property."""
+
+
+class _Spent(BaseException):
+    """The budget is spent: Hypothesis must not go on, which it does after any exception of the common kind."""
 
 
 @cache
@@ -76,9 +81,10 @@ def hunt(
     database: str | os.PathLike[str] | ExampleDatabase | None,
     domain: tuple[float, float] | None,
 ) -> Hunt:
-    """Look at up to `examples` drawn inputs in up to `seconds`, and make what breaks smaller.
+    """Look at up to `examples` different inputs in up to `seconds`, and make what breaks smaller.
 
-    Where that is large still, the search is begun anew with other seeds, which may come upon something simpler.
+    Where that is large still, or where Hypothesis drew the same inputs again, the search is begun anew with other
+    seeds, which may come upon something simpler.
     """
     found = Hunt(headroom=Headroom(looker.arms))
     start = time.perf_counter()
@@ -88,16 +94,20 @@ def hunt(
     until, latest = start + seconds, start + (1 + _MINIMISING) * seconds
     for attempt in range(_ATTEMPTS):
         smallest: dict[str, tuple[Example, Problem]] = {}
-        most = found.calls + examples + _SHRINKS
+        most, before = found.calls + examples + _SHRINKS, found.examples
 
         def visit(drawn: Any, smallest: dict[str, Any] = smallest, most: int = most) -> None:
             nonlocal until, latest
+            late = bool(found.calls) and time.perf_counter() > until
+            if late or (found.found_after and found.calls > most):
+                found.cut = found.cut or bool(found.found_after)
+                found.stopped = "" if found.found_after else f"the {seconds:g} seconds were spent"
+                raise _Spent
             example = as_example(drawn)
             key = example.key()
             if key not in known:
-                if (found.calls and time.perf_counter() > until) or (found.found_after and found.calls > most):
-                    found.stopped = "" if found.found_after else f"the {seconds:g} seconds were spent"
-                    return
+                if found.examples >= examples and not found.found_after:
+                    raise _Spent
                 known[key] = look = _look(looker, found, example)
                 if not found.calls:  # the first call imports, compiles and fills caches: no part of the budget
                     until = time.perf_counter() + seconds
@@ -125,12 +135,16 @@ def hunt(
         for kind, one in smallest.items():
             if kind not in found.smallest or _size(one[0]) < _size(found.smallest[kind][0]):
                 found.smallest[kind] = one
-        if not found.smallest or min(_size(one)[0] for one, _ in found.smallest.values()) <= _SMALL:
-            break
         if time.perf_counter() > until:
+            break
+        if found.smallest and min(_size(one)[0] for one, _ in found.smallest.values()) <= _SMALL:
+            break
+        if not found.smallest and not before < found.examples < examples:
             break
     if domain is not None and not found.smallest:
         _climb(looker, found, starts, domain, until, latest)
+    if looker.unsteady:  # what was seen before that is no evidence either
+        found.smallest, found.elements, found.outside_reason = {}, 0, looker.unsteady
     found.seconds = time.perf_counter() - start
     return found
 
@@ -156,7 +170,7 @@ def _search(
     )
     try:
         profile(seed(number)(given(test_input=inputs)(_named(visit))))()
-    except _Broken:
+    except (_Broken, _Spent):
         return
     except hypothesis_errors.Flaky as error:  # a broken example that its own budget cut short when replayed
         if not isinstance(error.__context__, _Broken) and not _all_broken(error):
@@ -184,11 +198,9 @@ def _size(example: Example) -> tuple[int, int]:
 
 
 def _look(looker: Looker, found: Hunt, example: Example) -> Look:
-    """Judge one example; where this machine lacks a kernel nothing is learned about the model."""
+    """Judge one example, and remember the kernel that this machine lacks."""
     look = looker.look(example)
-    if looker.arms.lacking and look.problems and look.problems[0].kind == RAISES:
-        found.lacking = looker.arms.lacking
-        return Look(outside=looker.arms.lacking)
+    found.lacking = found.lacking or look.lacking
     return look
 
 

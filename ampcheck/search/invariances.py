@@ -1,7 +1,8 @@
 """Invariances that a user declares: other inputs that must give the same result, or one that is known from it.
 
 `inputs` names the arguments that change, by position or keyword; by default all of them. A mask or a scale beside the
-data is left out by it: `Shift(1.0, inputs=(0,))`, `Padding(inputs=("hidden", "mask"))`.
+data is left out by it: `Shift(1.0, inputs=(0,))`, `Padding(inputs=("hidden", "mask"))`. Scale and Shift expect integers
+and bools among the outputs to stay as they are.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ def _change(example: Example, inputs: Inputs, function: Callable[[torch.Tensor],
     return Example(args, {k: map_tensors(function, v) if k in inputs else v for k, v in example.kwargs.items()})
 
 
+def _of(inputs: Inputs) -> str:
+    return "" if inputs is None else f" of inputs {', '.join(map(repr, inputs))}"
+
+
 def _require_inputs(inputs: Inputs) -> None:
     listed = isinstance(inputs, (tuple, list)) and len(inputs) > 0
     if inputs is None or (listed and all(type(one) in (int, str) for one in inputs)):
@@ -69,7 +74,7 @@ class BatchOrder:
     @property
     def name(self) -> str:
         """What findings call it."""
-        return f"batch order along dimension {self.dim}"
+        return f"batch order along dimension {self.dim}{_of(self.inputs)}"
 
     def changed(self, example: Example) -> Example:
         """Every tensor that has the dimension, reversed."""
@@ -97,7 +102,8 @@ class Scale:
     @property
     def name(self) -> str:
         """What findings call it."""
-        return f"scale by {self.factor:g}"
+        degree = f" to the power {self.degree:g}" if self.degree else ""
+        return f"scale by {self.factor:g}{degree}{_of(self.inputs)}"
 
     def changed(self, example: Example) -> Example:
         """Floating inputs times the factor."""
@@ -125,7 +131,8 @@ class Shift:
     @property
     def name(self) -> str:
         """What findings call it."""
-        return f"shift by {self.amount:g}"
+        result = f" moving the result by {self.result:g}" if self.result else ""
+        return f"shift by {self.amount:g}{_of(self.inputs)}{result}"
 
     def changed(self, example: Example) -> Example:
         """Floating inputs plus the amount."""
@@ -154,7 +161,8 @@ class Padding:
     @property
     def name(self) -> str:
         """What findings call it."""
-        return f"padding along dimension {self.dim}"
+        of = f" by {self.count} of {self.value:g}" if (self.count, self.value) != (1, 0.0) else ""
+        return f"padding along dimension {self.dim}{of}{_of(self.inputs)}"
 
     def changed(self, example: Example) -> Example:
         """Every tensor that has the dimension, longer."""

@@ -36,6 +36,7 @@ class Jitter(TorchDispatchMode):
     def __init__(self, seed: int, subnormal: FloatFormat | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._subnormal = subnormal
+        self.moved = False
         self._generator = torch.Generator().manual_seed(seed)
         self._inside = False
 
@@ -60,9 +61,12 @@ class Jitter(TorchDispatchMode):
             return tensor
         signs = torch.randint(0, 2, tensor.shape, generator=self._generator).to(tensor.device, tensor.dtype) * 2 - 1
         if self._subnormal is None:
+            self.moved = True
             return tensor * (1 + format_of("float32").unit_roundoff * signs)
         half, size = self._subnormal.smallest_subnormal / 2, tensor.abs()
-        return tensor + half * signs * ((size < self._subnormal.smallest_normal) & (size * LOST >= half))
+        below = (size < self._subnormal.smallest_normal) & (size * LOST >= half)
+        self.moved = self.moved or bool(below.any())
+        return tensor + half * signs * below
 
 
 class Compounds(TorchDispatchMode):

@@ -187,6 +187,8 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
         peak=found.headroom.largest() if found.headroom is not None else Peak(),
         overflow=found.headroom.overflow if found.headroom is not None else None,
         lacking=found.lacking,
+        cut=found.cut,
+        unsteady=looker.unsteady or "",
         breakings=breakings,
         asked=tuple(asked),
         skipped=skipped,

@@ -19,19 +19,20 @@ _FINFO = torch.finfo
 
 
 class Lifted(TorchDispatchMode):
-    """Casts to 16 bits, and tensors that are made in them, have float64; `casts` counts them."""
+    """Casts to 16 bits, and tensors made in them, have a wider dtype; `formats` holds what they were to have."""
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, to: torch.dtype = torch.float64) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.casts = 0
+        self._to = to
+        self.formats: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") in _LOW:
-            self.casts += 1
-            kwargs["dtype"] = torch.float64
+            self.formats.add(kwargs["dtype"])
+            kwargs["dtype"] = self._to
         return func(*args, **kwargs)
 
 

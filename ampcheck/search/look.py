@@ -33,12 +33,17 @@ _LEAST = 2
 """Roundings that every example is granted: of its inputs and of its result."""
 
 
+_NEAR = 2
+"""Times that changed inputs are moved by roundings of float64, to see how much these matter."""
+
+
 @dataclass(slots=True)
 class Look:
-    """What one example showed. outside: why it could not be judged, "" where it was."""
+    """What one example showed. outside: why it could not be judged, "" where it was; lacking: for want of a kernel."""
 
     problems: list[Problem] = field(default_factory=list)
     outside: str = ""
+    lacking: str = ""
     elements: int = 0
     undefined: int = 0
     ratio: float = 0.0
@@ -54,13 +59,20 @@ class Looker:
         self.facts = FormatFacts()
         self.held_against: Counter[str] = Counter()  # by invariance, the examples that it changed and that were judged
         self._roundings: dict[Any, int] = {}
+        self.unsteady: str | None = None  # not known before an example that is not all zeros
 
     def look(self, example: Example) -> Look:
         """Judge one example."""
         if reason := self.arms.settle(example):
             return Look(outside=reason)
+        if self.unsteady is None and any(bool(tensor.any()) for tensor in example.floats().values()):
+            self.unsteady = self.arms.unsteady(example)
+        if self.unsteady:
+            return Look(outside=self.unsteady)
         with self.facts.noted():
-            low = self.arms.low(example)
+            low = self.arms.judged(example)
+        if low.lacking:
+            return Look(outside=low.lacking, lacking=low.lacking)
         with self.facts.answered():
             wide = self.arms.wide(example)
             if wide.error is not None:
@@ -123,7 +135,7 @@ class Looker:
         """Where the model's own casts to 16 bits make the judge's result infinite or NaN as well."""
         lifted = Lifted()
         judge = self.arms.wide(example, lifted).found.get(path)
-        if not lifted.casts or judge is None or judge.shape != own.shape:
+        if not lifted.formats or judge is None or judge.shape != own.shape:
             return []
         flat = judge.double().reshape(-1)
         where = (~twin.isfinite() & ~own.isfinite()).reshape(-1) & flat.isfinite()
@@ -202,40 +214,72 @@ class Looker:
         """float64 tells whether the invariance holds; low precision is then judged at the other inputs."""
         changed = invariance.changed(example)
         moved = invariance.changed(example.to(torch.float64, self.arms.device))
+        if _overflows(changed, moved) or changed.key() == example.key():
+            return []
         judge = self.arms.wide(moved)
         if judge.error is not None:
             return [Problem(INVARIANCE, detail=f"{invariance.name}: float64 raises {brief(judge.error)} there")]
-        unit = format_of(self.arms.dtype).unit_roundoff
-        for path, twin in wide.found.items():
-            back = invariance.undone(judge.found[path]) if path in judge.found else None
-            if back is None or back.shape != twin.shape:
-                return [Problem(INVARIANCE, path, detail=f"{invariance.name}: float64 gives another shape there")]
-            if not twin.is_floating_point() or not twin.numel():
-                continue
-            finite = twin.isfinite()
-            off = torch.where(finite & back.isfinite(), back.double() - twin.double(), 0.0).abs()
-            size = float(torch.where(finite, twin, 0.0).abs().amax())
-            if not float(off.amax()) > unit * size:
-                allowed = unit * size
-            else:
-                # The changed inputs, and the results there, are themselves rounded in float64: 1e-41 + 1 is 1.
-                fine = format_of("float64").unit_roundoff
-                near = moved.replaced({name: t * (1 + 2 * fine) for name, t in moved.floats().items()})
-                there = self.arms.wide(near).found.get(path, judge.found[path]).double()
-                sway = (there - judge.found[path].double()).abs().nan_to_num(0.0, 0.0).amax()
-                reach = judge.found[path].double().abs().nan_to_num(0.0, 0.0).amax()
-                allowed = unit * size + float(sway) + _LEAST * self.roundings(example) * fine * float(reach)
-            if bool((finite != back.isfinite()).any()) or float(off.amax()) > allowed:
-                index = int(off.argmax())
-                values = float(back.reshape(-1)[index]), float(twin.reshape(-1)[index])
-                text = f"{invariance.name} does not hold in float64 either"
-                return [Problem(INVARIANCE, path, index, *values, float(off.amax()), allowed, detail=text)]
+        if _as_many_values(example, moved):
+            for path, twin in wide.found.items():
+                back = invariance.undone(judge.found[path]) if path in judge.found else None
+                if back is None or back.shape != twin.shape:
+                    return [Problem(INVARIANCE, path, detail=f"{invariance.name}: float64 gives another shape there")]
+                if broken := self._does_not_hold(invariance.name, path, moved, judge, twin, back):
+                    return [replace(broken, at=changed)]
         wide = self.arms.wide(changed)
         if wide.error is not None:
             return []
-        self.held_against[invariance.name] += bool(wide.found) and changed.key() != example.key()
-        found = self._judge(changed, self.arms.low(changed), wide).problems
-        return [replace(one, kind=INVARIANCE, detail=f"{invariance.name}: {one.kind}") for one in found]
+        seen = self._judge(changed, self.arms.low(changed), wide)
+        self.held_against[invariance.name] += seen.elements > 0
+        return [
+            replace(one, kind=INVARIANCE, detail=f"{invariance.name}: {one.kind}", at=changed) for one in seen.problems
+        ]
+
+    def _does_not_hold(
+        self, name: str, path: str, moved: Example, judge: Outputs, twin: torch.Tensor, back: torch.Tensor
+    ) -> Problem | None:
+        """Where float64 itself gives something else at the changed inputs."""
+        detail = f"{name} does not hold in float64 either"
+        if not twin.numel():
+            return None
+        if not twin.is_floating_point():
+            index = int((back != twin).reshape(-1).int().argmax())
+            values = float(back.reshape(-1)[index]), float(twin.reshape(-1)[index])
+            return None if torch.equal(back, twin) else Problem(INVARIANCE, path, index, *values, detail=detail)
+        finite = twin.isfinite()
+        off = torch.where(finite & back.isfinite(), back.double() - twin.double(), 0.0).abs()
+        allowed = format_of(self.arms.dtype).unit_roundoff * float(torch.where(finite, twin, 0.0).abs().amax())
+        if float(off.amax()) > allowed:
+            # The changed inputs, and the results there, are themselves rounded in float64.
+            fine = format_of("float64").unit_roundoff
+            reach = judge.found[path].double().abs().nan_to_num(0.0, 0.0).amax()
+            allowed += _LEAST * self.roundings(moved) * fine * float(reach)
+            for number in range(_NEAR):
+                generator = torch.Generator().manual_seed(number)
+                signs = {
+                    name: torch.randint(0, 2, t.shape, generator=generator).to(t) * 2 - 1
+                    for name, t in moved.floats().items()
+                }
+                near = moved.replaced({name: t * (1 + 2 * fine * signs[name]) for name, t in moved.floats().items()})
+                there = self.arms.wide(near).found.get(path, judge.found[path]).double()
+                allowed += float((there - judge.found[path].double()).abs().nan_to_num(0.0, 0.0).amax())
+        if bool((finite == back.isfinite()).all()) and float(off.amax()) <= allowed:
+            return None
+        index = int(off.argmax()) if float(off.amax()) > allowed else int((finite != back.isfinite()).int().argmax())
+        values = float(back.reshape(-1)[index]), float(twin.reshape(-1)[index])
+        return Problem(INVARIANCE, path, index, *values, float(off.reshape(-1)[index]), allowed, detail=detail)
+
+
+def _overflows(changed: Example, moved: Example) -> bool:
+    """Whether the change makes an infinity of what is finite in float64: 60,000 times 4 is no float16."""
+    pairs = zip(changed.floats().values(), moved.floats().values(), strict=False)
+    return any(bool((~own.isfinite() & wide.isfinite()).any()) for own, wide in pairs if own.shape == wide.shape)
+
+
+def _as_many_values(example: Example, moved: Example) -> bool:
+    """Whether what differs still differs: 1e-20 + 1 and 3e-20 + 1 are one number of float64, and tell nothing."""
+    counts = [[torch.unique(t.double()).numel() for t in one.floats().values()] for one in (example, moved)]
+    return all(after >= before for before, after in zip(*counts, strict=False))
 
 
 def _votes(rounding: Rounding) -> Iterator[dict[str, torch.Tensor]]:

@@ -48,11 +48,16 @@ DIRECTIONS = 6
 """Ways in which the data are moved: all up, all down, and four times at random."""
 
 VOTES = 32
-"""Ways in which they are moved where the function decides something, before a decision counts as wrong."""
+"""Ways in which they are moved where the function decides something, before a decision counts as wrong: beyond the
+first `DIRECTIONS` by random parts of the distance."""
+
+MANY = 256
+"""The same before a value that hangs on decisions counts as wrong: what turns in three directions of a hundred is not
+seen to turn in one search of two thousand."""
 
 _SUSPECTS = 8
 _NUDGE = 2.0**-10
-_JITTERS = 4
+_JITTERS, _SUBNORMAL_JITTERS = 4, 12  # of a few subnormal results the signs may cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +81,17 @@ class Rounding:
     def __init__(self, arms: Arms, example: Example, wide: dict[str, torch.Tensor], roundings: int) -> None:
         self._arms, self._example, self._wide = arms, example, wide
         self.roundings = roundings
-        fmt = format_of(arms.dtype)
-        self.unit, self.tiny, self.normal = fmt.unit_roundoff, fmt.smallest_subnormal, fmt.smallest_normal
+        known = [format_of(one) for one in arms.formats]
+        self.unit = max(fmt.unit_roundoff for fmt in known)
+        self.tiny = max(fmt.smallest_subnormal for fmt in known)
+        self.normal = max(fmt.smallest_normal for fmt in known)
         # No chain is so long that the data move by more than what leaves two bits of them.
         self.steps = min(float(roundings), LOST / self.unit)
         self._moved: dict[tuple[float, float], list[dict[str, torch.Tensor]]] = {}
         self._float32: dict[str, torch.Tensor] | None = None
         self._flushed: list[dict[str, torch.Tensor]] | None = None
         self._graph: Any = None
+        self._deciding: bool | None = None
 
     def worst(self, path: str, low: torch.Tensor) -> Worst:
         """The element of one output that is furthest off; one beyond its bound, if there is any."""
@@ -94,8 +102,8 @@ class Rounding:
         least = k * self.tiny + torch.minimum(k * self.unit * size, LOST * size) + flushed
         own, sway = least, torch.zeros_like(least)
         ratio = error / own
-        for directions in (DIRECTIONS, VOTES):  # more of them where the function decides, and what it decides is near
-            if float(ratio.amax()) <= 1 or (directions == VOTES and not self._decides()):
+        for directions in (DIRECTIONS, VOTES, MANY):  # more of them where the function decides
+            if float(ratio.amax()) <= 1 or (directions > DIRECTIONS and not self._decides(directions)):
                 break
             sway, once = self.swayed(path, self.steps, directions), self.swayed(path, 1.0)
             smooth = LOST * size + 4 * once + k * self.tiny + flushed
@@ -113,11 +121,20 @@ class Rounding:
         """Which elements move out of proportion."""
         return self.swayed(path, self.steps, directions) > 2 * self.steps * self.swayed(path, 1.0)
 
-    def _decides(self) -> bool:
-        """Whether any output turns on data that moved by a few roundings: an integer, a bool, or one that jumps."""
+    def _decides(self, directions: int) -> bool:
+        """Whether more directions may show more: there are ops that decide and, for `MANY`, some output turned so far.
+
+        An integer or a bool turns, and what moves out of proportion.
+        """
+        if self._deciding is None:
+            watch = _Inside()
+            self._arms.wide(self._example, watch)
+            self._deciding = watch.decides
+        if not self._deciding or directions <= VOTES:
+            return self._deciding
         for path, twin in self._wide.items():
             if twin.is_floating_point():
-                turned = twin.numel() > 0 and bool(self._jumps(path).any())
+                turned = twin.numel() > 0 and bool(self._jumps(path, VOTES).any())
             else:
                 runs = [run[path] for run in self.moved(self.steps) if path in run and run[path].shape == twin.shape]
                 turned = any(not torch.equal(run, twin) for run in runs)
@@ -158,6 +175,8 @@ class Rounding:
                 if number >= 2:
                     drawn = torch.randint(0, 2, tensor.shape, generator=generator)
                     signs = drawn.to(tensor.device, tensor.dtype) * 2 - 1
+                if number >= DIRECTIONS:  # what is decided may turn long before the end of the way
+                    signs = signs * torch.rand(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
                 moved: torch.Tensor = tensor * (1 + roundings * self.unit * signs) + floor * signs
                 return moved
 
@@ -176,9 +195,9 @@ class Rounding:
                 return torch.where(tensor.abs() < least, 0.0, tensor)
 
             self._flushed = []
-            held = (*self._example.floats().values(), *self._arms.weights())
+            wide = self._example.to(torch.float64, self._arms.device)
+            held = (*wide.floats().values(), *self._arms.weights())
             if any(bool(((t != 0) & (t.abs() < least)).any()) for t in held if t.layout is torch.strided):
-                wide = self._example.to(torch.float64, self._arms.device)
                 example = wide.replaced({path: flush(tensor) for path, tensor in wide.floats().items()})
                 with self._arms.moved_weights(flush):
                     self._flushed.append(self._arms.wide(example).found)
@@ -273,10 +292,13 @@ class Rounding:
         if self._float32 is None:
             self._float32 = {}
             arms, wide = self._arms, self._example.to(torch.float64, self._arms.device)
-            for number in range(_JITTERS):
-                for subnormal in (None, format_of(arms.dtype)):
-                    self._note(arms.wide(wide, Jitter(number, subnormal)).found, self._wide)
-            watch = _Range()
+            for subnormal, times in ((None, _JITTERS), (format_of(arms.dtype), _SUBNORMAL_JITTERS)):
+                for number in range(times):
+                    jitter = Jitter(number, subnormal)
+                    self._note(arms.wide(wide, jitter).found, self._wide)
+                    if not jitter.moved:
+                        break
+            watch = _Inside()
             arms.wide(wide, watch)
             for sign in (0, 1, -1) if not watch.beyond else ():
                 near = wide.replaced({name: t * (1 + sign * self.unit) for name, t in wide.floats().items()})
@@ -303,19 +325,31 @@ def roundings_of(arms: Arms, example: Example) -> int:
     return max(1, watch.longest_chain) + compounds.roundings + 1
 
 
-class _Range(TorchDispatchMode):
-    """Whether a value leaves the range of float32 inside."""
+_DECIDING = frozenset(
+    "round floor ceil trunc frac fmod remainder floor_divide sign sgn heaviside eq ne lt le gt ge isclose argmax "
+    "argmin max min topk sort argsort kthvalue median mode bucketize searchsorted unique nonzero "
+    "_local_scalar_dense".split()
+)
+"""Ops whose results turn when data pass a tie."""
+
+
+class _Inside(TorchDispatchMode):
+    """Whether a value leaves the range of float32 inside, and whether an op decides something."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.beyond = False
+        self.beyond = self.decides = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        name = func._schema.name.rpartition("::")[2] if isinstance(func, torch._ops.OpOverload) else ""
+        self.decides = self.decides or name.rstrip("_") in _DECIDING
         limit = format_of("float32").overflows_at
         for _, tensor in tensors(out):
+            if name == "_to_copy" and not tensor.dtype.is_floating_point:
+                self.decides = True
             if tensor.dtype is torch.float64 and tensor.numel() and not self.beyond:
                 self.beyond = bool(((tensor.abs() >= limit) & tensor.isfinite()).any())
         return out

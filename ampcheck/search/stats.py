@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ampcheck.record import Coverage, Where
 
@@ -19,7 +20,7 @@ class Problem:
     integer or bool), `shape`, `compiled` or `invariance`. output: path of the output; index: in it, flattened.
     low, wide: the element in low precision and in float64. observed, allowed: absolute error and what rounding
     explains; counts where there is no error. roundings: the chain that `allowed` counts. detail: what an exception or
-    invariance said.
+    invariance said. at: the changed example at which an invariance breaks.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Problem:
     allowed: float = 0.0
     roundings: int = 0
     detail: str = ""
+    at: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class PropertyStats:
     error in terms of what was allowed. climbs: steps of gradient ascent that were judged. domain: in words. peak: the
     value that came nearest to the end of its own format. overflow: one that went beyond inside. asked: the properties
     searched for. invariances: each with the examples that it changed and that were judged. skipped: property to the
-    reason why it was not looked at. lacking: the kernel that this machine lacks.
+    reason why it was not looked at. lacking: the kernel that this machine lacks. cut:
+    whether the budget was spent while what broke was made smaller. unsteady: why equal inputs gave different results.
     """
 
     subject: str
@@ -97,6 +100,8 @@ class PropertyStats:
     peak: Peak = field(default_factory=Peak)
     overflow: Peak | None = None
     lacking: str = ""
+    cut: bool = False
+    unsteady: str = ""
     breakings: tuple[Breaking, ...] = ()
     asked: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
