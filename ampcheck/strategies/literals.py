@@ -91,7 +91,14 @@ def _dense(tensor: torch.Tensor, options: str) -> str:
     if flat.numel() > 4 and not flat.is_complex():
         bits = flat.contiguous().view(torch.uint8).view(flat.numel(), -1)
         if bool((bits == bits[0]).all()):  # by bits: -0.0 equals 0.0, and NaN nothing
-            return f"torch.full({tuple(tensor.shape)}, {_number(flat[0])}, {options})"
+            number = _number(flat[0])
+            if (
+                flat.is_floating_point()
+                and bool(flat[0].isfinite())
+                and abs(float(number)) > torch.finfo(flat.dtype).max
+            ):
+                number = repr(float(flat[0].double()))  # torch.full refuses what would have to be rounded down
+            return f"torch.full({tuple(tensor.shape)}, {number}, {options})"
     return f"torch.tensor({_nested(tensor)}, {options})"
 
 

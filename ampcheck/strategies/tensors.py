@@ -59,8 +59,9 @@ def tensors(
     """Tensors of a floating, integer or bool dtype.
 
     shape: fixed, or a strategy; by default `shapes()`. elements: by default `values(dtype)` from `min_value` to
-    `max_value`, independent of each other or close together (differences cancel); integers from `min_value` to
-    `max_value`, by default 0 and 127, or 128 of them from a `min_value` above 0, or up to a `max_value` below 0; bools.
+    `max_value`, independent of each other, close together (differences cancel), or equal (an empty mask); integers from
+    `min_value` to `max_value`, by default 0 and 127, or 128 of them from a `min_value` above 0, or up to a `max_value`
+    below 0; bools.
     layout: names from `LAYOUTS`, or `any`; one that does not fit the shape gives way to `contiguous`. Up to 64 elements
     are drawn one by one; larger tensors repeat up to eight drawn values at random places.
 
@@ -140,11 +141,14 @@ def _drawn(
     base = tuple(1 if made == "expanded" and place == _widest(sides) else n for place, n in enumerate(sides))
     count = math.prod(base)
     fmt = format_of(kind) if kind.is_floating_point else None
-    close = bounds is not None and count > 1 and draw(st.booleans())
+    ways = ("each", "each", "equal") if bounds is None else ("each", "close", "each", "close", "equal")
+    way = draw(st.sampled_from(ways)) if count > 1 else "each"
     pool = count if count <= EACH else min(_FEW, count)
-    if close and fmt is not None and bounds is not None:
+    if way == "close" and fmt is not None and bounds is not None:
         low, high = _bounds(fmt, *bounds)
         found = draw(_close(fmt, source, pool, low, high))
+    elif way == "equal":
+        found = [draw(source)] * pool
     else:
         found = draw(st.lists(source, min_size=pool, max_size=pool))
     flat = torch.tensor(found, dtype=torch.float64 if fmt is not None else kind)

@@ -109,3 +109,11 @@ def test_every_layout_has_a_test() -> None:
         "channels_last",
         "channels_last_3d",
     }
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_the_largest_value_everywhere_is_code_that_runs(name: str) -> None:
+    dtype = getattr(torch, name)
+    for largest in (torch.finfo(dtype).max, torch.finfo(dtype).min):
+        tensor = torch.full((5,), largest, dtype=dtype)
+        assert torch.equal(eval(as_code(tensor), {"torch": torch}), tensor)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, find, given, settings
+from hypothesis import HealthCheck, find, given, seed, settings
 from hypothesis import strategies as st
 
 from ampcheck.errors import UsageError
@@ -80,8 +80,8 @@ def test_integers_and_bools_are_drawn_too(whole: torch.Tensor, flags: torch.Tens
 
 
 def test_a_failure_shrinks_to_one_element_and_the_plainest_layout() -> None:
-    for seed in range(4):
-        seeded = Random(seed)
+    for number in range(4):
+        seeded = Random(number)
         found = find(tensors("float16", layout="any"), lambda x: bool((x > 11).any()), settings=SEARCH, random=seeded)
         assert found.tolist() == [12]
     assert found.is_contiguous()
@@ -157,3 +157,18 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence(make: Any, told: str) -
     with pytest.raises(UsageError, match=told) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_a_mask_that_hides_everything_beside_alike_values_is_no_rarity() -> None:
+    """What an eps stands in a denominator for: no positives, and a prediction of none."""
+    pairs = st.tuples(tensors("float16", shape=(4, 3), min_value=-50, max_value=50), tensors("bool", shape=(4, 3)))
+    seen: list[bool] = []
+
+    @settings(max_examples=300, database=None, suppress_health_check=list(HealthCheck))
+    @seed(0)
+    @given(pairs)
+    def note(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+        seen.append(not bool(pair[1].any()) and bool((pair[0] < -9).all()))
+
+    note()
+    assert sum(seen) >= 4
