@@ -12,9 +12,15 @@ pytest_plugins = ["pytester"]
 
 # Deadlines measure the machine, not the code; these machines are shared. A CI job draws the same examples each time.
 settings.register_profile(
-    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+    "default",
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
 )
-settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile(
+    "ci", parent=settings.get_profile("default"), derandomize=True, print_blob=True, max_examples=200
+)
 settings.register_profile("nightly", parent=settings.get_profile("default"), derandomize=False, max_examples=2000)
 settings.load_profile("default")
 

@@ -59,13 +59,13 @@ class Looker:
         self.facts = FormatFacts()
         self.held_against: Counter[str] = Counter()  # by invariance, the examples that it changed and that were judged
         self._roundings: dict[Any, int] = {}
-        self.unsteady: str | None = None  # not known before an example that is not all zeros
+        self.unsteady: str | None = None  # not known before something else than zeros comes out
 
     def look(self, example: Example) -> Look:
         """Judge one example."""
         if reason := self.arms.settle(example):
             return Look(outside=reason)
-        if self.unsteady is None and any(bool(tensor.any()) for tensor in example.floats().values()):
+        if self.unsteady is None:
             self.unsteady = self.arms.unsteady(example)
         if self.unsteady:
             return Look(outside=self.unsteady)

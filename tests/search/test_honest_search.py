@@ -25,7 +25,7 @@ HALF = tensors("float16", shape=3, min_value=-4, max_value=4)
 FLOAT = tensors("float32", shape=3, min_value=-4, max_value=4)
 
 
-def searched(model: Callable[..., Any], inputs: Any = HALF, examples: int = 20, **options: Any) -> Run:
+def searched(model: Callable[..., Any], inputs: Any = HALF, examples: int = 80, **options: Any) -> Run:
     """The run of a search, whatever came out."""
     with collect() as runs, suppress(AssertionError):
         assert_amp_property(model, inputs=inputs, examples=examples, **options)

@@ -33,6 +33,8 @@ MERGE = f"*{ENDING} merge=union text eol=lf\n"
 PATIENCE = 30.0
 """Seconds that a writer waits for the lock. A single write needs none to stay whole; the lock keeps torn ends apart."""
 
+_ANY_SCHEMA = 10**30  # what is larger was written by nobody, and may have hundreds of digits
+
 
 def append(
     folder: str | os.PathLike[str],
@@ -128,7 +130,8 @@ def _read(name: str, data: bytes, notes: list[Note]) -> Iterator[tuple[str, Poin
             notes.append(Note(place, f"{error}; it was left as it is"))
             continue
         yield _line(point), point
-    for schema, count in newer.items():
+    for number, count in newer.items():
+        schema = str(number) if number < _ANY_SCHEMA else "far beyond this one"
         lines = "1 line" if count == 1 else f"{count:,} lines"
         newest = f"newer than this ampcheck reads ({SCHEMA})"
         notes.append(Note(name, f"{lines} of schema {schema}, {newest}: kept, not judged; update ampcheck"))
