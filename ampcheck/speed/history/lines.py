@@ -131,7 +131,7 @@ def _read(name: str, data: bytes, notes: list[Note]) -> Iterator[tuple[str, Poin
             continue
         yield _line(point), point
     for number, count in newer.items():
-        schema = str(number) if number < _ANY_SCHEMA else "far beyond this one"
+        schema = str(number) if number <= _ANY_SCHEMA else "far beyond this one"
         lines = "1 line" if count == 1 else f"{count:,} lines"
         newest = f"newer than this ampcheck reads ({SCHEMA})"
         notes.append(Note(name, f"{lines} of schema {schema}, {newest}: kept, not judged; update ampcheck"))
