@@ -84,7 +84,7 @@ def _failed(stats: PropertyStats, check: str, breaking: Breaking) -> Finding:
     }
     looked = f"after {breaking.found_after} of {stats.budget} examples"
     if stats.cut:
-        looked += "; it could not be made smaller in the time"
+        looked += "; making it smaller was cut short by the budget"
     if breaking.climbed:  # of a lone input, beyond what was drawn for it
         looked = f"by gradient ascent {stats.domain}, the declared domain, {looked}"
     message = f"{texts[problem.kind]}. The smallest input found is {_short(breaking.code)}, {looked}"

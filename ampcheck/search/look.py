@@ -214,18 +214,17 @@ class Looker:
         """float64 tells whether the invariance holds; low precision is then judged at the other inputs."""
         changed = invariance.changed(example)
         moved = invariance.changed(example.to(torch.float64, self.arms.device))
-        if _overflows(changed, moved) or changed.key() == example.key():
+        if _overflows(changed, moved) or changed.key() == example.key() or not _as_many_values(example, moved):
             return []
         judge = self.arms.wide(moved)
         if judge.error is not None:
             return [Problem(INVARIANCE, detail=f"{invariance.name}: float64 raises {brief(judge.error)} there")]
-        if _as_many_values(example, moved):
-            for path, twin in wide.found.items():
-                back = invariance.undone(judge.found[path]) if path in judge.found else None
-                if back is None or back.shape != twin.shape:
-                    return [Problem(INVARIANCE, path, detail=f"{invariance.name}: float64 gives another shape there")]
-                if broken := self._does_not_hold(invariance.name, path, moved, judge, twin, back):
-                    return [replace(broken, at=changed)]
+        for path, twin in wide.found.items():
+            back = invariance.undone(judge.found[path]) if path in judge.found else None
+            if back is None or back.shape != twin.shape:
+                return [Problem(INVARIANCE, path, detail=f"{invariance.name}: float64 gives another shape there")]
+            if broken := self._does_not_hold(invariance.name, path, moved, judge, twin, back):
+                return [replace(broken, at=changed)]
         wide = self.arms.wide(changed)
         if wide.error is not None:
             return []

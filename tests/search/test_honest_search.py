@@ -103,7 +103,16 @@ def test_a_change_that_makes_numbers_equal_tells_nothing() -> None:
     )
     standardised = Looker(Arms(Subject((lambda x: x / x.std(), (x,))), x.dtype, native=True), (Shift(1.0),))
     assert looker.look(Example((x, -1))).problems == []
-    assert [one.kind for one in standardised.look(Example((x,))).problems] in ([], ["accuracy"])
+    assert "invariance" not in [one.kind for one in standardised.look(Example((x,))).problems]
+    assert not standardised.held_against
+    assert not looker.held_against["shift by 1"]
+
+
+def test_a_shift_that_always_swallows_the_data_is_no_evidence_of_an_invariance() -> None:
+    inputs = st.integers(1, 9).map(lambda n: torch.tensor([1.0, 2.0, 3.0]) * n)
+    (failed,) = searched(torch.tanh, inputs, dtype="float16", invariances=(Shift(1e30),)).of(Verdict.FAIL)
+    assert failed.check == "property-invariance"
+    assert "changed no input that could be judged" in failed.message
 
 
 def test_two_changes_of_one_kind_are_told_apart() -> None:
@@ -150,7 +159,7 @@ def test_the_seconds_are_kept_while_a_failure_is_made_smaller() -> None:
     start = time.perf_counter()
     run = searched(slow, tensors("float16", shape=(6, 8)), examples=200, seconds=1.0)
     assert time.perf_counter() - start < 6  # 1.5 s, the first call, and what one example may take
-    assert "it could not be made smaller in the time" in run.of(Verdict.FAIL)[0].message
+    assert "making it smaller was cut short by the budget" in run.of(Verdict.FAIL)[0].message
 
 
 SEEN: set[bytes] = set()  # what is global is not put back after each call
