@@ -32,19 +32,31 @@ Scalar: TypeAlias = "str | int | float | bool | None"
 
 
 class Verdict(str, Enum):
-    """What a check concluded. Only `FAIL` fails a build."""
+    """What a check concluded. Only `FAIL` fails a build.
+
+    `INCOMPLETE`: the subject prevents a check that was asked for, such as a backward that raises in every precision.
+    `SKIP`: the check does not apply to the subject, or this machine lacks what it needs.
+    """
 
     PASS = "pass"
     FAIL = "fail"
     WARN = "warn"
     UNDECIDED = "undecided"
+    INCOMPLETE = "incomplete"
     SKIP = "skip"
 
     def __str__(self) -> str:
         return self.value
 
 
-SEVERITY: tuple[Verdict, ...] = (Verdict.FAIL, Verdict.WARN, Verdict.UNDECIDED, Verdict.SKIP, Verdict.PASS)
+SEVERITY: tuple[Verdict, ...] = (
+    Verdict.FAIL,
+    Verdict.WARN,
+    Verdict.UNDECIDED,
+    Verdict.INCOMPLETE,
+    Verdict.SKIP,
+    Verdict.PASS,
+)
 """Verdicts in the order in which a reader wants them."""
 
 
@@ -77,7 +89,8 @@ class Finding:
     """One verdict of one check about one subject.
 
     `observed` and `limit` are in `unit`. `message` states the requirement, what was observed and where; `hint` names
-    the knob to turn.
+    the knob to turn. `seen` counts the observations (ops, tensors, steps) that the verdict rests on; None where they
+    were not counted.
     """
 
     check: str
@@ -89,6 +102,25 @@ class Finding:
     limit: float | None = None
     unit: str = ""
     hint: str = ""
+    seen: int | None = None
+
+
+def passed(
+    check: str,
+    subject: str,
+    message: str,
+    seen: int,
+    *,
+    where: Where = Where(),
+    observed: float | None = None,
+    limit: float | None = None,
+    unit: str = "",
+    hint: str = "",
+) -> Finding:
+    """A pass that rests on `seen` observations; a skip where there were none. The one place that builds a pass."""
+    if seen < 1:
+        return Finding(check, Verdict.SKIP, subject, f"nothing to judge: {message}", where, hint=hint, seen=0)
+    return Finding(check, Verdict.PASS, subject, message, where, observed, limit, unit, hint, seen)
 
 
 @dataclass(frozen=True, slots=True)

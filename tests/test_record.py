@@ -40,6 +40,7 @@ from ampcheck.record import (
     finding_from_dict,
     finding_to_dict,
     merge,
+    passed,
     verify,
     write_atomically,
 )
@@ -660,3 +661,13 @@ def test_a_record_cannot_be_changed(run: Run, data: st.DataObject) -> None:
     assume(name)
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(target, name, None)
+
+
+def test_a_pass_says_how_much_it_rests_on_and_nothing_looked_at_is_no_pass() -> None:
+    kept = passed("overflow", "model", "12 ops stayed finite", 12, observed=0, limit=0, unit="elements")
+    assert (kept.verdict, kept.seen) == (Verdict.PASS, 12)
+    assert finding_from_dict(finding_to_dict(kept)) == kept
+    empty = passed("overflow", "model", "0 ops stayed finite", 0, observed=0, limit=0, unit="elements")
+    assert (empty.verdict, empty.seen) == (Verdict.SKIP, 0)
+    assert empty.message == "nothing to judge: 0 ops stayed finite"
+    assert empty.observed is empty.limit is None

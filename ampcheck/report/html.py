@@ -14,7 +14,14 @@ from ampcheck.report.text import clean, number, quantity
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_MARKS = {Verdict.FAIL: "✕", Verdict.WARN: "!", Verdict.UNDECIDED: "?", Verdict.SKIP: "–", Verdict.PASS: "✓"}
+_MARKS = {
+    Verdict.FAIL: "✕",
+    Verdict.WARN: "!",
+    Verdict.UNDECIDED: "?",
+    Verdict.INCOMPLETE: "…",
+    Verdict.SKIP: "–",
+    Verdict.PASS: "✓",
+}
 
 
 def write_html(run: Run, path: str | os.PathLike[str]) -> None:

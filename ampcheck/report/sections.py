@@ -73,7 +73,7 @@ def arrange(run: Run) -> Sections:
         verdict=_verdict(run),
         counts=run.counts(),
         subjects=tuple(dict.fromkeys(finding.subject for finding in run.findings)),
-        problems=run.of(Verdict.FAIL) + run.of(Verdict.WARN),
+        problems=run.of(Verdict.FAIL) + run.of(Verdict.WARN) + run.of(Verdict.INCOMPLETE),
         unjudged=run.of(Verdict.UNDECIDED) + run.of(Verdict.SKIP),
         checks=tuple(sorted(checks, key=_gravity)),
         tables=tuple(table for table in run.tables if not table.check),
@@ -95,13 +95,14 @@ def headline(run: Run) -> str:
 
 
 def _participle(verdict: Verdict, count: int) -> str:
-    words = {Verdict.FAIL: "failed", Verdict.SKIP: "skipped", Verdict.PASS: "passed", Verdict.UNDECIDED: "undecided"}
-    return words.get(verdict) or ("warning" if count == 1 else "warnings")
+    words = {Verdict.FAIL: "failed", Verdict.SKIP: "skipped", Verdict.PASS: "passed"}
+    plural = {Verdict.WARN: "warning" if count == 1 else "warnings"}
+    return words.get(verdict) or plural.get(verdict) or str(verdict)
 
 
 def _verdict(run: Run) -> Verdict:
     counts = run.counts()
-    for verdict in (Verdict.FAIL, Verdict.WARN, Verdict.UNDECIDED):
+    for verdict in (Verdict.FAIL, Verdict.WARN, Verdict.UNDECIDED, Verdict.INCOMPLETE):
         if verdict in counts:
             return verdict
     return Verdict.PASS if Verdict.PASS in counts and run.coverage.total else Verdict.SKIP

@@ -19,6 +19,7 @@ _STYLES = {
     Verdict.FAIL: "bold red",
     Verdict.WARN: "yellow",
     Verdict.UNDECIDED: "magenta",
+    Verdict.INCOMPLETE: "cyan",
     Verdict.SKIP: "dim",
     Verdict.PASS: "green",
 }
