@@ -21,11 +21,14 @@ from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
 from ampcheck.numerics import (
     CHECKS,
+    NONFINITE_REFERENCE,
     OBSERVABLE,
     NumericsStats,
     arm_name,
     check_numerics,
+    check_reference,
     measure_compiled,
+    measure_nonfinite,
     measure_numerics,
     measure_reference,
     native_format,
@@ -33,7 +36,7 @@ from ampcheck.numerics import (
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.placement import Placement, place
 from ampcheck.progress import Progress, silent
-from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, verify
+from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, passed, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.trace import Trace
@@ -72,8 +75,8 @@ def audit(
     device: where to run; one that this machine lacks is emulated on the CPU, which every verdict says. dtype: what
     autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one whose weights or inputs
     are 16-bit already is run as it is, in that dtype alone. compile: also run under `torch.compile`, which resets
-    Dynamo. checks: slugs, all by default; `coverage` is always among them. limits: by default those of
-    `[tool.ampcheck]` of the working directory.
+    Dynamo. checks: slugs, all by default; `coverage` and `nonfinite-reference` are always among them. limits: by
+    default those of `[tool.ampcheck]` of the working directory.
 
     Raises `UsageError` for a subject that cannot be judged, an unknown check, and a device or dtype that is not there.
     """
@@ -81,7 +84,9 @@ def audit(
     if steps is not None and made.kind is not Kind.TRAINING:
         raise UsageError(f"steps are those of a training loop; {made.name} is of kind '{made.kind.value}'")
     checks = (checks,) if isinstance(checks, str) else checks
-    known = dict.fromkeys((*CHECKS, *judge.CHECKS, *accuracy_checks.CHECKS, *GRAPH_CHECKS, *training.CHECKS))
+    known = dict.fromkeys(
+        (*CHECKS, NONFINITE_REFERENCE, *judge.CHECKS, *accuracy_checks.CHECKS, *GRAPH_CHECKS, *training.CHECKS)
+    )
     if unknown := sorted(set(checks or ()) - set(known)):
         raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(known)}")
     placement = place(device)
@@ -162,7 +167,7 @@ def _use(
 
 def _called(made: Subject) -> Run:
     made.shape()
-    return Run(findings=(Finding("coverage", Verdict.PASS, made.name, "it was called once"),))
+    return Run(findings=(passed("coverage", made.name, "it was called once", 1),))
 
 
 def _graphs(
@@ -195,7 +200,7 @@ def _numerics(
     done = stages - 1 - len(wanted) * (2 if compile else 1)
     tell(f"{made.name}: float64", done, stages)
     reference = measure_reference(made, device=device)
-    runs, done = [], done + 1
+    runs, done = [Run(findings=tuple(check_reference(measure_nonfinite(made, reference))))], done + 1
     for low in wanted:
         tell(f"{made.name}: {format_of(low).name}, eager", done, stages)
         eager = measure_numerics(made, reference, low, device=device, native=native)

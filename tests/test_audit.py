@@ -169,7 +169,7 @@ def test_a_subject_that_computes_nothing_is_a_failure() -> None:
 
 def test_a_model_kept_in_16_bits_is_run_as_it_is() -> None:
     run = audit((nn.Linear(4, 4).half(), torch.randn(2, 4).half()), compile=False)
-    assert {f.subject for f in run.findings} == {"subject [float16 native, eager]"}
+    assert {f.subject for f in run.findings} == {"subject [float64]", "subject [float16 native, eager]"}
 
 
 def test_state_of_the_model_is_not_run_forward() -> None:
@@ -316,6 +316,7 @@ def test_a_device_that_is_not_there_is_emulated_and_every_verdict_says_so() -> N
     assert run.environment["autocast policy"] == "cuda, emulated"
     assert all("cuda" in finding.subject and "emulated" in finding.subject for finding in run.findings)
     assert {finding.subject for finding in run.findings} == {
+        "subject [float64, cuda emulated]",
         "subject [float16, eager, cuda emulated]",
         "subject [float16, compiled, cuda emulated]",
         "subject [cuda float16, emulated]",

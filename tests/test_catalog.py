@@ -15,7 +15,7 @@ from ampcheck.catalog import EXPLANATIONS, Explanation, explain
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.errors import UsageError
-from ampcheck.numerics import CHECKS, OBSERVABLE
+from ampcheck.numerics import CHECKS, NONFINITE_REFERENCE, OBSERVABLE
 from ampcheck.search.checks import CHECKS as SEARCH_CHECKS
 from ampcheck.training.judge import CHECKS as TRAINING_CHECKS
 
@@ -26,7 +26,7 @@ def emitted(source: str) -> set[str]:
     """The slugs that a source file gives to `Finding`, written there or kept in a name `check` or `slug`."""
     found = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding" and node.args:
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Finding", "passed") and node.args:
             found |= texts(node.args[0])
         if isinstance(node, ast.Assign) and any(getattr(t, "id", "") in ("check", "slug") for t in node.targets):
             found |= texts(node.value)
@@ -40,6 +40,7 @@ def texts(node: ast.AST) -> set[str]:
 def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -> None:
     assert set(EXPLANATIONS) == {
         *CHECKS,
+        NONFINITE_REFERENCE,
         *ACCURACY_CHECKS,
         "blame",
         "policy-drift",

@@ -17,6 +17,21 @@ PAGES = (
         "mask, use the out-of-place variant of the op.",
     ),
     Explanation(
+        "nonfinite-reference",
+        "Outputs and gradients are numbers in float64. Fails when a NaN in an input, weight or buffer, or an op of the "
+        "model itself, makes an output NaN in every precision, and when every output is infinite.",
+        "Every op of the float64 run is watched: where a NaN appears although no input of the op holds one, the op and "
+        "its line are reported. Inputs, weights and buffers are searched for NaN, weights for infinities too; they "
+        "count when the outputs are NaN. Infinities in outputs (padded logits, masks) are no finding: the low "
+        "precision must have them in the same places with the same sign. Gradients that are not finite in float64 "
+        "fail, and are incomplete where outputs hold infinities and the default loss is used. The check runs once for "
+        "each audit and is always among the verdicts: elements that are NaN in float64 cannot be compared.",
+        "A logarithm or square root of negative numbers, 0/0, inf - inf, a softmax over a row that is masked whole, a "
+        "derivative at its pole (sqrt or norm at zero), missing values in the data, weights saved after a NaN.",
+        "Clamp before the op; select with where before it as well as after it; clean the data; load other weights. A "
+        "wider format does not help.",
+    ),
+    Explanation(
         "overflow",
         "An op with finite inputs gives finite outputs. Fails when an infinity or NaN that low precision made "
         "reaches a module's output, an output or a gradient; warns when it was absorbed before.",

@@ -26,7 +26,8 @@ class Outcome:
     """What one arm gave. Tensors are detached copies; complex ones stand as their real view.
 
     outputs: by path; modules: by (module path, call, path in its output); gradients: by parameter name, unscaled and in
-    float64, whatever `gradient_dtypes` says that they were. drew: whether numpy's or Python's random numbers were used.
+    float64, whatever `gradient_dtypes` says that they were. prevented: there are tensors to take gradients of, and the
+    subject's own code keeps backward from them. drew: whether numpy's or Python's random numbers were used.
     """
 
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Outcome:
     error: Exception | None = None
     phase: str = "forward"
     no_backward: str = ""
+    prevented: bool = False
     dropped: int = 0
     drew: bool = False
 
@@ -89,6 +91,7 @@ def run_arm(
                     continue
                 if total is None:
                     outcome.no_backward = "no floating output has a gradient"
+                    outcome.prevented = bool(outcome.outputs) or not any(True for _ in tensors(result))
                     continue
                 outcome.phase = "backward"
                 # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ampcheck import record
 from ampcheck.formats import format_of
 from ampcheck.globs import matches
 from ampcheck.numerics.findings import not_reached, passed, who
@@ -19,7 +20,7 @@ def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Find
     if stats.raised is None and stats.compiled and not stats.graphs:
         return [Finding(slug, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")]
     if stats.raised is None:
-        return [passed(stats, slug, "forward and backward ran to the end", None, None)]
+        return [passed(stats, slug, "forward and backward ran to the end", stats.coverage.total)]
     if stats.raised.missing:
         text = f"not judged, for want of what this machine lacks: {stats.raised.message}"
         return [Finding(slug, Verdict.SKIP, who(stats), text)]
@@ -45,7 +46,7 @@ def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [Finding(check, Verdict.SKIP, who(stats), "the subject gives no loss of its own")]
     low = [dtype for dtype in stats.losses if format_of(dtype).bits <= 16]
     if not low:
-        return [passed(stats, check, f"the loss is {stats.losses[0]}", None, None)]
+        return [passed(stats, check, f"the loss is {stats.losses[0]}", len(stats.losses))]
     digits = -math.log10(format_of(low[0]).unit_roundoff)
     message = f"a loss must be float32; it is {low[0]}, with {digits:.1f} decimal digits"
     hint = "compute the loss from output.float(), or under torch.autocast(enabled=False)"
@@ -91,7 +92,7 @@ def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Ma
             found.append(Finding("dtype", Verdict.FAIL, subject, message, Where("forward", module), hint=hint))
         if matching and not wrong:
             text = f"{len(matching)} modules that {pattern!r} matches give {wanted}"
-            found.append(Finding("dtype", Verdict.PASS, subject, text))
+            found.append(record.passed("dtype", subject, text, len(matching)))
     return found
 
 
@@ -123,4 +124,4 @@ def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
     text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
     if stats.no_backward:
         text += f"; no backward: {stats.no_backward}"
-    return [Finding(check, Verdict.PASS, who(stats), text, observed=float(total), limit=1.0, unit="observations")]
+    return [record.passed(check, who(stats), text, total, observed=float(total), limit=1.0, unit="observations")]

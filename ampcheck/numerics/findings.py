@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ampcheck import record
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.record import Finding, Verdict
@@ -35,18 +36,29 @@ def finding(
 
 
 def passed(
-    stats: NumericsStats, check: str, text: str, observed: float | None, limit: float | None, unit: str = ""
+    stats: NumericsStats,
+    check: str,
+    text: str,
+    seen: int,
+    observed: float | None = None,
+    limit: float | None = None,
+    unit: str = "",
 ) -> Finding:
-    """A pass, with what was looked at."""
-    return Finding(
+    """A pass that rests on `seen` observations, with the coverage of the run."""
+    return record.passed(
         check,
-        Verdict.PASS,
         who(stats),
         f"{text} ({stats.coverage})",
+        seen,
         observed=None if observed is None else float(observed),
         limit=None if limit is None else float(limit),
         unit=unit,
     )
+
+
+def incomplete(stats: NumericsStats, check: str, reason: str, hint: str = "") -> Finding:
+    """A check that was asked for, and that the subject prevents."""
+    return Finding(check, Verdict.INCOMPLETE, who(stats), reason, hint=hint)
 
 
 def not_reached(stats: NumericsStats, check: str) -> Finding | None:
@@ -60,11 +72,17 @@ def not_reached(stats: NumericsStats, check: str) -> Finding | None:
 
 
 def no_gradients(stats: NumericsStats, check: str) -> Finding | None:
-    """A skip where backward gave nothing."""
-    if stats.no_backward or not any(e.kind == "gradient" for e in stats.errors):
-        reason = stats.no_backward or "the run gave no gradient"
-        return Finding(check, Verdict.SKIP, who(stats), f"no gradients to judge: {reason}")
-    return None
+    """A skip where nothing needs a gradient; incomplete where the subject keeps backward from its weights."""
+    if not stats.no_backward and any(e.kind == "gradient" for e in stats.errors):
+        return None
+    reason = f"no gradients to judge: {stats.no_backward or 'the run gave no gradient'}"
+    if stats.no_backward and not stats.prevented:
+        return Finding(check, Verdict.SKIP, who(stats), reason)
+    hint = (
+        "mend what raises or cuts the graph (no_grad, detach, a reentrant checkpoint whose inputs need no gradient); "
+        "for a model that is never trained set requires_grad_(False)"
+    )
+    return incomplete(stats, check, reason, hint)
 
 
 def nothing_narrow(stats: NumericsStats, check: str) -> Finding | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,12 +87,14 @@ def measure_numerics(
             scale=scale,
             finite_loss=reference.finite_loss,
         )
-        if not _overflowed(outcome, reference) or not all(bool(t.isfinite().all()) for t in outcome.outputs.values()):
-            break
+        twins = reference.wide.outcome
+        if not _overflowed(outcome.gradients, twins.gradients) or _overflowed(outcome.outputs, twins.outputs):
+            break  # a smaller loss scale mends a gradient, and no output
     raised = None
     if outcome.error is not None:
         if reference.reached == outcome.phase == "backward":
             outcome.no_backward = f"backward raises in float32 too: {brief(outcome.error)}"
+            outcome.prevented = True
         else:
             raised = _raised(outcome, prepared, trace.failed)
             if active() is not None and lacks_fft(outcome.error):
@@ -122,6 +124,7 @@ def measure_numerics(
         reduction=ops.longest_reduction,
         draws=wide.draws,
         no_backward=outcome.no_backward,
+        prevented=outcome.prevented,
         low=ops.low,
         casts=ops.casts,
         coverage=Coverage(
@@ -135,7 +138,14 @@ def measure_numerics(
                     "gradients": len(outcome.gradients),
                 }
             ),
-            {**ops.unseen, **trace.unseen, **_unseen(outcome, wide, moved), **_substituted(missing), **_off()},
+            {
+                **ops.unseen,
+                **trace.unseen,
+                **_unseen(outcome, wide, moved),
+                **_substituted(missing),
+                **_off(),
+                **_positive({"parameters without a gradient": _without_gradient(prepared, outcome)}),
+            },
         ),
     )
     return Eager(_following(stats, outcome, reference, decisions, dtype, inputs), decisions, inputs)
@@ -226,6 +236,7 @@ def measure_compiled(
         raised=raised,
         module_dtypes={},
         no_backward=outcome.no_backward,
+        prevented=outcome.prevented,
         graphs=graphs.count,
         unsupported=graphs.unsupported,
         inside=inside,
@@ -277,13 +288,12 @@ def _off() -> dict[str, int]:
     return {"regions of torch.autocast that are off since they were made before the emulation": made} if made else {}
 
 
-def _overflowed(outcome: Outcome, reference: Reference) -> bool:
-    """Whether a gradient is not finite that is finite in the reference."""
-    twins = reference.wide.outcome.gradients
+def _overflowed(values: Mapping[str, torch.Tensor], twins: Mapping[str, torch.Tensor]) -> bool:
+    """Whether an element is not finite that is finite in the reference."""
     return any(
-        bool((~grad.isfinite() & twins[name].isfinite()).any())
-        for name, grad in outcome.gradients.items()
-        if name in twins and grad.shape == twins[name].shape
+        bool((~tensor.isfinite() & twins[name].isfinite()).any())
+        for name, tensor in values.items()
+        if name in twins and tensor.shape == twins[name].shape
     )
 
 
@@ -306,6 +316,13 @@ def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Rai
     module = inside[-1] if inside else ""
     file, line = users_place(outcome.error)
     return Raised(Where(phase=outcome.phase, module=module, file=file, line=line), message)
+
+
+def _without_gradient(prepared: Prepared, outcome: Outcome) -> int:
+    """Parameters that ask for a gradient and get none: unused, or cut off by a detach, no_grad or checkpoint."""
+    if outcome.no_backward or outcome.error is not None or prepared.root is None:
+        return 0
+    return sum(p.requires_grad and name not in outcome.gradients for name, p in prepared.root.named_parameters())
 
 
 def _zeroed_buffers(prepared: Prepared) -> tuple[str, ...]:
@@ -333,9 +350,13 @@ def arm_name(dtype: torch.dtype, native: bool, *, compiled: bool) -> str:
 
     Under an emulation it says so: `float16, eager, cuda emulated`.
     """
+    return f"{format_of(dtype).name}{' native' if native else ''}, {'compiled' if compiled else 'eager'}{on_device()}"
+
+
+def on_device() -> str:
+    """What the name of an arm ends with under an emulation: `, cuda emulated`."""
     emulation = active()
-    device = f", {emulation.policy.device} emulated" if emulation is not None else ""
-    return f"{format_of(dtype).name}{' native' if native else ''}, {'compiled' if compiled else 'eager'}{device}"
+    return f", {emulation.policy.device} emulated" if emulation is not None else ""
 
 
 class _RoundedInputs:

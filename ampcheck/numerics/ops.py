@@ -169,6 +169,7 @@ class OpWatch:
             produced=born,
             spoiled=spoiled,
             carried=bad - born - spoiled,
+            nan=0 if nan_in else nan,
             index=event.index,
         )
         if low and op._schema.name not in DRAWS and not draws_numbers_itself(op, given):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ampcheck.numerics.facts import OpFacts
-from ampcheck.numerics.findings import not_reached, passed, who
+from ampcheck.numerics.findings import incomplete, not_reached, passed, who
 from ampcheck.numerics.stats import LOST, NumericsStats, TensorError, gradient_module
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
@@ -24,11 +24,15 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not stats.comparable:
         text = "the model draws random numbers, and compiled code draws others than eager code: not comparable"
         return [Finding(check, Verdict.SKIP, who(stats), text)]
-    if not stats.errors:
-        return [Finding(check, Verdict.SKIP, who(stats), "no floating output or gradient to compare")]
+    if not any(e.kind == "output" for e in stats.errors):
+        hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
+        return [incomplete(stats, check, "the subject returns no floating tensor, so no output was compared", hint)]
     found = []
+    if (misplaced := [e for e in stats.errors if e.misplaced]) and not stats.flipped(limits.precision):
+        found.append(_misplaced(stats, misplaced))
     for kind in ("output", "gradient"):
-        excess = [e for e in stats.errors if e.kind == kind and stats.beyond(e, limits.precision) and not e.nonfinite]
+        excess = [e for e in stats.errors if e.kind == kind and stats.beyond(e, limits.precision)]
+        excess = [e for e in excess if not e.nonfinite and not e.misplaced]
         coarse = [e for e in excess if stats.coarse_kernel(e, limits.precision)]
         if coarse:
             found.append(_coarse(stats, coarse, limits))
@@ -42,13 +46,28 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if (module := _first_beyond(stats, limits)) is not None and not stats.flipped(limits.precision):
         return [_recovered(stats, module, limits)]
     judged = [e for e in stats.errors if stats.known(e) and e.kind != "module"]
+    if stats.reference_nonfinite and stats.uncompared:
+        text = f"no output has an element that is finite in {stats.reference}: see nonfinite-reference"
+        return [incomplete(stats, check, text)]
     if not judged:
         text = f"no output or gradient can be compared: not even float32 knows one to the digits of {stats.format}"
         return [Finding(check, Verdict.SKIP, who(stats), text)]
     worst = max(judged, key=lambda e: e.error / stats.error_limit(e, limits.precision))
     text = f"at most {worst.error:.2g} from {stats.reference}, in {_named(worst)}"
     limit = stats.error_limit(worst, limits.precision)
-    return [passed(stats, check, text, worst.error, limit, "relative error")]
+    return [passed(stats, check, text, len(judged), worst.error, limit, "relative error")]
+
+
+def _misplaced(stats: NumericsStats, misplaced: list[TensorError]) -> Finding:
+    """Infinities of float64 in whose place a number stands: a mask that low precision does not keep."""
+    first, count = misplaced[0], sum(e.misplaced for e in misplaced)
+    message = (
+        f"infinities must be in the same places and of the same sign as in {stats.reference}; {count:,} are not, the "
+        f"first in {_named(first)}"
+    )
+    hint = "write masks with a boolean mask and -inf in the format itself, after the last cast"
+    where = Where(phase="forward")
+    return Finding("precision-loss", Verdict.FAIL, who(stats), message, where, float(count), 0.0, "elements", hint)
 
 
 def _lost(stats: NumericsStats, kind: str, excess: list[TensorError], limits: Limits) -> Finding:

@@ -6,6 +6,7 @@ from ampcheck.formats import format_of
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import (
     finding,
+    incomplete,
     inside_graphs,
     inside_unseen,
     most,
@@ -59,8 +60,11 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
         found.append(finding(stats, check, verdict, fact, message, _overflow_hint(fact), born, 0, "elements"))
     if not found:
         found = _nonfinite_outputs(stats)
+    if not found and stats.reference_nonfinite and stats.uncompared:
+        return [incomplete(stats, check, f"no output is finite in {stats.reference} either: see nonfinite-reference")]
+    calls = sum(fact.calls for fact in stats.ops)
     return most(found) or [
-        passed(stats, check, "no op or output became inf or NaN from finite inputs", 0, 0, "elements")
+        passed(stats, check, "no op or output became inf or NaN from finite inputs", calls, 0, 0, "elements")
     ]
 
 
@@ -70,12 +74,15 @@ def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Findi
     if skipped := not_reached(stats, check) or no_gradients(stats, check):
         return [skipped]
     bad = [e for e in stats.errors if e.kind == "gradient" and e.nonfinite]
+    if not bad and stats.reference_nonfinite and stats.uncompared:
+        text = f"no output is finite in {stats.reference}, and the default loss leaves all out: see nonfinite-reference"
+        return [incomplete(stats, check, text)]
     if not bad:
         count = sum(e.kind == "gradient" and e.compared > 0 for e in stats.errors)
         if not count:
-            return [Finding(check, Verdict.SKIP, who(stats), "no gradient of float64 is finite, so none was judged")]
+            return [incomplete(stats, check, f"no gradient is finite in {stats.reference}: see nonfinite-reference")]
         text = f"{count} gradients are finite where float64's are, at loss scale {stats.scale:g}"
-        return [passed(stats, check, text, 0, 0, "gradients")]
+        return [passed(stats, check, text, count, 0, 0, "gradients")]
     first = bad[-1]  # backward runs from the last parameter to the first
     message = (
         f"gradients must be finite where float64's are; {len(bad)} of "
@@ -96,7 +103,7 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return inside_graphs(stats, check, limits)
     if skipped := nothing_narrow(stats, check):
         return [skipped]
-    found, closest = [], 0.0
+    found, closest, judged = [], 0.0, 0
     for fact in stats.ops:
         top = format_of(fact.dtype).max
         if fact.where.phase == "backward" and stats.scale != 1:
@@ -104,7 +111,7 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
         # A constant near the end, such as the mask finfo.min, goes in as it comes out: nothing grew here.
         if fact.amax_in * limits.headroom > top or fact.produced or fact.spoiled or fact.carried:
             continue
-        closest = max(closest, fact.amax / top)
+        closest, judged = max(closest, fact.amax / top), judged + fact.calls
         if fact.amax * limits.headroom > top:
             message = (
                 f"values must stay {limits.headroom:g}x below the maximum of {fact.dtype}; {_op(fact)} reaches "
@@ -118,7 +125,7 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
             )
     room = 1 / closest if closest else float("inf")
     text = f"the largest value lies {room:.3g}x below the maximum of its format"
-    return most(found) or [passed(stats, check, text, room, limits.headroom, "x below max")]
+    return most(found) or [passed(stats, check, text, judged, room, limits.headroom, "x below max")]
 
 
 def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -155,7 +162,8 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
             )
     lost, alive = sum(f.flushed for f in stats.ops), sum(f.nonzero for f in stats.ops)
     text = f"{lost:,} of {alive:,} nonzero elements flushed to zero, no tensor by more than {worst:.2g} of its norm"
-    return most(found) or [passed(stats, check, text, worst, limits.flush * stats.unit_roundoff, "of the norm")]
+    allowed = limits.flush * stats.unit_roundoff
+    return most(found) or [passed(stats, check, text, alive, worst, allowed, "of the norm")]
 
 
 def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -197,7 +205,8 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
         if verdict is Verdict.WARN:
             message += "; outputs and gradients do not suffer"
         found.append(finding(stats, check, verdict, fact, message, hint, fact.flushed, 0, "elements"))
-    return most(found) or [passed(stats, check, "no tensor and no needed constant became zero", 0, 0, "elements")]
+    text = "no tensor and no needed constant became zero"
+    return most(found) or [passed(stats, check, text, stats.low, 0, 0, "elements")]
 
 
 def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -229,7 +238,7 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not found and not stats.casts:
         return [Finding(check, Verdict.SKIP, who(stats), "no cast between integers and floats was seen")]
     text = f"every integer survived {stats.casts} casts between integers and floats"
-    return most(found) or [passed(stats, check, text, 0, 0, "elements")]
+    return most(found) or [passed(stats, check, text, stats.casts, 0, 0, "elements")]
 
 
 def _own_arithmetic(stats: NumericsStats, fact: OpFacts, born: int) -> Finding:

@@ -25,7 +25,10 @@ from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.arms import Outcome, run_arm
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
+from ampcheck.numerics.facts import OpFacts
+from ampcheck.numerics.low_casts import LowCasts
 from ampcheck.numerics.ops import OpWatch
+from ampcheck.numerics.stats import Raised
 from ampcheck.places import users_place
 from ampcheck.prepare import Prepared, prepare
 from ampcheck.record import Where
@@ -43,17 +46,26 @@ _WRITES_IN_PLACE = frozenset(
 )
 
 
+_PROMOTED = (torch.float16, torch.bfloat16, torch.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class WideRun:
-    """One run in float64 or float32. produced: where infinities were made; draws: whether any op drew; low: how many
-    results had 16 bits all the same, by casts of the model's own; inexact: integers that such casts lost."""
+    """One run in float64 or float32. nonfinite: the ops that made infinities or NaN, in order; draws: whether any op
+    drew; low: how many results had 16 bits all the same, by casts of the model's own; inexact: integers that such casts
+    lost."""
 
     outcome: Outcome
     decisions: Decisions
-    produced: frozenset[Where]
+    nonfinite: tuple[OpFacts, ...]
     draws: bool
     low: int
     inexact: int
+
+    @property
+    def produced(self) -> frozenset[Where]:
+        """Where infinities or NaN were made."""
+        return frozenset(fact.where for fact in self.nonfinite)
 
 
 @dataclass(slots=True)
@@ -63,7 +75,8 @@ class Reference:
     how: `float64`; `float64, mixed operands promoted` where the model mixes its own float32 tensors in; `float32` where
     it does not run in float64. float32: what the model decides in float32. reached: the phase in which float32 raised,
     "" if it came to the end. finite_loss: the default loss leaves out what is not finite, since the model's own outputs
-    are not all finite.
+    are not all finite. raised: the exception of float32, at the model's own cast to 16 bits that causes it, where a
+    float64 run that promotes mixed operands reaches the end.
     """
 
     how: str
@@ -71,6 +84,7 @@ class Reference:
     float32: Decisions
     reached: str
     finite_loss: bool
+    raised: Raised | None
     _again: Callable[..., WideRun]
     _kept: dict[Any, Any] = field(default_factory=dict)
 
@@ -116,19 +130,19 @@ class Reference:
 
 
 class PromoteMixed(TorchFunctionMode):
-    """Let float32 and float64 operands meet: a model in float64 still makes float32 tensors of its own."""
+    """Promote operands of several floating dtypes to float64: a model's own narrow tensors meet its float64 weights."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        found = {t.dtype for _, t in tensors((args, kwargs)) if t.dtype in (torch.float32, torch.float64)}
+        found = {t.dtype for _, t in tensors((args, kwargs)) if t.dtype in _PROMOTED or t.dtype is torch.float64}
         name = getattr(func, "__name__", "")
-        if len(found) == 2:
+        if len(found) > 1:
             if name in _WRITES_IN_PLACE:
                 target = args[0].dtype
                 rest = map_tensors(lambda t: t.to(target) if t.is_floating_point() else t, args[1:])
                 args = (args[0], *rest)
             elif not name.endswith("_") and "out" not in kwargs and name not in ("to", "type_as", "__set__"):
-                args, kwargs = map_tensors(lambda t: t.double() if t.dtype is torch.float32 else t, (args, kwargs))
+                args, kwargs = map_tensors(lambda t: t.double() if t.dtype in _PROMOTED else t, (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -176,12 +190,19 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
         if promote:
             around.append(PromoteMixed())
         outcome = run_arm(prepared, device=device, loss=subject.loss, around=around, finite_loss=finite_loss)
-        produced = frozenset(fact.where for fact in ops.facts() if fact.produced)
+        nonfinite = tuple(fact for fact in ops.facts() if fact.produced or fact.nan)
         inexact = sum(fact.inexact for fact in ops.facts())
-        return WideRun(outcome, decisions, produced, draws.drew or outcome.drew, ops.low, inexact)
+        return WideRun(outcome, decisions, nonfinite, draws.drew or outcome.drew, ops.low, inexact)
 
-    narrow = run(torch.float32, False, False)
+    casts = LowCasts()
+    narrow = run(torch.float32, False, False, observers=(casts,))
     if (error := narrow.outcome.error) is not None and (narrow.outcome.phase == "forward" or subject.loss is not None):
+        cast = casts.of_failure(error)
+        wide = run(torch.float64, True, False) if cast is not None else None
+        if cast is not None and wide is not None and wide.outcome.error is None:
+            raised = Raised(cast, brief(error))
+            again = partial(run, torch.float64, True, False)
+            return Reference("float64, mixed operands promoted", wide, wide.decisions, "", False, raised, again)
         file, line = users_place(error)
         place = f" at {file}:{line}" if file else ""
         raise UsageError(
@@ -197,10 +218,9 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
         again = partial(run, torch.float64, promote, finite_loss)
         wide = again()
         if _usable(wide.outcome, narrow.outcome) and not (wide.inexact and not promote):
-            return Reference(how, wide, narrow.decisions, reached, finite_loss, again)
-    return Reference(
-        "float32", narrow, narrow.decisions, reached, finite_loss, partial(run, torch.float32, False, finite_loss)
-    )
+            return Reference(how, wide, narrow.decisions, reached, finite_loss, None, again)
+    again = partial(run, torch.float32, False, finite_loss)
+    return Reference("float32", narrow, narrow.decisions, reached, finite_loss, None, again)
 
 
 def _usable(wide: Outcome, float32: Outcome) -> bool:

@@ -24,7 +24,8 @@ class TensorError:
     kind: `output`, `module` or `gradient`. error: the Euclidean norm of the difference over that of the reference.
     sensitivity: how far the reference moves, in the same measure, when its data are rounded to the format.
     share: for gradients, the norm of the difference over that of all gradients of the reference together.
-    nonfinite: elements that are not finite here and finite in the reference.
+    nonfinite: elements that are not finite here and finite in the reference, or NaN here and infinite there.
+    misplaced: infinities of the reference in whose place stands a number, or an infinity of the other sign.
     compared: elements that are finite on both sides. float32: how far the reference moves when its data are rounded to
     float32, which tells what can be known of this tensor at all. excused: the error that eager mode has by decisions
     that fell otherwise, which compiled code may have as well.
@@ -38,6 +39,7 @@ class TensorError:
     share: float
     nonfinite: int
     compared: int = 1
+    misplaced: int = 0
     float32: float = 0.0
     excused: float = 0.0
     order: int = 0
@@ -62,6 +64,7 @@ class NumericsStats:
     values are made there.
     zeroed_buffers: 16-bit buffers of the model with an element that is exactly zero.
     flips: the decisions that fell otherwise; followed: whether the reference took them as well before it was compared.
+    no_backward: why there are no gradients; prevented: it is the subject that keeps backward from its weights.
     low: results of 16 bits; casts: between integers and floats.
     graphs: how many were compiled; unsupported: why Dynamo took none, in its own words; inside: what was seen in them.
     judged: whether there was a reference; without one a finding cannot be excused by its lack of consequences.
@@ -92,6 +95,7 @@ class NumericsStats:
     reduction: int = 1
     draws: bool = False
     no_backward: str = ""
+    prevented: bool = False
     graphs: int = 0
     unsupported: str = ""
     inside: TelemetryStats | None = None
@@ -108,6 +112,12 @@ class NumericsStats:
     def comparable(self) -> bool:
         """Whether the arm can be held against the reference tensor by tensor."""
         return self.judged and not (self.draws and self.compiled)
+
+    @property
+    def uncompared(self) -> bool:
+        """Whether there are outputs, and none has an element that is finite here and in the reference."""
+        outputs = [error for error in self.errors if error.kind == "output"]
+        return bool(outputs) and not any(error.compared for error in outputs)
 
     def known(self, error: TensorError) -> bool:
         """Whether float32 knows the tensor to the digits of the format; the gradient of a bias that softmax or a norm
@@ -128,7 +138,7 @@ class NumericsStats:
 
     def beyond(self, error: TensorError, factor: float) -> bool:
         """Whether rounding does not explain this error, and, for a gradient, whether it moves the whole gradient."""
-        if error.nonfinite:
+        if error.nonfinite or error.misplaced:
             return True
         if not self.known(error):
             return False

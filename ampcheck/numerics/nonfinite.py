@@ -1,0 +1,212 @@
+"""NaN and infinities of the reference: handed in with the data, made by an op, or meant by the model.
+
+Elements that are NaN in float64 cannot be compared, so a NaN that reaches an output or a gradient fails here, before
+any low precision is judged. Infinities that a model means (a mask, padded logits) are compared in place and sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ampcheck.nest import tensors
+from ampcheck.numerics.facts import OpFacts
+from ampcheck.numerics.findings import LISTED
+from ampcheck.numerics.measure import on_device
+from ampcheck.numerics.reference import Reference
+from ampcheck.numerics.stats import Raised, gradient_module
+from ampcheck.prepare import modules_of
+from ampcheck.record import Finding, Verdict, Where, passed
+from ampcheck.subject import Subject
+
+NONFINITE_REFERENCE = "nonfinite-reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """How many elements of one tensor are NaN or infinite. kind: input, parameter, buffer, output or gradient."""
+
+    kind: str
+    name: str
+    numel: int
+    nan: int
+    infinite: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name or '(the only one)'}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceStats:
+    """Where the reference is not finite.
+
+    how: the precision of the reference; device: what follows it in the name of the arm where a device is emulated.
+    handed_in: inputs, weights and buffers with a NaN, and weights with an infinity. made: the ops that made NaN or
+    infinities, in order. outputs, gradients: those of the reference. masked: the default loss leaves out infinite
+    outputs. raised: see `Reference`.
+    """
+
+    subject: str
+    how: str
+    device: str = ""
+    handed_in: tuple[Values, ...] = ()
+    made: tuple[OpFacts, ...] = ()
+    outputs: tuple[Values, ...] = ()
+    gradients: tuple[Values, ...] = ()
+    masked: bool = False
+    raised: Raised | None = None
+
+    @property
+    def arm(self) -> str:
+        """The subject and the precision of its reference, as findings name them."""
+        return f"{self.subject} [{self.how}{self.device}]"
+
+
+def measure_nonfinite(subject: Subject, reference: Reference) -> ReferenceStats:
+    """What of the subject's data and of its reference is not finite."""
+    outcome = reference.wide.outcome
+    return ReferenceStats(
+        subject.name,
+        reference.how.partition(",")[0],  # without how operands are promoted
+        on_device(),
+        tuple(_handed_in(subject)),
+        reference.wide.nonfinite,
+        tuple(_values("output", name, tensor) for name, tensor in outcome.outputs.items()),
+        tuple(_values("gradient", name, tensor) for name, tensor in outcome.gradients.items()),
+        reference.finite_loss and subject.loss is None,
+        reference.raised,
+    )
+
+
+def check_reference(stats: ReferenceStats) -> list[Finding]:
+    """The model runs in float32, and its outputs and gradients are numbers in float64."""
+    found = [_raised(stats, stats.raised)] if stats.raised is not None else []
+    reached = [values for values in stats.outputs if values.nan]
+    if reached:
+        return [*found, *_nan_outputs(stats, reached)]
+    if stats.outputs and all(values.infinite == values.numel for values in stats.outputs):
+        message = (
+            f"an output must hold finite values to compare; every element of {_listed(stats.outputs)} is infinite in "
+            f"{stats.how}"
+        )
+        where = stats.made[0].where if stats.made else Where(phase="forward")
+        return [*found, _failure(stats, message, where, sum(v.infinite for v in stats.outputs), _OP_HINT)]
+    if bad := [values for values in stats.gradients if values.nan or values.infinite]:
+        return [*found, _nonfinite_gradients(stats, bad)]
+    numel = sum(values.numel for values in (*stats.outputs, *stats.gradients))
+    infinite = sum(values.infinite for values in stats.outputs)
+    text = f"no NaN among {numel:,} elements of outputs and gradients in {stats.how}"
+    if infinite:
+        text += f"; {infinite:,} infinities are compared in place and sign"
+    return [*found, passed(NONFINITE_REFERENCE, stats.arm, text, numel, observed=0.0, limit=0.0, unit="elements")]
+
+
+_OP_HINT = (
+    "no precision mends this: keep the argument in the domain of the op (clamp before log, sqrt, acos, pow), guard the "
+    "divisor, and give every softmax row an element that is not masked"
+)
+
+
+def _nan_outputs(stats: ReferenceStats, reached: list[Values]) -> Iterator[Finding]:
+    nan = sum(values.nan for values in reached)
+    seen = f"{nan:,} of {sum(v.numel for v in reached):,} elements of {_listed(reached)} are NaN in {stats.how}"
+    if stats.handed_in:
+        first = stats.handed_in[0]
+        bad = _listed(stats.handed_in, holding=True)
+        module = "" if first.kind == "input" else gradient_module(first.name)
+        hint = "fill or mask missing inputs, and load weights that were saved before they became NaN"
+        message = f"inputs and weights must be finite; {bad}, and {seen}"
+        yield _failure(stats, message, Where(phase="forward", module=module), nan, hint)
+    made = [fact for fact in stats.made if fact.nan and fact.where.phase == "forward"]
+    if made:
+        yield _failure(stats, f"{_made(made)}, and {seen}", made[0].where, nan, _OP_HINT)
+    elif not stats.handed_in:
+        message = f"outputs must be numbers; {seen}, and no op was seen to make them from finite inputs"
+        yield _failure(stats, message, Where(phase="forward"), nan, _OP_HINT)
+
+
+def _nonfinite_gradients(stats: ReferenceStats, bad: list[Values]) -> Finding:
+    message = (
+        f"gradients must be finite in {stats.how}; {len(bad)} of {len(stats.gradients)} are not, nearest to the loss "
+        f"{bad[-1].name}"
+    )
+    where = Where(phase="backward", module=gradient_module(bad[-1].name))
+    if stats.masked:
+        message += "; the outputs hold infinities, which the default loss leaves out, and a loss of your own may not"
+        hint = "pass loss= to Subject(...), so that the gradients of the real loss are judged"
+        return Finding(NONFINITE_REFERENCE, Verdict.INCOMPLETE, stats.arm, message, where, hint=hint)
+    made = [fact for fact in stats.made if fact.where.phase == "backward"]
+    if made:
+        message, where = f"{message}; {_made(made)}", made[0].where
+    hint = (
+        "the derivative has a pole where forward has a value: clamp before sqrt, log, norm and division, and select "
+        "with where before the op as well as after it"
+    )
+    return _failure(stats, message, where, len(bad), hint, unit="gradients")
+
+
+def _raised(stats: ReferenceStats, raised: Raised) -> Finding:
+    message = (
+        "what runs under autocast must run in float32 too; without autocast the model raises "
+        f"({raised.message}), and an operand comes from this cast to 16 bits"
+    )
+    hint = "cast to the dtype of what the tensor meets: .to(self.weight.dtype) or .to(x.dtype) instead of a fixed dtype"
+    return Finding("low-precision-error", Verdict.FAIL, stats.arm, message, raised.where, hint=hint)
+
+
+def _made(made: list[OpFacts]) -> str:
+    """The first op that made NaN or infinities, and how many others did."""
+    first = made[0]
+    op = first.where.op.removeprefix("aten::")
+    count = first.nan or first.produced
+    what = "NaN" if first.nan else "infinite"
+    text = f"finite inputs must give finite results; {op} made {count:,} of {first.numel:,} elements {what}"
+    return text + (f", and {len(made) - 1} further ops do so" if len(made) > 1 else "")
+
+
+def _failure(
+    stats: ReferenceStats, message: str, where: Where, count: int, hint: str, *, unit: str = "elements"
+) -> Finding:
+    return Finding(NONFINITE_REFERENCE, Verdict.FAIL, stats.arm, message, where, float(count), 0.0, unit, hint)
+
+
+def _listed(values: Sequence[Values], *, holding: bool = False) -> str:
+    def text(v: Values) -> str:
+        return f"{v} holds {v.nan or v.infinite:,} {'NaN' if v.nan else 'infinities'}" if holding else str(v)
+
+    left = len(values) - LISTED
+    return ", ".join(text(v) for v in values[:LISTED]) + (f" and {left} others" if left > 0 else "")
+
+
+def _handed_in(subject: Subject) -> Iterator[Values]:
+    """Inputs, weights and buffers with a NaN, and weights with an infinity: a buffer of -inf is a mask."""
+    for number, call in enumerate(subject.calls):
+        prefix = f"{number}." if len(subject.calls) > 1 else ""
+        for path, tensor in tensors({"args": call.args, "kwargs": dict(call.kwargs)}):
+            yield from _bad(_values("input", prefix + path, tensor), infinite=False)
+    modules = modules_of(subject.model)
+    for number, module in enumerate(modules):
+        prefix = f"{number}." if len(modules) > 1 else ""
+        for name, parameter in module.named_parameters():
+            yield from _bad(_values("parameter", prefix + name, parameter), infinite=True)
+        for name, buffer in module.named_buffers():
+            yield from _bad(_values("buffer", prefix + name, buffer), infinite=False)
+
+
+def _bad(values: Values, *, infinite: bool) -> Iterator[Values]:
+    if values.nan or (infinite and values.infinite):
+        yield values
+
+
+def _values(kind: str, name: str, tensor: torch.Tensor) -> Values:
+    readable = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
+    if not readable or not (tensor.is_floating_point() or tensor.is_complex()) or _uninitialized(tensor):
+        return Values(kind, name, 0, 0, 0)
+    plain = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()  # float8 has no isnan
+    return Values(kind, name, plain.numel(), int(plain.isnan().sum()), int(plain.isinf().sum()))
+
+
+def _uninitialized(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer))

@@ -1,0 +1,290 @@
+"""NaN is never a pass: made by the model, handed in with the data, or left over when nothing can be compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ampcheck import Finding, Run, Subject, Verdict, audit
+from ampcheck.report.sections import headline
+
+NAN, INF = math.nan, math.inf
+
+
+class Model(nn.Module):
+    """A linear layer, and whatever the case does with its result."""
+
+    def __init__(self, then: Callable[..., Any], width: int = 8) -> None:
+        super().__init__()
+        self.layer, self.then = nn.Linear(width, width), then
+
+    def forward(self, x: Tensor) -> Any:
+        return self.then(self.layer(x))
+
+
+def judged(model: nn.Module, x: Any = None, **options: Any) -> Run:
+    torch.manual_seed(0)
+    data = torch.randn(4, 8) if x is None else x
+    return audit(Subject((model, data), **options), compile=False)
+
+
+def reported(run: Run, verdict: Verdict, check: str = "nonfinite-reference") -> list[Finding]:
+    return [f for f in run.of(verdict) if f.check == check]
+
+
+@pytest.fixture(autouse=True)
+def _equal_weights() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(
+    ("op", "then"),
+    [
+        ("aten::log", lambda y: torch.log(-torch.relu(y) - 1)),
+        ("aten::sqrt", lambda y: torch.sqrt(-y.abs() - 1)),
+        ("aten::div.Tensor", lambda y: (y - y) / (y - y)),
+        ("aten::acos", lambda y: torch.acos(y.abs() + 2)),
+        ("aten::pow.Tensor_Scalar", lambda y: (-y.abs() - 1) ** 0.5),
+        ("aten::_softmax", lambda y: y.masked_fill(y < INF, -INF).softmax(-1)),
+        ("aten::sub.Tensor", lambda y: (y / 0.0).abs() - (y / 0.0).abs()),
+    ],
+)
+def test_nan_that_the_model_makes_in_every_precision_fails_at_its_op_and_line(op: str, then: Any) -> None:
+    run = judged(Model(then))
+    (finding,) = reported(run, Verdict.FAIL)
+    assert (finding.where.op, finding.where.phase) == (op, "forward")
+    assert finding.where.file.endswith("test_nonfinite.py")
+    assert finding.where.line
+    assert "are NaN in float64" in finding.message
+    judging_values = {"overflow", "precision-loss", "nonfinite-gradient"}
+    assert {f.check for f in run.of(Verdict.PASS)}.isdisjoint(judging_values)
+    assert {f.check for f in run.of(Verdict.INCOMPLETE)} == judging_values
+
+
+def test_one_row_of_nan_in_a_batch_fails_and_the_other_rows_are_judged() -> None:
+    def then(y: Tensor) -> Tensor:
+        return torch.cat([torch.log(-y[:1].abs() - 1), y[1:]])
+
+    run = judged(Model(then))
+    (finding,) = reported(run, Verdict.FAIL)
+    assert finding.observed == 8
+    assert "8 of 32 elements" in finding.message
+    assert {f.check for f in run.of(Verdict.PASS)} >= {"precision-loss"}
+
+
+def with_nan(tensor: Tensor, value: float = NAN) -> Tensor:
+    tensor = tensor.detach().clone()
+    tensor.view(-1)[3] = value
+    return tensor
+
+
+def poisoned(name: str, value: float = NAN) -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
+    tensor = dict([*model.named_parameters(), *model.named_buffers()])[name]
+    with torch.no_grad():
+        tensor.copy_(with_nan(tensor, value))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "named", "module"),
+    [
+        (nn.Linear(8, 8), with_nan(torch.ones(4, 8)), "input args.0 holds 1 NaN", ""),
+        (poisoned("0.weight"), torch.ones(4, 8), "parameter 0.weight holds 1 NaN", "0"),
+        (poisoned("0.weight", INF), with_nan(torch.ones(4, 8), 0.0), "parameter 0.weight holds 1 infinities", "0"),
+        (poisoned("1.running_mean"), torch.ones(4, 8), "buffer 1.running_mean holds 1 NaN", "1"),
+    ],
+)
+def test_nan_that_is_handed_in_fails_and_names_the_input_or_weight(
+    model: nn.Module, x: Tensor, named: str, module: str
+) -> None:
+    finding = reported(judged(model, x), Verdict.FAIL)[0]
+    assert named in finding.message
+    assert finding.where.module == module
+
+
+def test_nan_that_the_model_handles_is_no_finding() -> None:
+    class FillsMissing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("unused", torch.tensor([NAN]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            known = ~x.isnan()
+            safe = self.layer(torch.where(known, x, 0.0))
+            return torch.where(known, safe, torch.log(-safe.abs() - 1).nan_to_num(0.0).detach())
+
+    run = judged(FillsMissing(), with_nan(torch.randn(4, 8)))
+    assert not run.failed
+    assert reported(run, Verdict.PASS)[0].seen == 4 * 8 + 8 * 8 + 8
+
+
+def test_infinities_that_the_model_means_pass_and_are_compared_in_place_and_sign() -> None:
+    pad = torch.full((4, 2), -INF)
+
+    def padded(y: Tensor) -> Tensor:
+        return torch.cat([y * 100, pad], -1)
+
+    run = judged(Model(padded))
+    assert not run.failed
+    assert not run.of(Verdict.WARN)
+    assert "8 infinities are compared in place and sign" in reported(run, Verdict.PASS)[0].message
+
+    def loses_the_mask_in_16_bits(y: Tensor) -> Tensor:
+        return torch.cat([y, pad if y.dtype.itemsize > 2 else pad.clamp(min=-1000)], -1)
+
+    def turns_the_sign_in_16_bits(y: Tensor) -> Tensor:
+        return torch.cat([y, pad if y.dtype.itemsize > 2 else -pad], -1)
+
+    for wrong in (loses_the_mask_in_16_bits, turns_the_sign_in_16_bits):
+        findings = reported(judged(Model(wrong)), Verdict.FAIL, "precision-loss")
+        assert [f.observed for f in findings] == [8.0, 8.0]
+        assert all("same places and of the same sign" in f.message for f in findings)
+
+
+def test_the_loss_scale_of_a_model_with_infinite_outputs_backs_off_like_any_other() -> None:
+    class Detector(nn.Module):
+        """Gradients overflow in float16 at a loss scale of 65536; GradScaler settles on a smaller one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.layer(x) * 8, torch.full((4, 2), -INF)], -1)
+
+    run = judged(Detector())
+    assert [(f.check, f.message) for f in (*run.of(Verdict.FAIL), *run.of(Verdict.WARN))] == []
+    scales = [f.message for f in run.findings if f.check == "nonfinite-gradient" and "[float16" in f.subject]
+    assert len(scales) == 1
+    assert "at loss scale 65536" not in scales[0]
+
+
+def test_outputs_that_are_all_infinite_fail() -> None:
+    finding = reported(judged(Model(lambda y: y.abs() / 0.0)), Verdict.FAIL)[0]
+    assert "every element" in finding.message
+    assert finding.where.op == "aten::div.Tensor"
+
+
+@pytest.mark.parametrize(
+    ("then", "op"),
+    [
+        (lambda y: (y - y).abs().sqrt() + y, "aten::div.Tensor"),
+        (lambda y: torch.where(y.abs() < 0, torch.log(y - y), y), "aten::div.Tensor"),
+    ],
+)
+def test_gradients_that_are_not_finite_in_float64_fail_at_the_op_of_backward(then: Any, op: str) -> None:
+    (finding,) = reported(judged(Model(then)), Verdict.FAIL)
+    assert (finding.where.phase, finding.where.op) == ("backward", op)
+    assert finding.where.file.endswith("test_nonfinite.py")
+    assert "gradients must be finite in float64" in finding.message
+
+
+def test_gradients_of_masked_outputs_are_incomplete_until_the_real_loss_is_given() -> None:
+    def log_of_a_mask(y: Tensor) -> Tensor:
+        return torch.log(torch.cat([y.exp(), (y - y)[:, :1]], -1))
+
+    run = judged(Model(log_of_a_mask))
+    assert not run.failed
+    assert "loss=" in reported(run, Verdict.INCOMPLETE)[0].hint
+    given = judged(Model(log_of_a_mask), loss=lambda y: y[:, :8].square().mean())
+    assert "div" in reported(given, Verdict.FAIL)[0].where.op  # 0 / 0: the mask's own derivative
+    mended = judged(
+        Model(lambda y: torch.cat([y, torch.full((4, 1), -INF)], -1)), loss=lambda y: y.logsumexp(-1).mean()
+    )
+    assert not mended.failed
+    assert not mended.of(Verdict.INCOMPLETE)
+
+
+class RaisesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise RuntimeError("no derivative")
+
+
+class Reentrant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.layer, x, use_reentrant=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "check", "reason"),
+    [
+        (Model(RaisesInBackward.apply), "nonfinite-gradient", "no derivative"),
+        (Model(lambda y: None), "precision-loss", "returns no floating tensor"),
+        (Model(lambda y: {"loss": None}), "precision-loss", "returns no floating tensor"),
+        (Model(lambda y: y.argmax(-1)), "precision-loss", "returns no floating tensor"),
+        (Reentrant(), "nonfinite-gradient", "no floating output has a gradient"),
+        (Model(torch.no_grad()(lambda y: y * 1)), "nonfinite-gradient", "no floating output has a gradient"),
+        (Model(lambda y: y.detach()), "nonfinite-gradient", "no floating output has a gradient"),
+    ],
+)
+def test_what_was_asked_for_and_not_judged_is_incomplete_and_in_the_headline(
+    model: nn.Module, check: str, reason: str
+) -> None:
+    run = judged(model)
+    assert any(reason in f.message for f in reported(run, Verdict.INCOMPLETE, check))
+    assert "incomplete" in headline(run)
+    assert not run.failed
+
+
+def test_a_model_without_anything_to_train_is_complete_without_gradients() -> None:
+    model = nn.Linear(8, 8).requires_grad_(False)
+    assert not judged(model).of(Verdict.INCOMPLETE)
+
+
+def test_parameters_that_get_no_gradient_are_counted() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = Reentrant(), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x))
+
+    assert judged(Head()).coverage.unseen["parameters without a gradient"] == 4  # weight and bias, in two dtypes
+
+
+def test_a_model_that_runs_only_under_one_autocast_dtype_fails_at_its_cast() -> None:
+    class HardCoded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Any:
+            x = self.first(x)
+            x = x.half()  # the cast
+            return self.second(torch.relu(x))
+
+    run = judged(HardCoded())
+    (finding,) = reported(run, Verdict.FAIL, "low-precision-error")
+    assert (finding.where.op, finding.where.module) == ("aten::_to_copy", "")
+    assert "must run in float32 too" in finding.message
+    assert {f.check for f in run.of(Verdict.PASS) if "float16" in f.subject} >= {"overflow", "precision-loss"}
+
+    class ComparesBeforeItDispatches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Any:
+            q = self.layer(x)[None, None]
+            return nn.functional.scaled_dot_product_attention(q.bfloat16(), q, q)
+
+    (finding, *_) = reported(judged(ComparesBeforeItDispatches()), Verdict.FAIL, "low-precision-error")
+    assert finding.where.op == "aten::_to_copy"
