@@ -95,9 +95,12 @@ PAGES = (
     ),
     Explanation(
         "integer-cast",
-        "Integers survive a trip through a 16-bit float. Fails when outputs or gradients suffer; warns otherwise.",
-        "Casts between integers and 16-bit floats and arange in a 16-bit dtype are compared element by element; "
-        "float16 holds every integer up to 2048, bfloat16 up to 256.",
+        "Integers survive in floating tensors. Fails when two different integers become equal on their way to an "
+        "output or buffer, and when outputs or gradients suffer; warns otherwise.",
+        "Floating tensors that hold integers are followed from the cast or range that makes them through further casts "
+        "(autocast's too), cumsum, sums, products and copies, and compared with the same op in float64, element by "
+        "element; different values are counted before and after. float16 holds every integer up to 2048, bfloat16 up "
+        "to 256, float32 up to 16,777,216.",
         "torch.arange(n).to(x.dtype) or type_as, position ids and time steps cast with the model, counters kept as "
         "buffers.",
         "Compute with positions in float32 and cast the result.",

@@ -55,13 +55,15 @@ def run_arm(
     scale: float = 1.0,
     keep_modules: bool = True,
     finite_loss: bool = False,
+    reached: Callable[[torch.Tensor], None] = lambda tensor: None,
 ) -> Outcome:
     """Run forward, loss and backward once.
 
     dtype: what autocast casts to, in forward and loss, never in backward; None switches the caller's autocast off.
     around: entered in order for all of it (a trace). transform: applied to each block before it runs (a compiler).
     scale: of the loss, as a GradScaler scales it; gradients are divided by it again. finite_loss: leave out of the
-    default loss what is not finite. An exception of the model is kept in `error`.
+    default loss what is not finite. reached: called with each output, and each buffer afterwards. An exception of the
+    model is kept in `error`.
     """
     outcome = Outcome(scale=scale)
     leaves = _leaves(prepared)
@@ -82,6 +84,7 @@ def run_arm(
                     result = forward_through(blocks, call)
                     prefix = f"{number}." if len(prepared.calls) > 1 else ""
                     for path, tensor in tensors(result):
+                        reached(tensor)
                         if (values := _values(tensor)) is not None:
                             outcome.outputs[prefix + path] = values
                     total = None if outcome.no_backward else total_loss(result, loss, finite_loss)
@@ -100,6 +103,8 @@ def run_arm(
         except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = error
         outcome.drew = drew()
+    for buffer in prepared.root.buffers() if prepared.root is not None else ():
+        reached(buffer)
     for name, leaf in leaves.items():
         if leaf.grad is not None and not outcome.no_backward:
             grad = leaf.grad.to_dense() if leaf.grad.layout is not torch.strided else leaf.grad

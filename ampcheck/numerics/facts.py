@@ -21,7 +21,8 @@ class OpFacts:
     nonzero, flushed: elements that are nonzero in float64, and those of them that are zero here for being too small;
     flushed_share: the Euclidean norm of the flushed over that of all, at the worst call.
     constant: a nonzero Python scalar among the arguments that the output's format cannot tell from zero.
-    inexact: integers that the cast could not keep.
+    inexact: integers that the cast could not keep; collided: how many fewer different integers are left;
+    used: whether something computed from these reached an output or a buffer.
     """
 
     where: Where
@@ -43,6 +44,8 @@ class OpFacts:
     emptied: int = 0
     constant: float | None = None
     inexact: int = 0
+    collided: int = 0
+    used: bool = False
     index: int = 0
 
     def __add__(self, other: OpFacts) -> OpFacts:
@@ -65,6 +68,8 @@ class OpFacts:
             emptied=self.emptied + other.emptied,
             constant=self.constant if self.constant is not None else other.constant,
             inexact=self.inexact + other.inexact,
+            collided=self.collided + other.collided,
+            used=self.used or other.used,
             index=min(self.index, other.index),
         )
 

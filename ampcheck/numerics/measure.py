@@ -86,6 +86,7 @@ def measure_numerics(
             around=[*emulated, EqualRandom(), trace],
             scale=scale,
             finite_loss=reference.finite_loss,
+            reached=ops.reach,
         )
         twins = reference.wide.outcome
         if not _overflowed(outcome.gradients, twins.gradients) or _overflowed(outcome.outputs, twins.outputs):

@@ -19,6 +19,7 @@ from ampcheck.health import PendingHealth, TensorHealth, Unmeasured, measure_hea
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import DRAWS, draws_numbers
 from ampcheck.numerics.facts import OpFacts
+from ampcheck.numerics.integers import Integers
 from ampcheck.record import Where
 from ampcheck.trace import OpEvent
 
@@ -101,10 +102,17 @@ class OpWatch:
         self._facts: dict[tuple[Where, str], OpFacts] = {}
         self._health: dict[tuple[str, str], list[PendingHealth | Unmeasured]] = {}
         self._chains: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._integers = Integers(_in_float64)
 
     def facts(self) -> tuple[OpFacts, ...]:
         """What was seen, in the order in which the places first ran."""
-        return tuple(sorted(self._facts.values(), key=lambda fact: fact.index))
+        used = self._integers.used
+        facts = (replace(fact, used=key in used) if fact.collided else fact for key, fact in self._facts.items())
+        return tuple(sorted(facts, key=lambda fact: fact.index))
+
+    def reach(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor is an output of the model, or a buffer that it keeps."""
+        self._integers.reach(tensor)
 
     def health(self) -> dict[tuple[str, str], TensorHealth]:
         """The merged health of every floating op output by (phase, module)."""
@@ -129,13 +137,14 @@ class OpWatch:
             self._note(f"{event.op}: {brief(error)}")
 
     def _look(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> None:
+        self._integers.follow(op, args, kwargs, out)
         if op.is_view or op._schema.name.startswith(UNWRITTEN):
             for _, view in tensors(out):
                 self._chains[view] = self._chain_of(args, kwargs)
             return
         given = held if held is not None else (args, kwargs)
         results = _floating(out)
-        self._integers(event, op, given, out)
+        self._count_integers(event, op, given, out)
         if not results:
             return
         if any(not _plain(t) for _, t in tensors(out) if t.is_floating_point() or t.is_complex()):
@@ -228,39 +237,29 @@ class OpWatch:
             emptied=emptied,
         )
 
-    def _integers(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, out: Any) -> None:
-        """Integers through a float that cannot hold them, in either direction."""
+    def _count_integers(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, out: Any) -> None:
+        """Integers that a floating format changed, or made equal to others."""
         results = [t for _, t in tensors(out)]
-        sources = [t for _, t in tensors(given)]
         if len(results) != 1 or not results[0].numel() or not _plain(results[0]):
             return
-        result, inexact, dtype = results[0], 0, None
-        if op._schema.name in ("aten::_to_copy", "aten::copy_") and sources:
-            source = sources[-1]
-            if source.is_floating_point() == result.is_floating_point() or torch.bool in (source.dtype, result.dtype):
-                return
-            self.casts += 1
-            if result.is_floating_point():
-                dtype = result.dtype
-                kept = result.double() == source.to(torch.float64)
-                inexact = int((~kept).sum())
-            else:  # from here on neighbouring integers have become one
-                dtype = source.dtype
-                inexact = int((source.abs().double() > format_of(dtype).largest_exact_integer).sum())
-        elif op._schema.name == "aten::arange" and result.is_floating_point():
-            self.casts += 1
-            dtype = result.dtype
-            wide = _in_float64(op, given)
-            exact = next((t for _, t in tensors(wide)), result)
-            if bool((exact == exact.round()).all()) and exact.shape == result.shape:
-                inexact = int((exact != result.double()).sum())
-        if dtype is not None and dtype.itemsize <= 2 and inexact:
-            name = str(dtype).removeprefix("torch.")
-            fact = OpFacts(
-                event.where, name, numel=result.numel(), amax=_summary([result])[0], inexact=inexact, index=event.index
-            )
-            key = (event.where, name)
-            self._facts[key] = self._facts[key] + fact if key in self._facts else fact
+        loss = self._integers.look(op, given, results[0])
+        self.casts += loss.casts
+        if loss.dtype is None or not (loss.inexact or loss.collided):
+            return
+        name = str(loss.dtype).removeprefix("torch.")
+        fact = OpFacts(
+            event.where,
+            name,
+            numel=results[0].numel(),
+            amax=_summary([results[0]])[0],
+            inexact=loss.inexact,
+            collided=loss.collided,
+            index=event.index,
+        )
+        key = (event.where, name)
+        self._facts[key] = self._facts[key] + fact if key in self._facts else fact
+        if loss.collided:
+            self._integers.collide(results[0], key)
 
     def _grow_chain(self, event: OpEvent, op: Any, given: Any, results: list[torch.Tensor]) -> None:
         """Count the roundings since a weight last entered, on the longest path, and the longest sum."""

@@ -210,31 +210,32 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 
 def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
-    """Integers that pass through a 16-bit float survive: positions, ids and counters beyond 2^p do not.
+    """Integers survive in floats: positions, ids and counters beyond 2^p do not.
 
-    It fails when an output or gradient has moved beyond rounding as well, else it warns.
+    It fails where different integers become equal on their way to an output or buffer, and where an output or gradient
+    has moved beyond rounding as well; else it warns.
     """
     check = "integer-cast"
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
         return inside_unseen(stats, check)
-    if skipped := nothing_narrow(stats, check):
-        return [skipped]
     # Positions are exact data: a model that is sensitive to them excuses no rounding of them.
     harmed = not stats.judged or bool(stats.harm(limits.precision)) or stats.inexact_outputs(limits.precision)
     found = []
     for fact in stats.ops:
-        if not fact.inexact:
+        if not (fact.inexact or fact.collided):
             continue
-        exact = format_of(fact.dtype).largest_exact_integer
-        message = (
-            f"integers must survive a cast; {fact.inexact:,} of {fact.numel:,} in {_op(fact)} do not: {fact.dtype} "
-            f"holds every integer up to {exact} only"
-        )
-        hint = "keep positions, ids and counters in an integer or float32 dtype and cast the result, not the integer"
-        verdict = Verdict.FAIL if harmed else Verdict.WARN
-        found.append(finding(stats, check, verdict, fact, message, hint, fact.inexact, 0, "elements"))
+        exact = f"{fact.dtype} holds every integer up to {format_of(fact.dtype).largest_exact_integer} only"
+        if fact.collided:
+            message = f"different integers must stay different; {_op(fact)} makes {fact.collided:,} equal to another"
+        else:
+            message = f"integers must survive a cast; {fact.inexact:,} of {fact.numel:,} in {_op(fact)} do not"
+        wider = "float64" if fact.dtype == "float32" else "float32"
+        hint = f"keep positions, ids and counters in an integer dtype or {wider}, and cast the result, not the integer"
+        verdict = Verdict.FAIL if harmed or (fact.collided and fact.used) else Verdict.WARN
+        lost = fact.collided or fact.inexact
+        found.append(finding(stats, check, verdict, fact, f"{message}: {exact}", hint, lost, 0, "elements"))
     if not found and not stats.casts:
         return [Finding(check, Verdict.SKIP, who(stats), "no cast between integers and floats was seen")]
     text = f"every integer survived {stats.casts} casts between integers and floats"
