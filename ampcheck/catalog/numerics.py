@@ -78,7 +78,8 @@ PAGES = (
     Explanation(
         "silent-zero",
         "No tensor becomes zero as a whole, and no constant vanishes where it guards. Fails when outputs or "
-        "gradients suffer; warns otherwise.",
+        "gradients suffer; warns for a constant otherwise, and for a tensor where a gradient (in forward also a "
+        "module's output) is off by more than rounding explains, though within the rounding of the whole.",
         "The op is run again on the same inputs in float64. A constant vanishes when it is a nonzero Python number "
         "below half of the format's smallest subnormal and results that needed it are exactly zero.",
         "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",
@@ -87,7 +88,8 @@ PAGES = (
     Explanation(
         "flush",
         "No tensor loses more of its Euclidean norm to zero than one rounding changes anyway. Fails when outputs or "
-        "gradients suffer; warns when more than half of a tensor's nonzero elements vanish without a consequence.",
+        "gradients suffer; warns when more than half of a tensor's nonzero elements vanish and a gradient (in forward "
+        "also a module's output) is off by more than rounding explains, though within the rounding of the whole.",
         "Element by element against the same op on the same inputs in float64: nonzero there, zero here, and too "
         "small for the format. The limit is flush * u, u being the unit roundoff.",
         "float16 below 6e-8: gradients of a loss that is not scaled, probabilities, variances of small activations.",

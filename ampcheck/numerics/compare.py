@@ -53,6 +53,8 @@ def compare(
                     compared=int((tensor.isfinite() & twin.isfinite()).sum()),
                     float32=max((relative_error(run[key], twin) for run in hair if key in run), default=0.0),
                     order=order,
+                    size=norm(torch.where(twin.isfinite(), twin, 0.0)),
+                    distance=norm(difference),
                 )
             )
     return tuple(found)

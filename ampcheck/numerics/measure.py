@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacks_fft, lacks_kernel
@@ -37,16 +39,24 @@ LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
 
 
 def native_format(subject: Subject) -> torch.dtype | None:
-    """The 16-bit dtype that the model's own weights, buffers or inputs have; None where autocast is to make it.
+    """The 16-bit dtype in which the model keeps its weights; None where autocast makes the 16 bits.
 
-    Such a model is run as it is: autocast would change what its author wrote.
+    Such a model runs without autocast, which would change what its author wrote. Most of the elements of the floating
+    parameters decide (a float32 model may keep a table in 16 bits); without parameters, any buffer or input does.
     """
-    held: list[torch.Tensor] = []
-    for module in modules_of(subject.model):
-        held += [*module.parameters(), *module.buffers()]
+    modules = modules_of(subject.model)
+    sizes: Counter[torch.dtype] = Counter()
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.is_floating_point() and not isinstance(parameter, UninitializedParameter):
+                sizes[parameter.dtype] += parameter.numel()
+    if sizes:
+        dtype = sizes.most_common(1)[0][0]
+        return dtype if dtype.itemsize == 2 else None
+    data = [buffer for module in modules for buffer in module.buffers()]
     for call in subject.calls:
-        held += [tensor for _, tensor in tensors((call.args, dict(call.kwargs)))]
-    return next((t.dtype for t in held if t.is_floating_point() and t.dtype.itemsize == 2), None)
+        data += [tensor for _, tensor in tensors((call.args, dict(call.kwargs)))]
+    return next((t.dtype for t in data if t.is_floating_point() and t.dtype.itemsize == 2), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,8 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """No tensor loses a part of its norm to zero that is larger than a rounding.
 
     Elements are compared with the same op on the same inputs in float64. It fails when an output or gradient has moved
-    beyond rounding as well; without that it warns where more than half of the nonzero elements are gone.
+    beyond rounding as well; it warns where more than half of the nonzero elements are gone and a gradient (in forward
+    also a module's output) is off that is small within the whole.
     """
     check = "flush"
     if skipped := not_reached(stats, check):
@@ -142,13 +143,15 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := nothing_narrow(stats, check):
         return [skipped]
     harmed = not stats.judged or bool(stats.harm(limits.precision))
+    touched = _touched(stats, limits)
     found, worst = [], 0.0
     for fact in stats.ops:
         if not fact.flushed or fact.emptied:
             continue
         allowed = limits.flush * format_of(fact.dtype).unit_roundoff
         worst = max(worst, fact.flushed_share)
-        if fact.flushed_share > allowed and (harmed or 2 * fact.flushed > fact.nonzero):
+        mostly = 2 * fact.flushed > fact.nonzero and fact.where.phase in touched
+        if fact.flushed_share > allowed and (harmed or mostly):
             message = (
                 f"at most {allowed:.2g} of a tensor's norm may flush to zero; {_op(fact)} lost "
                 f"{fact.flushed_share:.2g} "
@@ -180,10 +183,11 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := nothing_narrow(stats, check):
         return [skipped]
     harmed = not stats.judged or bool(stats.harm(limits.precision))
+    touched = _touched(stats, limits)
     found = []
     for fact in stats.ops:
         needed = fact.constant is not None and fact.flushed > 0
-        if not fact.emptied and not needed:
+        if not needed and not (fact.emptied and (harmed or fact.where.phase in touched)):
             continue
         smallest = format_of(fact.dtype).smallest_subnormal
         if needed:
@@ -203,7 +207,7 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
             hint = _flush_hint(fact)
         verdict = Verdict.FAIL if harmed else Verdict.WARN
         if verdict is Verdict.WARN:
-            message += "; outputs and gradients do not suffer"
+            message += "; what it moves is within the rounding of the whole"
         found.append(finding(stats, check, verdict, fact, message, hint, fact.flushed, 0, "elements"))
     text = "no tensor and no needed constant became zero"
     return most(found) or [passed(stats, check, text, stats.low, 0, 0, "elements")]
@@ -255,6 +259,11 @@ def _own_arithmetic(stats: NumericsStats, fact: OpFacts, born: int) -> Finding:
     zeros = ", ".join(stats.zeroed_buffers) or "none"
     hint = f"a value that {stats.format} cannot hold may divide; its buffers with an exact zero: {zeros}"
     return finding(stats, "overflow", Verdict.FAIL, fact, message, hint, born, 0, "elements")
+
+
+def _touched(stats: NumericsStats, limits: Limits) -> frozenset[str]:
+    """The phases in which a loss has left a trace, however small within the whole."""
+    return frozenset(p for p in ("forward", "backward") if stats.touched(p, limits.precision))
 
 
 def _cause(fact: OpFacts) -> str:

@@ -13,6 +13,9 @@ from ampcheck.numerics.facts import OpFacts
 from ampcheck.record import Coverage, Where
 from ampcheck.telemetry.stats import TelemetryStats
 
+_CANCELLED = 2.0**-40
+"""A reference this much smaller than the values of the run is what float64 leaves of an exact zero: 2^13 roundings."""
+
 LOST = 0.25
 """Relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
 
@@ -27,7 +30,8 @@ class TensorError:
     nonfinite: elements that are not finite here and finite in the reference, or NaN here and infinite there.
     misplaced: infinities of the reference in whose place stands a number, or an infinity of the other sign.
     compared: elements that are finite on both sides. float32: how far the reference moves when its data are rounded to
-    float32, which tells what can be known of this tensor at all. excused: the error that eager mode has by decisions
+    float32, which tells what can be known of this tensor at all. size: Euclidean norm of the reference; distance: that
+    of the difference. excused: the error that eager mode has by decisions
     that fell otherwise, which compiled code may have as well.
     """
 
@@ -43,6 +47,8 @@ class TensorError:
     float32: float = 0.0
     excused: float = 0.0
     order: int = 0
+    size: float = math.inf
+    distance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,22 @@ class NumericsStats:
         outputs = [error for error in self.errors if error.kind == "output"]
         return bool(outputs) and not any(error.compared for error in outputs)
 
+    @property
+    def largest(self) -> float:
+        """The largest finite magnitude of forward."""
+        return max((h.amax for (phase, _), h in self.health.items() if phase == "forward"), default=0.0)
+
+    def cancelled(self, error: TensorError) -> bool:
+        """Whether the reference is zero but for float64's own rounding (the mean of a centred row): a relative error
+        means nothing there, and the difference is measured against the values that cancelled."""
+        return error.kind != "gradient" and error.size <= _CANCELLED * math.sqrt(error.compared) * self.largest
+
+    def touched(self, phase: str, factor: float) -> bool:
+        """Whether rounding does not explain some tensor of a phase, however small its share of the whole is."""
+        kinds = ("gradient",) if phase == "backward" else ("output", "module", "gradient")
+        judged = (e for e in self.errors if e.kind in kinds and self.known(e) and not self.cancelled(e))
+        return any(e.nonfinite or e.error > self.error_limit(e, factor) for e in judged)
+
     def known(self, error: TensorError) -> bool:
         """Whether float32 knows the tensor to the digits of the format; the gradient of a bias that softmax or a norm
         takes out again is zero but for rounding in every precision, and there is nothing to compare."""
@@ -142,6 +164,9 @@ class NumericsStats:
             return True
         if not self.known(error):
             return False
+        if self.cancelled(error):
+            walk = factor * math.sqrt(self.chain * error.compared) * self.unit_roundoff
+            return error.distance > walk * self.largest
         if error.kind == "output" and error.error > LOST and not max(error.float32, error.excused) > LOST / 2:
             return True
         if not error.error > self.error_limit(error, factor):

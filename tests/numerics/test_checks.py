@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.catalog import EXPLANATIONS
+from ampcheck.health import TensorHealth
 from ampcheck.numerics import CHECKS, NumericsStats, check_numerics
 from ampcheck.numerics.decisions import Flip
 from ampcheck.numerics.facts import OpFacts
@@ -89,9 +90,11 @@ def test_an_absorbed_overflow_warns_and_one_that_is_seen_fails() -> None:
     assert _verdicts(own, "overflow") == [Verdict.PASS]
 
 
-def test_flushing_warns_until_somebody_suffers() -> None:
+def test_flushing_passes_without_a_trace_warns_with_a_small_one_and_fails_where_the_whole_suffers() -> None:
     flushed = replace(FACT, nonzero=8, flushed=6, flushed_share=0.3)
-    assert _verdicts(replace(HEALTHY, ops=(flushed,)), "flush") == [Verdict.WARN]
+    assert _verdicts(replace(HEALTHY, ops=(flushed,)), "flush") == [Verdict.PASS]
+    traced = replace(HEALTHY, ops=(flushed,), errors=(OUTPUT, replace(GRADIENT, error=0.9, share=1e-6)))
+    assert _verdicts(traced, "flush") == [Verdict.WARN]
     harmed = replace(HEALTHY, ops=(flushed,), errors=(replace(OUTPUT, error=0.9),))
     assert _verdicts(harmed, "flush") == [Verdict.FAIL]
     few = replace(flushed, flushed=1)
@@ -152,3 +155,13 @@ def test_what_is_left_out_of_a_long_list_is_counted() -> None:
     found = [f for f in check_numerics(replace(HEALTHY, ops=places), Limits()) if f.check == "overflow"]
     assert len(found) == 5
     assert "4 further places are left out" in found[-1].message
+
+
+def test_a_reference_that_is_zero_but_for_rounding_is_compared_with_what_cancelled() -> None:
+    health = {("forward", ""): replace(TensorHealth.empty("float32"), amax=4.0)}
+    nothing = replace(OUTPUT, error=2.5e9, size=1e-16, distance=2.5e-7, compared=64)
+    stats = replace(HEALTHY, errors=(nothing,), health=health)
+    assert _verdicts(stats, "precision-loss") == [Verdict.PASS]
+    assert _verdicts(replace(stats, errors=(replace(nothing, distance=3.0),)), "precision-loss") == [Verdict.FAIL]
+    small_but_real = replace(nothing, size=1e-9)
+    assert _verdicts(replace(stats, errors=(small_but_real,)), "precision-loss") == [Verdict.FAIL]

@@ -1,0 +1,56 @@
+"""An additive mask of -1e9 is -inf in float16: a failure where a row has no other key, else a warning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ampcheck import Run, Verdict, audit
+
+
+def cast(scores: Tensor, keep: Tensor) -> Tensor:
+    return scores + ((1.0 - keep.float()) * -1e9).to(scores.dtype)
+
+
+def multiplied(scores: Tensor, keep: Tensor) -> Tensor:
+    return scores + (1 - keep.to(scores.dtype)) * -1e9
+
+
+def filled(scores: Tensor, keep: Tensor) -> Tensor:
+    return scores + torch.where(keep, 0.0, torch.full((), -1e9, dtype=scores.dtype)).to(scores.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, masked: Any) -> None:
+        super().__init__()
+        self.qkv, self.masked = nn.Linear(16, 48), masked
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if self.masked is None:
+            bias = (1 - keep[:, None, :].to(q.dtype)) * -1e9
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.masked(q @ k.mT * 0.25, keep[:, None, :]).softmax(-1) @ v
+
+
+def judged(masked: Any, visible: list[int], *, native: bool) -> Run:
+    torch.manual_seed(0)
+    model, x = Attention(masked), torch.randn(3, 6, 16)
+    keep = torch.arange(6) < torch.tensor(visible)[:, None]
+    if native:
+        return audit((model.half(), (x.half(), keep)), compile=False)
+    return audit((model, (x, keep)), compile=False, dtype="float16")
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "autocast"])
+@pytest.mark.parametrize("masked", [cast, multiplied, filled, None], ids=["cast", "multiplied", "filled", "sdpa"])
+def test_a_row_without_a_visible_key_fails_where_the_mask_overflows(masked: Any, native: bool) -> None:
+    failed = judged(masked, [6, 3, 0], native=native).of(Verdict.FAIL)
+    assert any(f.check == "overflow" and f.where.file.endswith("test_masks.py") for f in failed)
+    absorbed = judged(masked, [6, 3, 1], native=native)
+    assert not absorbed.failed
+    assert [f.check for f in absorbed.of(Verdict.WARN)] == ["overflow"]
