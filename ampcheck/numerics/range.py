@@ -143,15 +143,15 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := nothing_narrow(stats, check):
         return [skipped]
     harmed = not stats.judged or bool(stats.harm(limits.precision))
-    touched = _touched(stats, limits)
     found, worst = [], 0.0
     for fact in stats.ops:
         if not fact.flushed or fact.emptied:
             continue
         allowed = limits.flush * format_of(fact.dtype).unit_roundoff
         worst = max(worst, fact.flushed_share)
-        mostly = 2 * fact.flushed > fact.nonzero and fact.where.phase in touched
-        if fact.flushed_share > allowed and (harmed or mostly):
+        if fact.flushed_share <= allowed:
+            continue
+        if harmed or (2 * fact.flushed > fact.nonzero and stats.traced(fact.where, limits.precision)):
             message = (
                 f"at most {allowed:.2g} of a tensor's norm may flush to zero; {_op(fact)} lost "
                 f"{fact.flushed_share:.2g} "
@@ -183,11 +183,10 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if skipped := nothing_narrow(stats, check):
         return [skipped]
     harmed = not stats.judged or bool(stats.harm(limits.precision))
-    touched = _touched(stats, limits)
     found = []
     for fact in stats.ops:
         needed = fact.constant is not None and fact.flushed > 0
-        if not needed and not (fact.emptied and (harmed or fact.where.phase in touched)):
+        if not needed and not (fact.emptied and (harmed or stats.traced(fact.where, limits.precision))):
             continue
         smallest = format_of(fact.dtype).smallest_subnormal
         if needed:
@@ -259,11 +258,6 @@ def _own_arithmetic(stats: NumericsStats, fact: OpFacts, born: int) -> Finding:
     zeros = ", ".join(stats.zeroed_buffers) or "none"
     hint = f"a value that {stats.format} cannot hold may divide; its buffers with an exact zero: {zeros}"
     return finding(stats, "overflow", Verdict.FAIL, fact, message, hint, born, 0, "elements")
-
-
-def _touched(stats: NumericsStats, limits: Limits) -> frozenset[str]:
-    """The phases in which a loss has left a trace, however small within the whole."""
-    return frozenset(p for p in ("forward", "backward") if stats.touched(p, limits.precision))
 
 
 def _cause(fact: OpFacts) -> str:

@@ -135,11 +135,17 @@ class NumericsStats:
         means nothing there, and the difference is measured against the values that cancelled."""
         return error.kind != "gradient" and error.size <= _CANCELLED * math.sqrt(error.compared) * self.largest
 
-    def touched(self, phase: str, factor: float) -> bool:
-        """Whether rounding does not explain some tensor of a phase, however small its share of the whole is."""
-        kinds = ("gradient",) if phase == "backward" else ("output", "module", "gradient")
-        judged = (e for e in self.errors if e.kind in kinds and self.known(e) and not self.cancelled(e))
-        return any(e.nonfinite or e.error > self.error_limit(e, factor) for e in judged)
+    def traced(self, where: Where, factor: float) -> bool:
+        """Whether a loss at `where` has left a trace: a tensor that rounding does not explain, however small its share.
+
+        Of backward the gradients of the module there count, those of the whole model where it has no parameters.
+        """
+        kinds = ("gradient",) if where.phase == "backward" else ("output", "module", "gradient")
+        judged = [e for e in self.errors if e.kind in kinds and self.known(e)]
+        if where.phase == "backward":
+            own = [e for e in self.errors if e.kind == "gradient" and _is_inside(gradient_module(e.name), where.module)]
+            judged = [e for e in judged if e in own] if own else judged
+        return any(e.nonfinite or (e.error > self.error_limit(e, factor) and not self.cancelled(e)) for e in judged)
 
     def known(self, error: TensorError) -> bool:
         """Whether float32 knows the tensor to the digits of the format; the gradient of a bias that softmax or a norm
@@ -216,6 +222,10 @@ class NumericsStats:
         found = tuple(e for e in self.errors if e.kind != "module" and self.beyond(e, factor))
         found = tuple(e for e in found if self.coarse_kernel(e, factor) is None)
         return tuple(e for e in found if e.nonfinite) if self.flipped(factor) else found
+
+
+def _is_inside(module: str, whole: str) -> bool:
+    return module == whole or not whole or module.startswith(f"{whole}.")
 
 
 def gradient_module(name: str) -> str:
