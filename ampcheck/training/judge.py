@@ -269,8 +269,9 @@ class _Judge:
         residency = self.observed.residency
         if residency is None:
             return self._run([])
-        losses = tuple(dict.fromkeys(e.dtype for e in self.observed.events if e.act is Act.BACKWARD and e.dtype))
-        found = check_residency(residency, losses)
+        passes = [e for e in self.observed.events if e.act is Act.BACKWARD and e.dtype]
+        computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
+        found = check_residency(residency, tuple(event.dtype for event in passes), computed)
         if "loss-dtype" in self.wanted and (
             wrong := check_loss(measure_loss(self.loop, self.start, self.observed.losses))
         ):

@@ -24,7 +24,7 @@ from ampcheck.training.loop import Snapshot, StepError, TrainingLoop, same_loss
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.widen import shadowed
-from ampcheck.training.window import FEW, GradientHistogram, histogram_of
+from ampcheck.training.window import FEW, GradientHistogram, histogram_of, is_usable
 
 KEPT_BYTES = 4 << 30
 """How much of the shadow's gradients is kept; beyond it the rest is counted as unseen."""
@@ -263,6 +263,8 @@ def measure_gradients(
             "(an iterator, a generator of its own) moves on; let step(i) depend on i alone"
         )
     scale = _scale(recorder.events)
+    if not is_usable(scale):
+        return nothing(f"the loss scale is {scale:g} in step {step}, which leaves nothing of the gradients")
     gradients = sorted(losses.values(), key=lambda one: (one.kind != "parameter", -one.lost))
     halves = {o.name for o in gradients if "float16" in (o.dtype, o.made_in if o.kind == "parameter" else "")}
     low = [name for event in recorder.events for name in event.low]
@@ -288,7 +290,7 @@ def measure_gradients(
 
 
 def _scale(events: Sequence[Event]) -> float:
-    scales = [event.scale for event in events if event.act is Act.SCALE and event.enabled and event.scale]
+    scales = [event.scale for event in events if event.act is Act.SCALE and event.enabled and event.scale is not None]
     return scales[-1] if scales else 1.0
 
 

@@ -38,6 +38,7 @@ class Event:
     scaled: of BACKWARD and GRAD, whether the loss came through `scaler.scale`; None where that cannot be told, as of
     gradients that the step hands on itself. dtype: of the loss, where there is one. enabled: of a scaler.
     optimizers: whose gradients a BACKWARD added to or a CLIP clipped; of SCHEDULER_STEP the one it belongs to.
+    computed: of BACKWARD, the 16-bit dtypes in which the loss or a part of it was computed, whatever it was cast to.
     cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began.
     through_scaler: of OPTIMIZER_STEP, whether `scaler.step` called it.
     skipped: of SCALER_STEP, whether the optimizer was not stepped.
@@ -64,5 +65,6 @@ class Event:
     low: tuple[str, ...] = ()
     half: dict[str, tuple[str, ...]] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
     file: str = ""
     line: int | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
-from ampcheck.training.loop import StepError
+from ampcheck.training.loop import StepError, same_loss
 from ampcheck.training.protocol.events import Act, Event
 
 _LISTED = 5
@@ -249,7 +249,7 @@ class _Gradients:
     def _use(self, name: str, event: Event) -> Iterator[_Breach]:
         """The scaler is about to divide gradients by its scale: did all of them get it?"""
         held = self._of(name)
-        wrong = [scale for scale in held.scales if scale != event.scale]
+        wrong = [scale for scale in held.scales if event.scale is None or not same_loss(scale, event.scale)]
         if wrong:
             several = len(set(held.scales)) > 1
             message = (

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.nest import tensors
+from ampcheck.numerics.losses import computed_in
 from ampcheck.places import is_users, users_line
 from ampcheck.taps import replaced
 from ampcheck.training.loop import TrainingLoop
@@ -208,10 +209,12 @@ class Recorder:
                 return result
             before = {name: self._gradients(optimizer) for name, optimizer in self._optimizers.items()}
             cleared = tuple(name for name, optimizer in self._optimizers.items() if _is_clear(optimizer))
+            computed = () if handed else tuple({_short(d): None for _, t in tensors(t_outputs) for d in computed_in(t)})
             result = original(t_outputs, *args, **kwargs)
             touched = tuple(name for name, o in self._optimizers.items() if self._gradients(o) != before[name])
             low, self._low = self.low, {}
-            self._add(Act.BACKWARD, t_outputs, optimizers=touched, cleared=cleared, low=low, **facts)
+            told = {"low": low, "computed": computed, **facts}
+            self._add(Act.BACKWARD, t_outputs, optimizers=touched, cleared=cleared, **told)
             return result
 
         return run

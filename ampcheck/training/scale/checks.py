@@ -10,8 +10,14 @@ from itertools import takewhile
 from ampcheck.formats import format_of
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.settings import Limits
-from ampcheck.training.scale.trajectory import COLLAPSE, ScalerStats, has_fallen, is_settled, skipped_last
-from ampcheck.training.window import POOL, ScaleWindow
+from ampcheck.training.scale.trajectory import (
+    COLLAPSE,
+    ScalerStats,
+    has_fallen,
+    is_settled,
+    skipped_last,
+)
+from ampcheck.training.window import POOL, ScaleWindow, is_usable
 
 CHECK = "loss-scale"
 _LISTED = 3
@@ -46,6 +52,14 @@ class LossScaleStats:
     def scale(self) -> float | None:
         """The scale to judge: the one in use, 1 without a scaler."""
         return self.scale_in_use if self.enabled else 1.0
+
+    @property
+    def unusable(self) -> tuple[int, float] | None:
+        """(step, scale) of the first scale that is not positive and finite; of the next step where that is the last."""
+        steps = [(step, scale) for step, scale, _ in self.trajectory]
+        if steps and self.last_scale is not None:
+            steps.append((steps[-1][0] + 1, self.last_scale))
+        return next(((step, scale) for step, scale in steps if not is_usable(scale)), None)
 
     def measured(self, scale: float | None) -> tuple[float, bool] | None:
         """(worst share lost, whether a gradient was not finite) of the real backward pass at a scale."""
@@ -84,8 +98,11 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
 
     A scaler lives above the window for a while: it starts too high, and grows until a gradient overflows. Skipping
     steps there and backing off is no finding. What is one: no scale serves, the scale in use loses more than
-    `limits.underflow`, every step is skipped where the window says it need not be, or the scale fell below 1.
+    `limits.underflow`, every step is skipped where the window says it need not be, the scale fell below 1, or it is no
+    positive finite number any more.
     """
+    if stats.enabled and stats.unusable is not None:
+        return [_unusable(stats, *stats.unusable)]
     found = [*_collapsed(stats), *_window(stats, limits)]
     if found:
         return found
@@ -163,6 +180,34 @@ def _collapsed(stats: LossScaleStats) -> list[Finding]:
     step = next((step for step, _, bad in stats.trajectory if bad), None)
     place = Where("backward", op=stats.first_op, step=step)
     return [Finding(CHECK, verdict, stats.subject, message, place, observed, limit, unit, hint)]
+
+
+def _unusable(stats: LossScaleStats, step: int, scale: float) -> Finding:
+    """A scale of 0, infinity or NaN turns every gradient into 0, infinity or NaN, and GradScaler never leaves it."""
+    before = [(number, skipped) for number, _, skipped in stats.trajectory if number < step]
+    message = f"the loss scale must be a positive number whose inverse is finite in float32; it is {scale:.6g}"
+    op = ""
+    if not before:
+        message += f" from the first step on, in all of {len(stats.trajectory)} steps"
+        hint = (
+            "give GradScaler a positive finite init_scale, and check the 'scale' of a checkpoint before "
+            "scaler.load_state_dict(): one that was saved after a collapse keeps every later run from learning"
+        )
+    elif scale < 1:
+        op, skips = stats.first_op, sum(skipped for _, skipped in before)
+        message += (
+            f" from step {step} on, after {power(stats.trajectory[0][1])} in step {stats.trajectory[0][0]}"
+            f"{f' and {skips} skipped step' + 's' * (skips > 1) if skips else ''}{_skips(stats)}"
+        )
+        hint = (
+            "gradients that are infinite or NaN at any scale halve it in every step: mend what makes them (see overflow "
+            "and nonfinite-gradient, and keep that op in float32), and stop a run whose scale falls below 1"
+        )
+    else:
+        message += f" from step {step} on, after {power(stats.trajectory[0][1])} in step {stats.trajectory[0][0]}"
+        hint = "use a growth_factor near 2, and give scaler.update(new_scale) a finite number only"
+    place = Where("backward", op=op, step=step)
+    return Finding(CHECK, Verdict.FAIL, stats.subject, message, place, scale, None, "loss scale", hint)
 
 
 def _skipped_at_one_scale(trajectory: Sequence[tuple[int, float, bool]]) -> int:

@@ -13,6 +13,7 @@ from ampcheck.training.watching.expected import sampled
 from ampcheck.training.watching.folded import GradientSum, UpdateSum
 from ampcheck.training.watching.report import window_of
 from ampcheck.training.watching.stats import WatchedOptimizer, WatchedParameter, WatchStats
+from ampcheck.training.window import is_usable
 
 CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation", "coverage")
 """The checks that a watched loop can be judged by, in the order in which a reader wants them."""
@@ -180,7 +181,18 @@ def _scale(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
         "a scale that falls without end means that a gradient is infinite or NaN at any scale: mend the overflow, or "
         "leave batches with NaN out; see nonfinite-gradient"
     )
-    if scales and has_fallen(scales[0], now):
+    unusable = next((number for number, scale in enumerate(scales) if not is_usable(scale)), None)
+    if unusable is not None:
+        message = (
+            "the loss scale must be a positive number whose inverse is finite in float32; it is "
+            f"{scales[unusable]:.6g} {f'after {unusable:,} updates' if unusable else 'from the first step on'} "
+            f"({story}){named}"
+        )
+        if not unusable:
+            hint = "give GradScaler a positive finite init_scale, and check the 'scale' of a checkpoint that it loads"
+        place = Where("update", step=unusable)
+        yield Finding(check, Verdict.FAIL, stats.subject, message, place, scales[unusable], None, "loss scale", hint)
+    elif scales and has_fallen(scales[0], now):
         settled = is_settled(window_of(stats, limits), now, trailing > 0)
         verdict = Verdict.WARN if settled else Verdict.FAIL
         message = f"the loss scale must stay at 1 or above; it fell to {now:g} ({story}){named}"
