@@ -72,7 +72,7 @@ def _rounds(name: str, before: Sequence[Any]) -> bool:
 
 
 def _results(node: Any) -> list[tuple[torch.dtype, int]]:
-    """(dtype, elements) of what a node gave in forward; empty where PyTorch keeps neither (before 2.3, nested tensors)."""
+    """(dtype, elements) of what a node gave in forward; empty where PyTorch keeps neither, as of nested tensors."""
     with suppress(Exception):
         return [(result.dtype, math.prod(result.shape)) for result in getattr(node, "_input_metadata", None) or ()]
     return []

@@ -25,14 +25,21 @@ from ampcheck.training.distributed.checks import check_distributed, distributed_
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, gather, world_size
 from ampcheck.training.distributed.together import ending_alike, settled
+from ampcheck.training.gradients.checks import check_gradients, gradient_table, told_damage
 from ampcheck.training.gradients.finite import check_finite, measure_finite, nonfinite_parameters
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
 from ampcheck.training.gradients.losses import check_loss, measure_loss
-from ampcheck.training.gradients.underflow import check_gradients, gradient_table, measure_gradients, quiet
+from ampcheck.training.gradients.underflow import measure_gradients, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
 from ampcheck.training.observed import Observed, check_observed, loss_chart, observe
 from ampcheck.training.protocol.events import Act
-from ampcheck.training.protocol.order import ProtocolStats, check_protocol, check_scheduler_skip
+from ampcheck.training.protocol.order import (
+    ProtocolStats,
+    applied_nonfinite,
+    check_protocol,
+    check_scheduler_skip,
+    steps_past_scaler,
+)
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
 from ampcheck.training.residency.checks import check_residency
@@ -135,6 +142,7 @@ class _Judge:
         self.device = device
         self.observed = Observed(loop.name)
         self.lost: float | None = None
+        self.damage = ""
         self.invariant: bool | None = None
 
     def add_to(self, runs: list[Run], checks: Collection[str] | None, tell: Progress) -> None:
@@ -202,7 +210,8 @@ class _Judge:
         if world_size() > 1:
             shadow = None  # how often it runs depends on what this rank sees
         scales = measure_loss_scale(self.loop, stats, shadow, self.observed.events, self.limits, first_op=place)
-        judged = [finding for one in scales for finding in check_loss_scale(one, self.limits)]
+        self.damage = told_damage(stats, self.limits)
+        judged = [f for one in scales for f in check_loss_scale(replace(one, damage=self.damage), self.limits)]
         if stats.skipped:
             why = f"not judged: {stats.skipped}"
             judged = [replace(f, message=why) if f.verdict is Verdict.SKIP else f for f in judged]
@@ -232,23 +241,41 @@ class _Judge:
     def _protocol(self) -> Run:
         """The order of calls, as observed; and what a skipped step does, which is made if none came by itself."""
         seen = self.observed
-        stats = ProtocolStats(self.loop.name, tuple(seen.events), seen.steps, self.lost, seen.stopped, self.invariant)
-        found = check_protocol(stats, self.limits)
-        if "scheduler-skip" not in self.wanted:
-            return self._run(found)
-        scheduled = any(event.act is Act.SCHEDULER_STEP for event in seen.events)
+        stats = ProtocolStats(
+            self.loop.name,
+            tuple(seen.events),
+            seen.steps,
+            self.lost,
+            seen.stopped,
+            self.invariant,
+            applied=applied_nonfinite(seen.events) or None,
+            damage=self.damage,
+        )
+        scheduled = "scheduler-skip" in self.wanted and any(e.act is Act.SCHEDULER_STEP for e in seen.events)
         skipped = any(event.act is Act.SCALER_STEP and event.skipped for event in seen.events)
-        if agreed(scheduled and not skipped and any(e.act is Act.SCALER_STEP and e.enabled for e in seen.events)):
-            recorder = Recorder(self.loop, overflow_from=1)
-            with recorder.listening():
-                for recorder.step in range(seen.steps):
-                    taken = self.loop.take(recorder.step)
-                    recorder.forget_graphs()
-                    over = recorder.overflowed
-                    if isinstance(taken, StepError) or agreed(over is not None and recorder.step > over):
-                        break
-            stats = replace(stats, events=tuple(recorder.events), injected=recorder.overflowed)
-        return self._run([*found, *check_scheduler_skip(stats)])
+        scaled = any(event.act is Act.SCALER_STEP and event.enabled for event in seen.events)
+        direct = steps_past_scaler(seen.events) and not stats.applied
+        skipping = stats
+        if agreed(direct or (scheduled and not skipped and scaled)):
+            recorder = self._overflowing()
+            if scheduled and not skipped:
+                skipping = replace(stats, events=tuple(recorder.events), injected=recorder.overflowed)
+            if direct and recorder.overflowed is not None:
+                stats = replace(stats, applied=applied_nonfinite(recorder.events), injected=recorder.overflowed)
+        found = check_protocol(stats, self.limits)
+        return self._run(found if "scheduler-skip" not in self.wanted else [*found, *check_scheduler_skip(skipping)])
+
+    def _overflowing(self) -> Recorder:
+        """The steps up to one after a gradient was made infinite."""
+        recorder = Recorder(self.loop, overflow_from=min(1, self.observed.steps - 1))
+        with recorder.listening():
+            for recorder.step in range(self.observed.steps):
+                taken = self.loop.take(recorder.step)
+                recorder.forget_graphs()
+                over = recorder.overflowed
+                if isinstance(taken, StepError) or agreed(over is not None and recorder.step > over):
+                    break
+        return recorder
 
     def _resuming(self) -> Run:
         events = check_checkpoint_events(self.observed.events, self.loop.name)

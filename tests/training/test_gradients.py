@@ -14,13 +14,8 @@ from training_loops import amp_loop, demo_loop, mlp, state_of
 from ampcheck.record import Finding, Verdict
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
-from ampcheck.training.gradients.underflow import (
-    GradientLoss,
-    GradientStats,
-    check_gradients,
-    gradient_table,
-    measure_gradients,
-)
+from ampcheck.training.gradients.checks import check_gradients, gradient_table
+from ampcheck.training.gradients.underflow import GradientLoss, GradientStats, measure_gradients
 from ampcheck.training.loop import TrainingLoop
 
 

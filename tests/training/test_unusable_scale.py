@@ -15,7 +15,8 @@ from ampcheck.record import Finding, Verdict
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
 from ampcheck.training.judge import judge_training
-from ampcheck.training.scale.checks import check_loss_scale, loss_scale_stats
+from ampcheck.training.scale.checks import check_loss_scale
+from ampcheck.training.scale.stats import loss_scale_stats
 from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep
 from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.watching.checks import check_watched

@@ -42,7 +42,8 @@ class Event:
     cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began.
     through_scaler: of OPTIMIZER_STEP, whether `scaler.step` called it.
     skipped: of SCALER_STEP, whether the optimizer was not stepped.
-    nonfinite: of SCALER_STEP, parameters with an infinite or NaN gradient.
+    nonfinite: of SCALER_STEP, and of an OPTIMIZER_STEP that was called directly while a scaler is in use, parameters
+    with an infinite or NaN gradient.
     create_graph: of GRAD and BACKWARD. low: of BACKWARD, the 16-bit dtypes in which autocast ran since the last one.
     half: of UNSCALE, SCALER_STEP and OPTIMIZER_STEP, parameters of 16 bits, by dtype.
     keys: of CHECKPOINT, what it holds: `optimizer`, `scaler`.

@@ -49,6 +49,7 @@ class Recorder:
         self._optimizers.update(loop.optimizers)
         self._scaled: list[tuple[Any, str, float]] = []
         self._inside: Any = None
+        self._scaling = False
         self._low: dict[str, None] = {}
 
     @contextmanager
@@ -108,6 +109,7 @@ class Recorder:
             result = original(scaler, outputs)
             who, factor = self._name(scaler, "scaler"), scaler.get_scale()
             if scaler.is_enabled():
+                self._scaling = True
                 self._scaled += [(t.grad_fn, who, factor) for _, t in tensors(result) if t.grad_fn is not None]
             dtype = next((_short(t.dtype) for _, t in tensors(outputs)), "")
             self._add(Act.SCALE, scaler, who=who, scale=factor, enabled=scaler.is_enabled(), dtype=dtype)
@@ -171,8 +173,10 @@ class Recorder:
 
     def _optimizer_steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         name = self._name(optimizer, "optimizer")
+        inside = self._inside is not None
+        bad = () if inside or not self._scaling else tuple(self._nonfinite(optimizer))
         half = self._half(optimizer)
-        self._add(Act.OPTIMIZER_STEP, optimizer, who=name, through_scaler=self._inside is not None, half=half)
+        self._add(Act.OPTIMIZER_STEP, optimizer, who=name, through_scaler=inside, half=half, nonfinite=bad)
 
     def _schedules(self, original: Any) -> Any:
         def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:

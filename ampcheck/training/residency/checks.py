@@ -28,8 +28,8 @@ _NOUNS: Mapping[str, str] = MappingProxyType(
 def check_residency(
     stats: ResidencyStats, loss_dtypes: tuple[str, ...] = (), computed: tuple[str, ...] = ()
 ) -> list[Finding]:
-    """The findings of `CHECKS`. loss_dtypes: of the loss of each backward pass, as names. computed: the 16-bit dtypes in
-    which these losses or parts of them were computed, whatever they were cast to before backward.
+    """The findings of `CHECKS`. loss_dtypes: of the loss of each backward pass, as names. computed: the 16-bit dtypes
+    in which these losses or parts of them were computed, whatever they were cast to before backward.
 
     Without a declared policy an enabled scaler asks for float32 weights, as GradScaler does; all else is told, not
     judged, except for a loss of 16 bits, which is warned of.
@@ -185,7 +185,9 @@ def _loss(
     if not seen:
         return [Finding(check, Verdict.SKIP, stats.subject, "no backward pass from a loss was seen")]
     allowed = policy.allowed("loss", "loss") if policy is not None else ()
-    bad, narrow = ([d for d in names if (d not in allowed if allowed else _is_low_name(d))] for names in (seen, computed))
+    bad, narrow = (
+        [d for d in names if (d not in allowed if allowed else _is_low_name(d))] for names in (seen, computed)
+    )
     if not bad and not narrow:
         text = f"backward starts from a loss in {', '.join(seen)}, and no reduction of it was computed in 16 bits"
         return [passed(check, stats.subject, text, len(dtypes))]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from ampcheck.record import Band, Chart, Scalar, Series, Table
-from ampcheck.training.scale.checks import CHECK, LossScaleStats, power
+from ampcheck.training.scale.checks import CHECK, power
+from ampcheck.training.scale.stats import LossScaleStats
 from ampcheck.training.window import ScaleWindow, is_usable
 
 _BEYOND = 3
