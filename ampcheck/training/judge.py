@@ -31,7 +31,7 @@ from ampcheck.training.gradients.invariance import check_invariance, measure_inv
 from ampcheck.training.gradients.losses import check_loss, measure_loss
 from ampcheck.training.gradients.underflow import measure_gradients, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
-from ampcheck.training.observed import Observed, check_observed, loss_chart, observe
+from ampcheck.training.observed import Observed, check_observed, loss_chart, observe, unjudged
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.order import (
     ProtocolStats,
@@ -167,10 +167,11 @@ class _Judge:
             if fatal and stage not in (self._protocol, self._live, self._confounders):
                 text = "not judged: the first step did not come to its end, see coverage"
                 left = [slug for slug in slugs if slug != "scaler-protocol"]
-                runs.append(self._run([Finding(slug, Verdict.SKIP, self.loop.name, text) for slug in left]))
+                runs.append(self._run([Finding(slug, self._prevented(slug), self.loop.name, text) for slug in left]))
                 continue
             with quiet():
-                runs.append(stage())
+                run = stage()
+            runs.append(replace(run, findings=tuple(unjudged(run.findings, self.observed))))
         self.start.restore()
         tell(f"{self.loop.name}: use of autocast", len(stages) + 1, len(stages) + 2)
         if not fatal and (checks is None or set(checks) - set(CHECKS)):
@@ -181,6 +182,15 @@ class _Judge:
             runs.append(use)
         tell(f"{self.loop.name}: done", len(stages) + 2, len(stages) + 2)
 
+    def _prevented(self, slug: str) -> Verdict:
+        """Of what a first step that did not end leaves unjudged. Where memory was short, it is for want of that."""
+        stopped, scalers = self.observed.stopped, self.loop.reached.scalers.values()
+        memory = stopped is not None and stopped.kind == "memory"
+        aside = (slug == "resume" and self.loop.save is None) or (
+            slug == "scale-invariance" and not any(scaler.is_enabled() for scaler in scalers)
+        )
+        return Verdict.SKIP if memory or aside else Verdict.INCOMPLETE
+
     def _run(self, findings: Sequence[Finding], coverage: Coverage | None = None, **evidence: Any) -> Run:
         return Run(findings=tuple(findings), coverage=coverage or Coverage(), **evidence)
 
@@ -189,7 +199,8 @@ class _Judge:
         unwell = nonfinite_parameters(self.loop)
         self.observed = seen = observe(self.loop, self.steps, restarts="stagnation" in self.wanted)
         finite = measure_finite(self.loop, seen.losses, unwell)
-        told = [*check_observed(seen), *(f for f in check_finite(finite) if f.check in self.wanted)]
+        finite_ones = [f for f in check_finite(finite) if f.check in self.wanted]
+        told = [*check_observed(seen), *unjudged(finite_ones, seen)]
         reached = self.loop.reached
         unseen = {f"{name}, which goes on as it is and is not put back": 1 for name in reached.opaque}
         if reached.unseen:
@@ -230,6 +241,7 @@ class _Judge:
         anew = self.observed.restarted
         told = (replace(one, accumulation=None) if one.name in anew else one for one in stats.tensors)
         stats = replace(stats, tensors=tuple(told))
+        self.observed.moved = any(one.moved for one in stats.tensors)
         found = check_stagnation(stats, self.limits)
         return self._run(found, stats.coverage, tables=stagnation_tables(stats))
 

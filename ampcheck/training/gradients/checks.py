@@ -20,10 +20,13 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     """
     slug = "gradient-underflow"
     if stats.skipped:
-        return [Finding(slug, Verdict.SKIP, stats.subject, f"not judged: {stats.skipped}")]
+        verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
+        return [Finding(slug, verdict, stats.subject, f"not judged: {stats.skipped}")]
     known = [one for one in stats.gradients if one.known]
     if not known:
-        return [Finding(slug, Verdict.SKIP, stats.subject, "no gradient is nonzero in float64")]
+        some = any(one.kind == "parameter" for one in stats.gradients)
+        why = "no gradient is nonzero in float64" if some else "no parameter was given a gradient"
+        return [Finding(slug, Verdict.INCOMPLETE, stats.subject, f"not judged: {why} in step {stats.step}")]
     at = f"at loss scale {stats.scale:g}"
     hint = _hint(stats)
     found: list[Finding] = []

@@ -117,7 +117,7 @@ class GradientStats:
     step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
     without a scaler. gradients: parameters first. histograms: in float64 and unscaled, those that were made in float16,
     by name; outputs: which gradients are those of outputs. underflow: what another loss scale would save. skipped: why
-    there is nothing. bytes: what the shadow kept at the same time, at most.
+    there is nothing; prevented: whether the loop itself prevents it. bytes: what the shadow kept at the same time, at most.
     """
 
     subject: str
@@ -130,6 +130,7 @@ class GradientStats:
     underflow: Underflow | None = None
     coverage: Coverage = field(default_factory=Coverage)
     skipped: str = ""
+    prevented: bool = False
     bytes: int = 0
 
     @property
@@ -285,24 +286,24 @@ def measure_gradients(
     scales.
     """
 
-    def nothing(why: str) -> tuple[GradientStats, None]:
-        return GradientStats(loop.name, step, skipped=why), None
+    def nothing(why: str, prevented: bool = True) -> tuple[GradientStats, None]:
+        return GradientStats(loop.name, step, skipped=why, prevented=prevented), None
 
     if loop.sharded:
-        return nothing(SHARDED)
+        return nothing(SHARDED, False)
     for number in range(step):
         with quiet():
             before = loop.take(number)
         if isinstance(before, StepError):
-            return nothing(f"step {number} did not come to its end")
+            return nothing(f"step {number} did not come to its end", before.kind != "memory")
     shadow = GradientShadow(loop, step, loop.snapshot(), outputs=outputs)
     shadow.measure()
     if shadow.raised is not None:
         where = f" ({shadow.raised.file}:{shadow.raised.line})" if shadow.raised.file else ""
-        return nothing(f"the step does not run in float64: {shadow.raised.message}{where}")
+        return nothing(f"the step does not run in float64: {shadow.raised.message}{where}", False)
     losses, recorder, taken = shadow.beside()
     if isinstance(taken, StepError) and taken.kind != "value":
-        return nothing(f"step {step} did not come to its end: {taken.message}")
+        return nothing(f"step {step} did not come to its end: {taken.message}", taken.kind != "memory")
     if not any(event.act is Act.BACKWARD for event in recorder.events):
         return nothing(f"no backward pass ran in step {step}")
     told = isinstance(taken, float) and observed is not None and not shadow.drew

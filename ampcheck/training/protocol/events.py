@@ -41,6 +41,7 @@ class Event:
     computed: of BACKWARD, the 16-bit dtypes in which the loss or a part of it was computed, whatever it was cast to.
     cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began.
     through_scaler: of OPTIMIZER_STEP, whether `scaler.step` called it.
+    gradients: of OPTIMIZER_STEP, whether a parameter has a gradient when it begins.
     skipped: of SCALER_STEP, whether the optimizer was not stepped.
     nonfinite: of SCALER_STEP, and of an OPTIMIZER_STEP that was called directly while a scaler is in use, parameters
     with an infinite or NaN gradient.
@@ -67,5 +68,6 @@ class Event:
     half: dict[str, tuple[str, ...]] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
+    gradients: bool = False
     file: str = ""
     line: int | None = None

@@ -31,6 +31,7 @@ class Recorder:
 
     listeners hear of each event at once. overflow_from: the first gradient that a scaler looks at in or after this step
     is made infinite, so that it skips the step, as it does when its scale has grown too far; `overflowed` tells which.
+    scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Recorder:
         self._scaled: list[tuple[Any, str, float]] = []
         self._inside: Any = None
         self._scaling = False
+        self.scaled = False
         self._low: dict[str, None] = {}
 
     @contextmanager
@@ -75,6 +77,7 @@ class Recorder:
 
     def _of_scalers(self) -> Iterable[tuple[str, Callable[[Any], Any]]]:
         return (
+            ("get_scale", self._asks),
             ("scale", self._scales),
             ("unscale_", self._unscales),
             ("step", self._scaler_steps),
@@ -103,6 +106,13 @@ class Recorder:
             if kind == "optimizer":
                 self._optimizers[name] = thing
         return self._names[id(thing)][1]
+
+    def _asks(self, original: Any) -> Any:
+        def get_scale(scaler: Any) -> Any:
+            self.scaled = self.scaled or scaler.is_enabled()
+            return original(scaler)
+
+        return get_scale
 
     def _scales(self, original: Any) -> Any:
         def scale(scaler: Any, outputs: Any) -> Any:
@@ -176,7 +186,8 @@ class Recorder:
         inside = self._inside is not None
         bad = () if inside or not self._scaling else tuple(self._nonfinite(optimizer))
         half = self._half(optimizer)
-        self._add(Act.OPTIMIZER_STEP, optimizer, who=name, through_scaler=inside, half=half, nonfinite=bad)
+        facts = {"half": half, "nonfinite": bad, "gradients": any(p.grad is not None for p in _params(optimizer))}
+        self._add(Act.OPTIMIZER_STEP, optimizer, who=name, through_scaler=inside, **facts)
 
     def _schedules(self, original: Any) -> Any:
         def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
