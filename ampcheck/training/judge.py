@@ -225,7 +225,8 @@ class _Judge:
         judged = [f for one in scales for f in check_loss_scale(replace(one, damage=self.damage), self.limits)]
         if stats.skipped:
             why = f"not judged: {stats.skipped}"
-            judged = [replace(f, message=why) if f.verdict is Verdict.SKIP else f for f in judged]
+            verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
+            judged = [replace(f, verdict=verdict, message=why) if f.verdict is Verdict.SKIP else f for f in judged]
         found = [*check_gradients(stats, self.limits), *judged]
         tables = [gradient_table(stats), *map(loss_scale_table, scales)]
         charts = [*map(loss_scale_chart, scales), *map(window_chart, scales)]

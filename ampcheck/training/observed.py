@@ -31,11 +31,10 @@ class Observed:
     """What a loop did when it ran as it is.
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
-    model. restarted: 16-bit tensors that became smaller now and then. changed: whether any weight changed;
-    moved: whether any element of a tensor narrower than float32 was given an update.
-    narrow: whether backward ran in 16 bits; None where compiled code hides it. disabled: scalers that do nothing; unused: those that
-    are enabled and that no step asks for anything.
-    empty: whether there is nothing that a step could change.
+    model. restarted: 16-bit tensors that became smaller now and then. changed: whether any weight changed. moved:
+    whether a tensor narrower than float32 was given an update. narrow: whether backward ran in 16 bits; None where
+    compiled code hides it. disabled: scalers that do nothing; unused: those that are enabled and that no step asks for
+    anything. empty: whether there is nothing that a step could change.
     """
 
     subject: str
@@ -100,7 +99,7 @@ def observe(loop: TrainingLoop, steps: int, *, restarts: bool = True) -> Observe
 
 
 def _sums(loop: TrainingLoop) -> dict[str, str]:
-    """The sum of each trained tensor in float64, as text, in which NaN equals NaN; writes through `.data` show in it."""
+    """The sum of each trained tensor in float64, as text, in which NaN equals NaN; writes through `.data` show."""
     weights = {
         one.name: one.tensor for one in loop.residents() if one.role is Role.PARAMETER or one.tensor.requires_grad
     }

@@ -289,14 +289,14 @@ def test_a_loop_that_does_not_repeat_itself_is_not_judged():
 
     first = step(0)
     found = judged({"model": model, "optimizer": optimizer, "step": step}, observed=first)
-    assert found.verdict is Verdict.SKIP
+    assert found.verdict is Verdict.INCOMPLETE
     assert "iterator" in found.message
 
 
 def test_nothing_that_learns_is_not_judged():
     model = mlp()
     found = judged({"model": model, "step": lambda number: float(model(torch.ones(1, 16)).detach())})
-    assert found.verdict is Verdict.SKIP
+    assert found.verdict is Verdict.INCOMPLETE
     assert "no backward pass" in found.message
 
 

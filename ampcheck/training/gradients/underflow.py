@@ -117,7 +117,8 @@ class GradientStats:
     step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
     without a scaler. gradients: parameters first. histograms: in float64 and unscaled, those that were made in float16,
     by name; outputs: which gradients are those of outputs. underflow: what another loss scale would save. skipped: why
-    there is nothing; prevented: whether the loop itself prevents it. bytes: what the shadow kept at the same time, at most.
+    there is nothing; prevented: whether the loop itself prevents it. bytes: what the shadow kept at the same time, at
+    most.
     """
 
     subject: str
