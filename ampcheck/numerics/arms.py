@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import seeded
+from ampcheck.numerics.losses import computed_in
 from ampcheck.places import hookable
 from ampcheck.prepare import Prepared
 from ampcheck.subject import Call
@@ -88,7 +89,8 @@ def run_arm(
                         if (values := _values(tensor)) is not None:
                             outcome.outputs[prefix + path] = values
                     total = None if outcome.no_backward else total_loss(result, loss, finite_loss)
-                if loss is not None or not any(name.startswith("input.") for name in leaves):
+                of_inputs = any(name.startswith("input.") for name in leaves)
+                if loss is not None or not of_inputs or (prepared.root is not None and _is_scalar(result)):
                     outcome.losses += _scalar_losses(result, total if loss else None)
                 if outcome.no_backward:
                     continue
@@ -172,10 +174,16 @@ def total_loss(result: Any, loss: Callable[[Any], torch.Tensor] | None, finite: 
 
 
 def _scalar_losses(result: Any, given: torch.Tensor | None) -> list[torch.dtype]:
-    """The dtypes of what can only be a loss: the user's own, or 0-d outputs that carry a gradient."""
+    """In which dtype what can only be a loss was computed: the user's own, or 0-d outputs that carry a gradient."""
+    losses = [t for _, t in tensors(result) if t.dim() == 0 and t.is_floating_point() and t.requires_grad]
     if given is not None:
-        return [given.dtype]
-    return [t.dtype for _, t in tensors(result) if t.dim() == 0 and t.is_floating_point() and t.requires_grad]
+        losses = [given]
+    return [next(iter(computed_in(loss)), loss.dtype) for loss in losses]
+
+
+def _is_scalar(result: Any) -> bool:
+    """Whether all that a module gives is one 0-d tensor: a loss module has no parameters, and its inputs gradients."""
+    return [tensor.dim() for _, tensor in tensors(result)] == [0]
 
 
 @contextmanager

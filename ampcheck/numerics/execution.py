@@ -48,7 +48,7 @@ def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not low:
         return [passed(stats, check, f"the loss is {stats.losses[0]}", len(stats.losses))]
     digits = -math.log10(format_of(low[0]).unit_roundoff)
-    message = f"a loss must be float32; it is {low[0]}, with {digits:.1f} decimal digits"
+    message = f"a loss must be computed in float32; it or a part of it is {low[0]}, with {digits:.1f} decimal digits"
     hint = "compute the loss from output.float(), or under torch.autocast(enabled=False)"
     return [Finding(check, Verdict.WARN, who(stats), message, Where(phase="forward"), hint=hint)]
 

@@ -25,14 +25,21 @@ from ampcheck.training.distributed.checks import check_distributed, distributed_
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, gather, world_size
 from ampcheck.training.distributed.together import ending_alike, settled
+from ampcheck.training.gradients.checks import check_gradients, gradient_table, told_damage
 from ampcheck.training.gradients.finite import check_finite, measure_finite, nonfinite_parameters
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
 from ampcheck.training.gradients.losses import check_loss, measure_loss
-from ampcheck.training.gradients.underflow import check_gradients, gradient_table, measure_gradients, quiet
+from ampcheck.training.gradients.underflow import measure_gradients, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
-from ampcheck.training.observed import Observed, check_observed, loss_chart, observe
+from ampcheck.training.observed import Observed, check_observed, loss_chart, observe, unjudged
 from ampcheck.training.protocol.events import Act
-from ampcheck.training.protocol.order import ProtocolStats, check_protocol, check_scheduler_skip
+from ampcheck.training.protocol.order import (
+    ProtocolStats,
+    applied_nonfinite,
+    check_protocol,
+    check_scheduler_skip,
+    steps_past_scaler,
+)
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
 from ampcheck.training.residency.checks import check_residency
@@ -135,6 +142,7 @@ class _Judge:
         self.device = device
         self.observed = Observed(loop.name)
         self.lost: float | None = None
+        self.damage = ""
         self.invariant: bool | None = None
 
     def add_to(self, runs: list[Run], checks: Collection[str] | None, tell: Progress) -> None:
@@ -159,10 +167,11 @@ class _Judge:
             if fatal and stage not in (self._protocol, self._live, self._confounders):
                 text = "not judged: the first step did not come to its end, see coverage"
                 left = [slug for slug in slugs if slug != "scaler-protocol"]
-                runs.append(self._run([Finding(slug, Verdict.SKIP, self.loop.name, text) for slug in left]))
+                runs.append(self._run([Finding(slug, self._prevented(slug), self.loop.name, text) for slug in left]))
                 continue
             with quiet():
-                runs.append(stage())
+                run = stage()
+            runs.append(replace(run, findings=tuple(unjudged(run.findings, self.observed))))
         self.start.restore()
         tell(f"{self.loop.name}: use of autocast", len(stages) + 1, len(stages) + 2)
         if not fatal and (checks is None or set(checks) - set(CHECKS)):
@@ -173,6 +182,15 @@ class _Judge:
             runs.append(use)
         tell(f"{self.loop.name}: done", len(stages) + 2, len(stages) + 2)
 
+    def _prevented(self, slug: str) -> Verdict:
+        """Of what a first step that did not end leaves unjudged. Where memory was short, it is for want of that."""
+        stopped, scalers = self.observed.stopped, self.loop.reached.scalers.values()
+        memory = stopped is not None and stopped.kind == "memory"
+        aside = (slug == "resume" and self.loop.save is None) or (
+            slug == "scale-invariance" and not any(scaler.is_enabled() for scaler in scalers)
+        )
+        return Verdict.SKIP if memory or aside else Verdict.INCOMPLETE
+
     def _run(self, findings: Sequence[Finding], coverage: Coverage | None = None, **evidence: Any) -> Run:
         return Run(findings=tuple(findings), coverage=coverage or Coverage(), **evidence)
 
@@ -181,7 +199,8 @@ class _Judge:
         unwell = nonfinite_parameters(self.loop)
         self.observed = seen = observe(self.loop, self.steps, restarts="stagnation" in self.wanted)
         finite = measure_finite(self.loop, seen.losses, unwell)
-        told = [*check_observed(seen), *(f for f in check_finite(finite) if f.check in self.wanted)]
+        finite_ones = [f for f in check_finite(finite) if f.check in self.wanted]
+        told = [*check_observed(seen), *unjudged(finite_ones, seen)]
         reached = self.loop.reached
         unseen = {f"{name}, which goes on as it is and is not put back": 1 for name in reached.opaque}
         if reached.unseen:
@@ -202,10 +221,12 @@ class _Judge:
         if world_size() > 1:
             shadow = None  # how often it runs depends on what this rank sees
         scales = measure_loss_scale(self.loop, stats, shadow, self.observed.events, self.limits, first_op=place)
-        judged = [finding for one in scales for finding in check_loss_scale(one, self.limits)]
+        self.damage = told_damage(stats, self.limits)
+        judged = [f for one in scales for f in check_loss_scale(replace(one, damage=self.damage), self.limits)]
         if stats.skipped:
             why = f"not judged: {stats.skipped}"
-            judged = [replace(f, message=why) if f.verdict is Verdict.SKIP else f for f in judged]
+            verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
+            judged = [replace(f, verdict=verdict, message=why) if f.verdict is Verdict.SKIP else f for f in judged]
         found = [*check_gradients(stats, self.limits), *judged]
         tables = [gradient_table(stats), *map(loss_scale_table, scales)]
         charts = [*map(loss_scale_chart, scales), *map(window_chart, scales)]
@@ -221,6 +242,7 @@ class _Judge:
         anew = self.observed.restarted
         told = (replace(one, accumulation=None) if one.name in anew else one for one in stats.tensors)
         stats = replace(stats, tensors=tuple(told))
+        self.observed.moved = any(one.moved for one in stats.tensors)
         found = check_stagnation(stats, self.limits)
         return self._run(found, stats.coverage, tables=stagnation_tables(stats))
 
@@ -232,23 +254,41 @@ class _Judge:
     def _protocol(self) -> Run:
         """The order of calls, as observed; and what a skipped step does, which is made if none came by itself."""
         seen = self.observed
-        stats = ProtocolStats(self.loop.name, tuple(seen.events), seen.steps, self.lost, seen.stopped, self.invariant)
-        found = check_protocol(stats, self.limits)
-        if "scheduler-skip" not in self.wanted:
-            return self._run(found)
-        scheduled = any(event.act is Act.SCHEDULER_STEP for event in seen.events)
+        stats = ProtocolStats(
+            self.loop.name,
+            tuple(seen.events),
+            seen.steps,
+            self.lost,
+            seen.stopped,
+            self.invariant,
+            applied=applied_nonfinite(seen.events) or None,
+            damage=self.damage,
+        )
+        scheduled = "scheduler-skip" in self.wanted and any(e.act is Act.SCHEDULER_STEP for e in seen.events)
         skipped = any(event.act is Act.SCALER_STEP and event.skipped for event in seen.events)
-        if agreed(scheduled and not skipped and any(e.act is Act.SCALER_STEP and e.enabled for e in seen.events)):
-            recorder = Recorder(self.loop, overflow_from=1)
-            with recorder.listening():
-                for recorder.step in range(seen.steps):
-                    taken = self.loop.take(recorder.step)
-                    recorder.forget_graphs()
-                    over = recorder.overflowed
-                    if isinstance(taken, StepError) or agreed(over is not None and recorder.step > over):
-                        break
-            stats = replace(stats, events=tuple(recorder.events), injected=recorder.overflowed)
-        return self._run([*found, *check_scheduler_skip(stats)])
+        scaled = any(event.act is Act.SCALER_STEP and event.enabled for event in seen.events)
+        direct = steps_past_scaler(seen.events) and not stats.applied
+        skipping = stats
+        if agreed(direct or (scheduled and not skipped and scaled)):
+            recorder = self._overflowing()
+            if scheduled and not skipped:
+                skipping = replace(stats, events=tuple(recorder.events), injected=recorder.overflowed)
+            if direct and recorder.overflowed is not None:
+                stats = replace(stats, applied=applied_nonfinite(recorder.events), injected=recorder.overflowed)
+        found = check_protocol(stats, self.limits)
+        return self._run(found if "scheduler-skip" not in self.wanted else [*found, *check_scheduler_skip(skipping)])
+
+    def _overflowing(self) -> Recorder:
+        """The steps up to one after a gradient was made infinite."""
+        recorder = Recorder(self.loop, overflow_from=min(1, self.observed.steps - 1))
+        with recorder.listening():
+            for recorder.step in range(self.observed.steps):
+                taken = self.loop.take(recorder.step)
+                recorder.forget_graphs()
+                over = recorder.overflowed
+                if isinstance(taken, StepError) or agreed(over is not None and recorder.step > over):
+                    break
+        return recorder
 
     def _resuming(self) -> Run:
         events = check_checkpoint_events(self.observed.events, self.loop.name)
@@ -269,8 +309,9 @@ class _Judge:
         residency = self.observed.residency
         if residency is None:
             return self._run([])
-        losses = tuple(dict.fromkeys(e.dtype for e in self.observed.events if e.act is Act.BACKWARD and e.dtype))
-        found = check_residency(residency, losses)
+        passes = [e for e in self.observed.events if e.act is Act.BACKWARD and e.dtype]
+        computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
+        found = check_residency(residency, tuple(event.dtype for event in passes), computed)
         if "loss-dtype" in self.wanted and (
             wrong := check_loss(measure_loss(self.loop, self.start, self.observed.losses))
         ):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from ampcheck.record import Chart, Finding, Series, Verdict, Where
+from ampcheck.record import Chart, Finding, Series, Verdict, Where, passed
+from ampcheck.training.gradients.capture import plain_values
 from ampcheck.training.gradients.underflow import quiet
-from ampcheck.training.loop import StepError, TrainingLoop
+from ampcheck.training.loop import Role, StepError, TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.residency.measure import ResidencyStats, measure_residency
@@ -18,15 +19,22 @@ from ampcheck.training.stagnation.restarts import Restarts
 
 _LISTED = 3
 
+_OF_GRADIENTS = ("gradient-underflow", "loss-scale", "loss-dtype")
+"""Checks that say nothing without a backward pass."""
+
+_OF_UPDATES = ("nonfinite-gradient", "stagnation", "resume")
+"""Checks that say nothing where no weight changes."""
+
 
 @dataclass(slots=True)
 class Observed:
     """What a loop did when it ran as it is.
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
-    model. restarted: 16-bit tensors that became smaller now and then. changed: whether any weight was written to.
-    narrow: whether backward ran in 16 bits; None where compiled code hides it. disabled: scalers that do nothing.
-    empty: whether there is nothing that a step could change.
+    model. restarted: 16-bit tensors that became smaller now and then. changed: whether any weight changed. moved:
+    whether a tensor narrower than float32 was given an update. narrow: whether backward ran in 16 bits; None where
+    compiled code hides it. disabled: scalers that do nothing; unused: those that are enabled and that no step asks for
+    anything. empty: whether there is nothing that a step could change.
     """
 
     subject: str
@@ -38,8 +46,10 @@ class Observed:
     replaced: tuple[str, ...] = ()
     restarted: frozenset[str] = frozenset()
     changed: bool = True
+    moved: bool = False
     narrow: bool | None = None
     disabled: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     empty: bool = False
 
     @property
@@ -59,7 +69,7 @@ def observe(loop: TrainingLoop, steps: int, *, restarts: bool = True) -> Observe
     """Run the first steps as they are, and listen. restarts: look for 16-bit sums that start anew."""
     seen = Observed(loop.name, empty=loop.empty)
     before = _owned(loop)
-    versions = {name: one._version for name, one in loop.parameters() if not one.is_inference()}
+    sums = _sums(loop)
     lived = measure_residency(loop, after_step=False)
     recorder, anew = Recorder(loop), Restarts()
     with quiet(), recorder.listening():
@@ -77,14 +87,53 @@ def observe(loop: TrainingLoop, steps: int, *, restarts: bool = True) -> Observe
     seen.restarted = frozenset(anew.names)
     seen.replaced = _replaced(loop, before)
     seen.residency = measure_residency(loop, after_step=seen.steps > 0, before=lived)
-    after = {name: one._version for name, one in loop.parameters() if not one.is_inference()}
-    stepped = any(event.act is Act.OPTIMIZER_STEP for event in seen.events)
-    seen.changed = stepped or after != versions or bool(seen.replaced)
+    stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in seen.events)
+    seen.changed = stepped or bool(seen.replaced) or _sums(loop) != sums
     stored = any(one.is_floating_point() and one.dtype.itemsize <= 2 for _, one in loop.parameters())
     low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in seen.events)
     seen.narrow = True if low else None if loop.reached.compiled else False
     seen.disabled = tuple(path for path, scaler in loop.reached.scalers.items() if not scaler.is_enabled())
+    if not recorder.scaled:
+        seen.unused = tuple(path for path in loop.reached.scalers if path not in seen.disabled)
     return seen
+
+
+def _sums(loop: TrainingLoop) -> dict[str, str]:
+    """The sum of each trained tensor in float64, as text, in which NaN equals NaN; writes through `.data` show."""
+    weights = {
+        one.name: one.tensor for one in loop.residents() if one.role is Role.PARAMETER or one.tensor.requires_grad
+    }
+    return {
+        name: repr(float(plain_values(one).sum(dtype=torch.float64)))
+        for name, one in weights.items()
+        if one.is_floating_point() and one.device.type != "meta"
+    }
+
+
+def unjudged(findings: Iterable[Finding], seen: Observed) -> list[Finding]:
+    """The findings, those incomplete that rest on something that the steps never did: a backward pass, an update, a use
+    of the scaler. What fails or warns stays."""
+
+    def reason(finding: Finding) -> str:
+        check, idle = finding.check, finding.verdict is Verdict.PASS
+        if finding.verdict not in (Verdict.PASS, Verdict.SKIP) or not seen.steps:
+            return ""
+        if not seen.learned and check in _OF_GRADIENTS:
+            return f"no backward pass ran in {seen.steps} steps"
+        if (
+            not seen.changed
+            and not (check == "stagnation" and seen.moved)
+            and (check in _OF_UPDATES and (idle or check != "resume"))
+        ):
+            return f"no weight changed in {seen.steps} steps"
+        if seen.unused and check == "scaler-protocol":
+            return f"{', '.join(seen.unused)} is enabled, and no step of {seen.steps} uses it: losses are not scaled"
+        return ""
+
+    return [
+        replace(f, verdict=Verdict.INCOMPLETE, message=f"not judged: {why}", seen=0) if (why := reason(f)) else f
+        for f in findings
+    ]
 
 
 def _replaced(loop: TrainingLoop, before: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
@@ -131,14 +180,14 @@ def check_observed(seen: Observed) -> list[Finding]:
         text = f"no backward pass ran in {seen.steps} steps: nothing was learned from gradients, and none judged"
         found.append(Finding("coverage", Verdict.WARN, seen.subject, text))
     elif not seen.changed:
-        text = f"{seen.steps} steps ran backward, and no optimizer stepped and no weight changed"
+        text = f"{seen.steps} steps ran backward, and no optimizer stepped a gradient and no weight changed"
         hint = "let the mapping name the optimizer that steps these weights, and the model that it was built for"
         found.append(Finding("coverage", Verdict.WARN, seen.subject, text, hint=hint))
     if seen.learned and seen.narrow is False and seen.disabled:
         found.append(_idle(seen))
     if not found:
         text = f"{seen.steps} steps ran, with {len(seen.events)} backward passes, steps and other events"
-        found.append(Finding("coverage", Verdict.PASS, seen.subject, text))
+        found.append(passed("coverage", seen.subject, text, seen.steps))
     return found
 
 

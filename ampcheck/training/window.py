@@ -245,6 +245,14 @@ def scale_window(
     return ScaleWindow(kind.name, share, histograms, names, needed, allowed, needed_by, allowed_by)
 
 
+def is_usable(scale: float) -> bool:
+    """Whether gradients can be multiplied by a loss scale and divided by it again: positive, with a finite inverse.
+
+    GradScaler multiplies by the inverse in float32, which is infinite for a scale below 2^-128.
+    """
+    return 0 < scale < math.inf and 1 / scale <= format_of("float32").max
+
+
 def _flush_exponent(kind: FloatFormat) -> int:
     """log2 of the largest magnitude that rounds to zero."""
     if not kind.flushes_at:

@@ -277,7 +277,7 @@ def test_a_loop_that_does_not_repeat_itself_is_not_judged():
         return loss.item()
 
     (found,) = judged(loop_of(model, optimizer, scaler, step))
-    assert found.verdict is Verdict.SKIP
+    assert found.verdict is Verdict.INCOMPLETE
     assert "step(i)" in found.message
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ampcheck.record import Chart, Finding, Run, Table, Verdict
 from ampcheck.report.charts import chart_svg
 from ampcheck.settings import Limits
-from ampcheck.training.scale.checks import LossScaleStats, check_loss_scale, loss_scale_stats, power
+from ampcheck.training.scale.checks import check_loss_scale, power
+from ampcheck.training.scale.stats import LossScaleStats, loss_scale_stats
 from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep
 from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.window import GradientHistogram, ScaleWindow, histogram_of, scale_window

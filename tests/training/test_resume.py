@@ -201,7 +201,7 @@ def test_without_save_and_load_it_is_skipped_with_the_way_to_declare_them() -> N
     assert "'save'" in finding.message
 
 
-def test_a_loop_that_does_not_replay_is_skipped() -> None:
+def test_a_loop_that_does_not_replay_is_incomplete() -> None:
     shape = make(leave_out=("scaler",))
     inner, noise = shape["step"], iter(torch.rand(1000, generator=torch.Generator().manual_seed(0)))
 
@@ -211,7 +211,7 @@ def test_a_loop_that_does_not_replay_is_skipped() -> None:
         return float(inner(i))
 
     finding, _ = judged({**shape, "step": step})
-    assert finding.verdict is Verdict.SKIP
+    assert finding.verdict is Verdict.INCOMPLETE
     assert "two uninterrupted runs" in finding.message
 
 
@@ -249,9 +249,9 @@ def test_a_checkpoint_that_cannot_be_written_fails() -> None:
     assert "torch.save cannot write" in finding.message
 
 
-def test_a_step_that_raises_is_skipped() -> None:
+def test_a_step_that_raises_is_incomplete() -> None:
     finding, _ = judged({**make(), "step": raising})
-    assert finding.verdict is Verdict.SKIP
+    assert finding.verdict is Verdict.INCOMPLETE
     assert "disk full" in finding.message
 
 

@@ -12,11 +12,13 @@ from ampcheck.audit import audit
 from ampcheck.record import Verdict
 from ampcheck.settings import Limits
 from ampcheck.subject import as_subject
+from ampcheck.training.gradients.checks import check_gradients
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
 from ampcheck.training.gradients.losses import LossStats, check_loss, measure_loss
-from ampcheck.training.gradients.underflow import GradientLoss, GradientStats, check_gradients
+from ampcheck.training.gradients.underflow import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.scale.checks import LossScaleStats, check_loss_scale
+from ampcheck.training.scale.checks import check_loss_scale
+from ampcheck.training.scale.stats import LossScaleStats
 from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep, in_succession
 
 

@@ -10,7 +10,7 @@ import ampcheck
 from ampcheck.record import Verdict
 from ampcheck.settings import Limits
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.checks import loss_scale_stats as audited
+from ampcheck.training.scale.stats import loss_scale_stats as audited
 from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep
 from ampcheck.training.watching.report import window_of
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampcheck.errors import brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.places import op_name, users_line
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.settings import Limits
 from ampcheck.training.confounders.settings import UNIT, allowed_error, relative_error
 
@@ -275,7 +275,7 @@ def check_operands(stats: OperandStats, limits: Limits) -> list[Finding]:
     if not stats.products:
         return [Finding(check, Verdict.SKIP, stats.subject, "nothing was multiplied in float32 outside compiled code")]
     text = f"none of {stats.products:,} float32 products had operands that lost bits on the way"
-    return [Finding(check, Verdict.PASS, stats.subject, text)]
+    return [passed(check, stats.subject, text, stats.products)]
 
 
 def _beyond(one: ReducedProduct, limits: Limits) -> bool:

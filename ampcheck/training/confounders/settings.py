@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ampcheck.formats import format_of
-from ampcheck.record import Finding, Scalar, Table, Verdict
+from ampcheck.record import Finding, Scalar, Table, Verdict, passed
 from ampcheck.settings import Limits
 
 UNIT = format_of("float32").unit_roundoff
@@ -228,7 +228,8 @@ def check_tf32(stats: ConfounderStats, limits: Limits) -> list[Finding]:
     text = f"products in float32 on {stats.device} are float32 by their measured errors ({errors}){_elsewhere(stats)}"
     limit = allowed_error(worst.terms, limits)
     unit = "unit roundoffs of float32"
-    return [Finding(check, Verdict.PASS, stats.subject, text, observed=worst.error, limit=limit, unit=unit)]
+    seen = len(stats.products)
+    return [passed(check, stats.subject, text, seen, observed=worst.error, limit=limit, unit=unit)]
 
 
 def _like(error: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampcheck.formats import format_of
-from ampcheck.record import Finding, Scalar, Table, Verdict, Where
+from ampcheck.record import Finding, Scalar, Table, Verdict, Where, passed
 from ampcheck.settings import Limits
 from ampcheck.training.distributed.ranks import name_ranks
 from ampcheck.training.distributed.stats import CollectiveStats, DistributedStats, Prediction
@@ -51,7 +51,7 @@ def _collectives(stats: DistributedStats, limits: Limits) -> Iterator[Finding]:
     text += f": the worst in 16 bits has the error of {worst:.2g} roundings" if low else ", none of them in 16 bits"
     if stats.target and low:
         text += f", also over {stats.target} processes"
-    yield Finding(SLUG, Verdict.PASS, stats.subject, text, Where(), worst, limits.reduction, "roundings")
+    yield passed(SLUG, stats.subject, text, calls, observed=worst, limit=limits.reduction, unit="roundings")
 
 
 def _judge(stats: DistributedStats, one: CollectiveStats, limits: Limits) -> Finding | None:
@@ -133,7 +133,7 @@ def _states(stats: DistributedStats) -> Iterator[Finding]:
         return
     if stats.modules:
         text = f"{stats.modules} modules ran under the same autocast state on {stats.world} ranks"
-        yield Finding(STATE, Verdict.PASS, stats.subject, text)
+        yield passed(STATE, stats.subject, text, stats.modules)
     else:
         yield Finding(STATE, Verdict.SKIP, stats.subject, "no module ran on all ranks")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.training.gradients.capture import plain_values
 from ampcheck.training.loop import TrainingLoop
 
@@ -19,13 +19,14 @@ _LISTED = 3
 @dataclass(frozen=True, slots=True)
 class FiniteStats:
     """losses: what the steps returned, from 0 on. before, after: parameters with infinite or NaN elements, by name, at
-    the start and after the last step.
+    the start and after the last step. weights: how many parameters were looked at.
     """
 
     subject: str
     losses: tuple[float, ...]
     before: tuple[str, ...]
     after: tuple[str, ...]
+    weights: int = 0
 
 
 def nonfinite_parameters(loop: TrainingLoop) -> tuple[str, ...]:
@@ -36,7 +37,8 @@ def nonfinite_parameters(loop: TrainingLoop) -> tuple[str, ...]:
 
 def measure_finite(loop: TrainingLoop, losses: Sequence[float], before: tuple[str, ...]) -> FiniteStats:
     """What a loop came to; before: the parameters that were not finite at the start."""
-    return FiniteStats(loop.name, tuple(losses), before, nonfinite_parameters(loop))
+    weights = sum(parameter.device.type != "meta" for _, parameter in loop.parameters())
+    return FiniteStats(loop.name, tuple(losses), before, nonfinite_parameters(loop), weights)
 
 
 def check_finite(stats: FiniteStats) -> list[Finding]:
@@ -76,8 +78,8 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
         found.append(Finding("overflow", Verdict.FAIL, stats.subject, message, where, float(lost), 0.0, "steps", hint))
     if stats.losses and not lost:
         text = f"the last of {len(stats.losses)} losses is finite"
-        found.append(Finding("overflow", Verdict.PASS, stats.subject, text))
+        found.append(passed("overflow", stats.subject, text, len(stats.losses)))
     if stats.losses and not stats.after:
         text = f"all weights are finite after {len(stats.losses)} steps"
-        found.append(Finding("nonfinite-gradient", Verdict.PASS, stats.subject, text))
+        found.append(passed("nonfinite-gradient", stats.subject, text, stats.weights))
     return found

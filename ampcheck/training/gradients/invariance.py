@@ -17,7 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.training.distributed.ranks import agreed
 from ampcheck.training.gradients.capture import plain_values
 from ampcheck.training.gradients.underflow import SHARDED, quiet
@@ -63,7 +63,7 @@ class InvarianceStats:
 
     arms: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values: how many
     were, over all steps. differences: the worst of each kind. penalties: `torch.autograd.grad` on a scaled loss with a
-    graph of its own. skipped: why there is nothing.
+    graph of its own. skipped: why there is nothing; prevented: whether the loop itself prevents it.
     """
 
     subject: str
@@ -73,6 +73,7 @@ class InvarianceStats:
     differences: tuple[Difference, ...] = ()
     penalties: tuple[Event, ...] = ()
     skipped: str = ""
+    prevented: bool = False
 
     @property
     def invariant(self) -> bool | None:
@@ -89,6 +90,7 @@ class _Arm:
     values: dict[int, float]
     events: list[Event]
     stopped: StepError | None = None
+    scaled: bool = True
 
     @property
     def end(self) -> int:
@@ -120,11 +122,15 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
         start.restore()
         return measure_invariance(loop, ACCUMULATED)
     if agreed(not first.gradients):
-        return InvarianceStats(loop.name, skipped=f"no optimizer stepped through the scaler in {steps} steps")
+        why = f"no optimizer stepped a gradient in {steps} steps"
+        return InvarianceStats(loop.name, skipped=why, prevented=True)
+    if agreed(not first.scaled):
+        why = f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps"
+        return InvarianceStats(loop.name, skipped=why, prevented=True)
     again = _arm(loop, start, "scale 1 again", steps, 1.0, _NEVER)
     if agreed(bool(_differences(first, again))):
         why = "two runs from the same state differ: what a step draws on moves on; let step(i) depend on i alone"
-        return InvarianceStats(loop.name, skipped=why)
+        return InvarianceStats(loop.name, skipped=why, prevented=True)
     scale = LARGE
     large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
     while agreed(large.end < first.end) and scale > 16:
@@ -135,7 +141,7 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     compared = [(other, end) for other, end in compared if any(key[0] < end for key in first.gradients)]
     if not compared:
         why = "the first step with gradients was skipped at every scale: they are not finite in float64 either"
-        return InvarianceStats(loop.name, skipped=why)
+        return InvarianceStats(loop.name, skipped=why, prevented=True)
     found = [d for other, end in compared for d in _differences(first.until(end), other.until(end))]
     last = max(end for _, end in compared)
     worst: dict[str, Difference] = {}
@@ -189,6 +195,7 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
                     arm.values[recorder.step] = taken
         finally:
             handle.remove()
+    arm.scaled = recorder.scaled
     return arm
 
 
@@ -232,7 +239,8 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
     """`scale-invariance`: gradients that the optimizer sees, and what the step returns, do not depend on the scale."""
     slug = "scale-invariance"
     if stats.skipped:
-        return [Finding(slug, Verdict.SKIP, stats.subject, f"not judged: {stats.skipped}")]
+        verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
+        return [Finding(slug, verdict, stats.subject, f"not judged: {stats.skipped}")]
     found: list[Finding] = []
     for one in stats.differences:
         first, second = one.arms
@@ -260,4 +268,4 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
     if found:
         return found
     text = f"{stats.gradients} gradients and {stats.values} values are equal with {', with '.join(stats.arms)}"
-    return [Finding(slug, Verdict.PASS, stats.subject, text)]
+    return [passed(slug, stats.subject, text, stats.gradients + stats.values)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -17,14 +17,14 @@ import torch
 
 from ampcheck.formats import format_of
 from ampcheck.numerics.equal_random import EqualRandom
-from ampcheck.record import Coverage, Finding, Table, Verdict, Where
-from ampcheck.settings import Limits
+from ampcheck.record import Coverage
+from ampcheck.training.distributed.ranks import world_size
 from ampcheck.training.gradients.capture import Kept, Spot, captured, scaled_backward
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop, same_loss
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.widen import shadowed
-from ampcheck.training.window import FEW, GradientHistogram, histogram_of
+from ampcheck.training.window import FEW, GradientHistogram, histogram_of, is_usable
 
 KEPT_BYTES = 4 << 30
 """How much of the shadow's gradients is kept; beyond it the rest is counted as unseen."""
@@ -34,8 +34,15 @@ SHARDED = "FSDP keeps its buffers in the format of the first step, so that none 
 _REPLAYED = 1e-4
 """How far two runs of one step may lie apart, relatively: by kernels that add in another order each time."""
 
-_LISTED = 5
-_ROWS = 40
+_LEAST_ERROR = 0.01
+_CURED = 4.0
+"""So many times smaller is an error that another loss scale cures; what rounding makes of it is the same at each."""
+
+_ROOM = 13
+"""The largest gradient is moved to this power of two at most: the ops on the way may need more than it does."""
+
+_FACTORS = (1023, 15, 10)
+"""Powers of two that are tried, down to that at which nothing overflows: a loss in float16 is the first that does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class GradientLoss:
     a float32 gradient of autocast's holds nothing but values of float16. known: nonzero in float64, and float32 agrees;
     of these zero: zero here, and subnormal: subnormal here in the format it was made in. reverse: zero in float64 and
     not here. nonfinite: infinite or NaN here. norm: which part of the Euclidean norm of the known elements became zero.
+    size: that norm, in float64; off: the norm of what the known elements differ by, infinite if one is not finite.
     """
 
     kind: str
@@ -60,6 +68,8 @@ class GradientLoss:
     subnormal: int
     nonfinite: int
     norm: float
+    size: float = 0.0
+    off: float = 0.0
 
     @property
     def lost(self) -> float:
@@ -80,14 +90,35 @@ class GradientLoss:
         return min(1.0, max(0, self.zero + self.subnormal - self.reverse) / self.known) if self.known else 0.0
 
 
+def error_of(losses: Iterable[GradientLoss]) -> float:
+    """What the gradients of all parameters together are off by, relative to their Euclidean norm; 0 without any."""
+    weights = [one for one in losses if one.kind == "parameter"]
+    size = math.hypot(*(one.size for one in weights))
+    return math.hypot(*(one.off for one in weights)) / size if size else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Underflow:
+    """What the gradients of all parameters lose at the loss scale in use and would not at another, `scale`.
+
+    error, cured: their relative error in the Euclidean norm, at the one and at the other. A power of two as loss scale
+    changes no digit, so that the difference is what vanished below the smallest number of the format.
+    """
+
+    error: float
+    scale: float
+    cured: float
+
+
 @dataclass(frozen=True, slots=True)
 class GradientStats:
     """The gradients of one step beside float64.
 
     step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
     without a scaler. gradients: parameters first. histograms: in float64 and unscaled, those that were made in float16,
-    by name; outputs: which gradients are those of outputs. skipped: why there is nothing. bytes: what the shadow kept
-    at the same time, at most.
+    by name; outputs: which gradients are those of outputs. underflow: what another loss scale would save. skipped: why
+    there is nothing; prevented: whether the loop itself prevents it. bytes: what the shadow kept at the same time, at
+    most.
     """
 
     subject: str
@@ -97,8 +128,10 @@ class GradientStats:
     gradients: tuple[GradientLoss, ...] = ()
     histograms: dict[str, GradientHistogram] = field(default_factory=dict)
     outputs: frozenset[str] = frozenset()
+    underflow: Underflow | None = None
     coverage: Coverage = field(default_factory=Coverage)
     skipped: str = ""
+    prevented: bool = False
     bytes: int = 0
 
     @property
@@ -156,7 +189,7 @@ class GradientShadow:
             known = self._known.get(spot)
             if known is None or known[0].shape != grad.shape:
                 return
-            found.setdefault((spot.kind, spot.name), _Sum(spot)).add(grad, *known, "float16" in recorder.low)
+            found.setdefault((spot.kind, spot.name), _Sum(spot)).add(grad, *known, "float16" in recorder.low, factor)
 
         self._start.restore()
         with ExitStack() as stack:
@@ -169,6 +202,23 @@ class GradientShadow:
             stack.enter_context(captured(self._loop, compare, outputs=self._outputs))
             taken = self._loop.take(self._step)
         return {key: total.loss() for key, total in found.items()}, recorder, taken
+
+    def underflow(self, losses: Iterable[GradientLoss], scale: float) -> Underflow | None:
+        """What the step would save at a larger loss scale, the largest that leaves room for its gradients in float16.
+
+        losses: of the step at `scale`. None where they are exact enough, or no worse than there.
+        """
+        error = error_of(losses)
+        largest = max((float(value.abs().amax()) for value, _ in self._known.values() if value.numel()), default=0.0)
+        if not _LEAST_ERROR < error < math.inf or not 0 < largest < math.inf:
+            return None
+        highest = _ROOM - math.frexp(largest)[1]
+        for exponent in sorted({min(highest, room) for room in _FACTORS}, reverse=True):
+            factor = math.ldexp(1.0, exponent)
+            cured = error_of(self.beside(factor)[0].values()) if factor > 1 else math.inf
+            if math.isfinite(cured):
+                return Underflow(error, scale * factor, cured) if cured * _CURED < error else None
+        return None
 
     def histograms(self, scale: float, names: Collection[str]) -> dict[str, GradientHistogram]:
         """The named gradients in float64, unscaled; what float32 does not know is left out."""
@@ -189,9 +239,9 @@ class _Sum:
     def __init__(self, spot: Spot) -> None:
         self.spot, self.dtype, self.made_in = spot, "", ""
         self.counts = [0] * 6
-        self.squares = [0.0, 0.0]
+        self.squares = [0.0, 0.0, 0.0]
 
-    def add(self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, half: bool) -> None:
+    def add(self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, half: bool, factor: float) -> None:
         self.dtype = made_in = str(grad.dtype).removeprefix("torch.")
         if half and grad.dtype is torch.float32 and bool(((grad.half() == grad) | ~grad.isfinite()).all()):
             made_in = "float16"
@@ -208,12 +258,14 @@ class _Sum:
         self.counts[5] += grad.numel() - int(grad.isfinite().count_nonzero())
         self.squares[0] += float((exact * known).double().square().sum())
         self.squares[1] += float(exact[gone].double().square().sum()) if lost else 0.0
+        self.squares[2] += float(torch.where(known, grad.double() / factor - exact, 0.0).square().sum())
 
     def loss(self) -> GradientLoss:
         norm = (self.squares[1] / self.squares[0]) ** 0.5 if self.squares[0] > 0 else 0.0
         spot = self.spot
         numel, known, zero, reverse, faint, bad = self.counts
-        told = (numel, known, zero, reverse, faint, bad, norm)
+        off = math.inf if bad or not math.isfinite(self.squares[2]) else math.sqrt(self.squares[2])
+        told = (numel, known, zero, reverse, faint, bad, norm, math.sqrt(self.squares[0]), off)
         return GradientLoss(spot.kind, spot.name, spot.module, self.dtype, self.made_in, *told)
 
 
@@ -235,24 +287,24 @@ def measure_gradients(
     scales.
     """
 
-    def nothing(why: str) -> tuple[GradientStats, None]:
-        return GradientStats(loop.name, step, skipped=why), None
+    def nothing(why: str, prevented: bool = True) -> tuple[GradientStats, None]:
+        return GradientStats(loop.name, step, skipped=why, prevented=prevented), None
 
     if loop.sharded:
-        return nothing(SHARDED)
+        return nothing(SHARDED, False)
     for number in range(step):
         with quiet():
             before = loop.take(number)
         if isinstance(before, StepError):
-            return nothing(f"step {number} did not come to its end")
+            return nothing(f"step {number} did not come to its end", before.kind != "memory")
     shadow = GradientShadow(loop, step, loop.snapshot(), outputs=outputs)
     shadow.measure()
     if shadow.raised is not None:
         where = f" ({shadow.raised.file}:{shadow.raised.line})" if shadow.raised.file else ""
-        return nothing(f"the step does not run in float64: {shadow.raised.message}{where}")
+        return nothing(f"the step does not run in float64: {shadow.raised.message}{where}", False)
     losses, recorder, taken = shadow.beside()
     if isinstance(taken, StepError) and taken.kind != "value":
-        return nothing(f"step {step} did not come to its end: {taken.message}")
+        return nothing(f"step {step} did not come to its end: {taken.message}", taken.kind != "memory")
     if not any(event.act is Act.BACKWARD for event in recorder.events):
         return nothing(f"no backward pass ran in step {step}")
     told = isinstance(taken, float) and observed is not None and not shadow.drew
@@ -263,6 +315,8 @@ def measure_gradients(
             "(an iterator, a generator of its own) moves on; let step(i) depend on i alone"
         )
     scale = _scale(recorder.events)
+    if not is_usable(scale):
+        return nothing(f"the loss scale is {scale:g} in step {step}, which leaves nothing of the gradients")
     gradients = sorted(losses.values(), key=lambda one: (one.kind != "parameter", -one.lost))
     halves = {o.name for o in gradients if "float16" in (o.dtype, o.made_in if o.kind == "parameter" else "")}
     low = [name for event in recorder.events for name in event.low]
@@ -280,6 +334,7 @@ def measure_gradients(
             tuple(gradients),
             shadow.histograms(scale, halves),
             shadow.names("output"),
+            shadow.underflow(gradients, scale) if halves and world_size() == 1 else None,
             Coverage({name: count for name, count in seen.items() if count}, dict(shadow.unseen)),
             bytes=shadow.bytes,
         ),
@@ -288,86 +343,5 @@ def measure_gradients(
 
 
 def _scale(events: Sequence[Event]) -> float:
-    scales = [event.scale for event in events if event.act is Act.SCALE and event.enabled and event.scale]
+    scales = [event.scale for event in events if event.act is Act.SCALE and event.enabled and event.scale is not None]
     return scales[-1] if scales else 1.0
-
-
-def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
-    """`gradient-underflow`: what is nonzero in float64 stays nonzero, in every parameter.
-
-    Fails for a parameter that loses more than `limits.underflow` of its elements, and for the gradient of a module's
-    output that loses more than that of its norm. An output that loses elements but little of its norm warns: the many
-    tiny gradients of a softmax over a large vocabulary vanish in every healthy run.
-    """
-    slug = "gradient-underflow"
-    if stats.skipped:
-        return [Finding(slug, Verdict.SKIP, stats.subject, f"not judged: {stats.skipped}")]
-    known = [one for one in stats.gradients if one.known]
-    if not known:
-        return [Finding(slug, Verdict.SKIP, stats.subject, "no gradient is nonzero in float64")]
-    at = f"at loss scale {stats.scale:g}"
-    hint = _hint(stats)
-    found: list[Finding] = []
-    weights = [one for one in known if one.kind == "parameter" and one.share > limits.underflow]
-    outputs = [one for one in known if one.kind == "output" and one.lost > limits.underflow]
-    if weights:
-        worst = max(weights, key=lambda one: one.lost)
-        names = ", ".join(f"{one.name} {one.lost:.1%}" for one in weights[1:_LISTED])
-        more = f"; also {names}" if names else ""
-        more += f" and {len(weights) - _LISTED} more" if len(weights) > _LISTED else ""
-        message = (
-            f"what is nonzero in float64 must not become zero; {worst.lost:.1%} of the gradient of {worst.name} did "
-            f"({worst.zero:,} of {worst.known:,} elements, {worst.subnormal:,} more are subnormal) {at}{more}"
-        )
-        found.append(_finding(slug, Verdict.FAIL, stats, worst, message, worst.lost, limits, hint))
-    heavy = [one for one in outputs if one.norm > limits.underflow]
-    if outputs and not weights:
-        worst = max(heavy or outputs, key=lambda one: (one.norm, one.lost))
-        message = (
-            f"what is nonzero in float64 must not become zero; {worst.lost:.1%} of the gradient of the output of "
-            f"{worst.name or 'the model'} did ({worst.zero:,} of {worst.known:,} elements, {worst.norm:.1%} of its "
-            f"norm) {at}"
-            f"{'' if heavy else '; no parameter lost its own'}"
-        )
-        verdict = Verdict.FAIL if heavy else Verdict.WARN
-        found.append(_finding(slug, verdict, stats, worst, message, worst.lost, limits, hint))
-    if found:
-        return found
-    worst = max(known, key=lambda one: one.share)
-    text = f"of {len(known)} gradients none lost more than {worst.share:.2%} of its elements {at} in step {stats.step}"
-    where = Where("backward", worst.module, step=stats.step)
-    return [
-        Finding(slug, Verdict.PASS, stats.subject, text, where, worst.share, limits.underflow, "share of the elements")
-    ]
-
-
-def _hint(stats: GradientStats) -> str:
-    if stats.scale == 1.0:
-        return "scale the loss (torch.amp.GradScaler), or use bfloat16; `loss-scale` tells which scales serve"
-    return "see `loss-scale` for the scales that serve; if none does, keep this module in float32 or bfloat16"
-
-
-def _finding(
-    slug: str,
-    verdict: Verdict,
-    stats: GradientStats,
-    worst: GradientLoss,
-    message: str,
-    observed: float,
-    limits: Limits,
-    hint: str,
-) -> Finding:
-    where = Where("backward", worst.module, step=stats.step)
-    unit = "share of the elements"
-    return Finding(slug, verdict, stats.subject, message, where, observed, limits.underflow, unit, hint)
-
-
-def gradient_table(stats: GradientStats) -> Table | None:
-    """The gradients that lost most, at most 40."""
-    worst = sorted((one for one in stats.gradients if one.known), key=lambda one: (-one.faint, one.kind))[:_ROWS]
-    if not worst:
-        return None
-    columns = ("gradient of", "kind", "dtype", "known", "zero here", "lost", "zero or subnormal", "norm lost")
-    rows = [(o.name or "the model", o.kind, o.dtype, o.known, o.zero, o.lost, o.faint, o.norm) for o in worst]
-    note = f"step {stats.step}, loss scale {stats.scale:g}; known: nonzero in float64, and float32 agrees"
-    return Table("gradients beside float64", columns, rows, "gradient-underflow", note)

@@ -38,10 +38,13 @@ class Event:
     scaled: of BACKWARD and GRAD, whether the loss came through `scaler.scale`; None where that cannot be told, as of
     gradients that the step hands on itself. dtype: of the loss, where there is one. enabled: of a scaler.
     optimizers: whose gradients a BACKWARD added to or a CLIP clipped; of SCHEDULER_STEP the one it belongs to.
+    computed: of BACKWARD, the 16-bit dtypes in which the loss or a part of it was computed, whatever it was cast to.
     cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began.
     through_scaler: of OPTIMIZER_STEP, whether `scaler.step` called it.
+    gradients: of OPTIMIZER_STEP, whether a parameter has a gradient when it begins.
     skipped: of SCALER_STEP, whether the optimizer was not stepped.
-    nonfinite: of SCALER_STEP, parameters with an infinite or NaN gradient.
+    nonfinite: of SCALER_STEP, and of an OPTIMIZER_STEP that was called directly while a scaler is in use, parameters
+    with an infinite or NaN gradient.
     create_graph: of GRAD and BACKWARD. low: of BACKWARD, the 16-bit dtypes in which autocast ran since the last one.
     half: of UNSCALE, SCALER_STEP and OPTIMIZER_STEP, parameters of 16 bits, by dtype.
     keys: of CHECKPOINT, what it holds: `optimizer`, `scaler`.
@@ -64,5 +67,7 @@ class Event:
     low: tuple[str, ...] = ()
     half: dict[str, tuple[str, ...]] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
+    gradients: bool = False
     file: str = ""
     line: int | None = None

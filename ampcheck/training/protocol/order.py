@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.settings import Limits
-from ampcheck.training.loop import StepError
+from ampcheck.training.loop import StepError, same_loss
 from ampcheck.training.protocol.events import Act, Event
 
 _LISTED = 5
@@ -39,7 +39,9 @@ class ProtocolStats:
     lost: the largest share of a tensor's nonzero gradient that became zero, None where it was not measured.
     stopped: the step that did not come to its end. invariant: whether gradients were equal at every loss scale, None
     where that was not judged: what was clipped or added unscaled does no harm then.
-    injected: the step whose gradient was made infinite for a trial.
+    injected: the step whose gradient was made infinite for a trial. applied: parameters to which the optimizer then, or
+    in the observed steps, applied an infinite or NaN gradient; None where no gradient was one.
+    damage: what the loss scale in use does to the gradients of all parameters together.
     """
 
     subject: str
@@ -49,6 +51,8 @@ class ProtocolStats:
     stopped: StepError | None = None
     invariant: bool | None = None
     injected: int | None = None
+    applied: tuple[str, ...] | None = None
+    damage: str = ""
 
 
 def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
@@ -75,7 +79,7 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
         text = f"a GradScaler scaled losses, but no optimizer was stepped through it in {stats.steps} steps"
         return [Finding(slug, Verdict.SKIP, stats.subject, text)]
     told = ", ".join(f"{count} {act.value}{'s' if count != 1 else ''}" for act, count in counts.items())
-    return [Finding(slug, Verdict.PASS, stats.subject, f"{told} came in the order that they need")]
+    return [passed(slug, stats.subject, f"{told} came in the order that they need", sum(counts.values()))]
 
 
 def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
@@ -99,7 +103,7 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
                 wrong.append((event, before[-1]))
     if not wrong:
         text = f"{len(skips)} optimizer steps were skipped, and no scheduler went on for one of them"
-        return [Finding(slug, Verdict.PASS, stats.subject, text)]
+        return [passed(slug, stats.subject, text, len(skips))]
     done = sum(e.act is Act.SCALER_STEP and not e.skipped for e in stats.events)
     first, skipped = wrong[0]
     message = (
@@ -249,7 +253,7 @@ class _Gradients:
     def _use(self, name: str, event: Event) -> Iterator[_Breach]:
         """The scaler is about to divide gradients by its scale: did all of them get it?"""
         held = self._of(name)
-        wrong = [scale for scale in held.scales if scale != event.scale]
+        wrong = [scale for scale in held.scales if event.scale is None or not same_loss(scale, event.scale)]
         if wrong:
             several = len(set(held.scales)) > 1
             message = (
@@ -341,18 +345,43 @@ def _without_scaler(stats: ProtocolStats, limits: Limits) -> Finding | None:
         return None
     if stats.lost == 0.0:
         return None
-    lost = stats.lost is not None and stats.lost > limits.underflow
+    lost = bool(stats.damage) or (stats.lost is not None and stats.lost > limits.underflow)
     told = "" if stats.lost is None else f": up to {stats.lost:.2g} of a tensor's gradient became zero"
-    message = f"float16 autocast needs a GradScaler; {len(passes)} backward passes ran on unscaled losses{told}"
+    message = (
+        f"float16 autocast needs a GradScaler; {len(passes)} backward passes ran on unscaled losses{told}{stats.damage}"
+    )
     hint = "use torch.amp.GradScaler (scale, step, update), or autocast to bfloat16"
     verdict = Verdict.FAIL if lost else Verdict.WARN
     return Finding("scaler-protocol", verdict, stats.subject, message, _where(passes[0]), stats.lost, hint=hint)
 
 
 def _finding(slug: str, stats: ProtocolStats, breach: _Breach) -> Finding:
-    # The step may look for infinities itself, which no event tells.
-    verdict = Verdict.WARN if breach.rule == "guarded step" and stats.invariant else Verdict.FAIL
-    return Finding(slug, verdict, stats.subject, breach.message, _where(breach.event), hint=breach.hint)
+    verdict, message = Verdict.FAIL, breach.message
+    if breach.rule == "guarded step":
+        if stats.applied:
+            many = f" and {len(stats.applied) - _LISTED} more" if len(stats.applied) > _LISTED else ""
+            message += f"; it applied infinite or NaN gradients to {', '.join(stats.applied[:_LISTED])}{many}"
+            if stats.injected is not None:
+                message += f" (in a run of its own, in which the gradient of step {stats.injected} was made infinite)"
+        elif stats.invariant:  # the step may look for infinities itself, which no event tells
+            verdict = Verdict.WARN
+    if breach.rule == "direct step" and stats.invariant:
+        verdict = Verdict.WARN
+        message += "; the gradients are equal at every loss scale, so that the step divides by it itself"
+    return Finding(slug, verdict, stats.subject, message, _where(breach.event), hint=breach.hint)
+
+
+def steps_past_scaler(events: Sequence[Event]) -> bool:
+    """Whether an optimizer whose gradients a scaler unscaled was stepped directly."""
+    unscaled = {name for e in events if e.act is Act.UNSCALE and e.enabled for name in e.optimizers}
+    through = {name for e in events if e.act is Act.SCALER_STEP and e.enabled for name in e.optimizers}
+    return any(e.act is Act.OPTIMIZER_STEP and not e.through_scaler and e.who in unscaled - through for e in events)
+
+
+def applied_nonfinite(events: Sequence[Event]) -> tuple[str, ...]:
+    """Parameters to which an optimizer that was stepped directly applied an infinite or NaN gradient."""
+    direct = [e for e in events if e.act is Act.OPTIMIZER_STEP and not e.through_scaler]
+    return tuple(dict.fromkeys(name for event in direct for name in event.nonfinite))
 
 
 def _where(event: Event) -> Where:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.nest import tensors
+from ampcheck.numerics.losses import computed_in
 from ampcheck.places import is_users, users_line
 from ampcheck.taps import replaced
 from ampcheck.training.loop import TrainingLoop
@@ -30,6 +31,7 @@ class Recorder:
 
     listeners hear of each event at once. overflow_from: the first gradient that a scaler looks at in or after this step
     is made infinite, so that it skips the step, as it does when its scale has grown too far; `overflowed` tells which.
+    scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class Recorder:
         self._optimizers.update(loop.optimizers)
         self._scaled: list[tuple[Any, str, float]] = []
         self._inside: Any = None
+        self._scaling = False
+        self.scaled = False
         self._low: dict[str, None] = {}
 
     @contextmanager
@@ -73,6 +77,7 @@ class Recorder:
 
     def _of_scalers(self) -> Iterable[tuple[str, Callable[[Any], Any]]]:
         return (
+            ("get_scale", self._asks),
             ("scale", self._scales),
             ("unscale_", self._unscales),
             ("step", self._scaler_steps),
@@ -102,11 +107,19 @@ class Recorder:
                 self._optimizers[name] = thing
         return self._names[id(thing)][1]
 
+    def _asks(self, original: Any) -> Any:
+        def get_scale(scaler: Any) -> Any:
+            self.scaled = self.scaled or scaler.is_enabled()
+            return original(scaler)
+
+        return get_scale
+
     def _scales(self, original: Any) -> Any:
         def scale(scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
             who, factor = self._name(scaler, "scaler"), scaler.get_scale()
             if scaler.is_enabled():
+                self._scaling = True
                 self._scaled += [(t.grad_fn, who, factor) for _, t in tensors(result) if t.grad_fn is not None]
             dtype = next((_short(t.dtype) for _, t in tensors(outputs)), "")
             self._add(Act.SCALE, scaler, who=who, scale=factor, enabled=scaler.is_enabled(), dtype=dtype)
@@ -170,8 +183,11 @@ class Recorder:
 
     def _optimizer_steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         name = self._name(optimizer, "optimizer")
+        inside = self._inside is not None
+        bad = () if inside or not self._scaling else tuple(self._nonfinite(optimizer))
         half = self._half(optimizer)
-        self._add(Act.OPTIMIZER_STEP, optimizer, who=name, through_scaler=self._inside is not None, half=half)
+        facts = {"half": half, "nonfinite": bad, "gradients": any(p.grad is not None for p in _params(optimizer))}
+        self._add(Act.OPTIMIZER_STEP, optimizer, who=name, through_scaler=inside, **facts)
 
     def _schedules(self, original: Any) -> Any:
         def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -208,10 +224,12 @@ class Recorder:
                 return result
             before = {name: self._gradients(optimizer) for name, optimizer in self._optimizers.items()}
             cleared = tuple(name for name, optimizer in self._optimizers.items() if _is_clear(optimizer))
+            computed = () if handed else tuple({_short(d): None for _, t in tensors(t_outputs) for d in computed_in(t)})
             result = original(t_outputs, *args, **kwargs)
             touched = tuple(name for name, o in self._optimizers.items() if self._gradients(o) != before[name])
             low, self._low = self.low, {}
-            self._add(Act.BACKWARD, t_outputs, optimizers=touched, cleared=cleared, low=low, **facts)
+            told = {"low": low, "computed": computed, **facts}
+            self._add(Act.BACKWARD, t_outputs, optimizers=touched, cleared=cleared, **told)
             return result
 
         return run

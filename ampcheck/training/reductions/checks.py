@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcheck.formats import format_of
-from ampcheck.record import Coverage, Finding, Scalar, Table, Verdict, Where
+from ampcheck.record import Coverage, Finding, Scalar, Table, Verdict, Where, passed
 from ampcheck.settings import Limits
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import FEWEST, ReductionWatch, SumStats
@@ -67,7 +67,8 @@ def check_reductions(stats: ReductionStats, limits: Limits) -> list[Finding]:
         if not low
         else f"{looked} were followed; the worst 16-bit sum has the error of {worst:.2g} roundings"
     )
-    return [Finding(SLUG, Verdict.PASS, stats.subject, text, Where(), worst, limits.reduction, "roundings")]
+    seen = len(stats.sums) + len(stats.norms)
+    return [passed(SLUG, stats.subject, text, seen, observed=worst, limit=limits.reduction, unit="roundings")]
 
 
 def _judged(one: SumStats) -> bool:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.training.loop import Role
 from ampcheck.training.residency.measure import ResidencyStats, ResidentStats
 from ampcheck.training.residency.policies import ResidencyPolicy
@@ -25,8 +25,11 @@ _NOUNS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def check_residency(stats: ResidencyStats, loss_dtypes: tuple[str, ...] = ()) -> list[Finding]:
-    """The findings of `CHECKS`. loss_dtypes: those of the losses from which backward started, as names.
+def check_residency(
+    stats: ResidencyStats, loss_dtypes: tuple[str, ...] = (), computed: tuple[str, ...] = ()
+) -> list[Finding]:
+    """The findings of `CHECKS`. loss_dtypes: of the loss of each backward pass, as names. computed: the 16-bit dtypes
+    in which these losses or parts of them were computed, whatever they were cast to before backward.
 
     Without a declared policy an enabled scaler asks for float32 weights, as GradScaler does; all else is told, not
     judged, except for a loss of 16 bits, which is warned of.
@@ -36,7 +39,7 @@ def check_residency(stats: ResidencyStats, loss_dtypes: tuple[str, ...] = ()) ->
         *_master_weights(stats, policy),
         *_state(stats, policy),
         *_buffers(stats, policy),
-        *_loss(stats, policy, loss_dtypes),
+        *_loss(stats, policy, loss_dtypes, computed),
     ]
 
 
@@ -62,7 +65,8 @@ def _master_weights(stats: ResidencyStats, policy: ResidencyPolicy | None) -> li
     if policy.masters:
         found += _without_master(stats, check, policy)
     text = f"all {len(weights)} parameters and {len(gradients)} gradients have the dtypes of {_called(policy)}"
-    return found or [Finding(check, Verdict.PASS, stats.subject, f"{text}: {_census([*weights, *gradients])}")]
+    looked = [*weights, *gradients]
+    return found or [passed(check, stats.subject, f"{text}: {_census(looked)}", len(looked))]
 
 
 def _is_weight(one: ResidentStats) -> bool:
@@ -75,7 +79,7 @@ def _weights_undeclared(stats: ResidencyStats, weights: list[ResidentStats]) -> 
     if not low:
         held = "float32 or wider" if not any(one.low for one in weights) else "kept in float32 by an optimizer"
         text = f"all {len(weights)} trained parameters are {held}"
-        return [Finding(check, Verdict.PASS, stats.subject, text)]
+        return [passed(check, stats.subject, text, len(weights))]
     half = [one for one in low if one.dtype == "float16"]
     if stats.scaled and half:
         message = (
@@ -151,13 +155,13 @@ def _judged(
     if policy is None:
         low = [one for one in residents if one.low]
         if not low:
-            return [Finding(check, Verdict.PASS, stats.subject, f"all {len(residents)} {noun} are float32 or wider")]
+            return [passed(check, stats.subject, f"all {len(residents)} {noun} are float32 or wider", len(residents))]
         text = f"no policy is declared to judge this by; {_told(low, len(residents), noun)}"
         return [Finding(check, Verdict.SKIP, stats.subject, text)]
     bad = [one for one in residents if not _fits(policy, role, one)]
     if not bad:
         text = f"all {len(residents)} {noun} have the dtypes of {_called(policy)}: {_census(residents)}"
-        return [Finding(check, Verdict.PASS, stats.subject, text)]
+        return [passed(check, stats.subject, text, len(residents))]
     sure = [one for one in bad if role != "copy" or one.changed]
     message = f"{_required(policy, role, (sure or bad)[0])}; {_told(sure or bad, len(residents), noun)}"
     errors = [one for one in bad if one.error is not None]
@@ -173,20 +177,30 @@ def _fits(policy: ResidencyPolicy, role: str, one: ResidentStats) -> bool:
     return not allowed or one.dtype in allowed or counter
 
 
-def _loss(stats: ResidencyStats, policy: ResidencyPolicy | None, dtypes: tuple[str, ...]) -> list[Finding]:
+def _loss(
+    stats: ResidencyStats, policy: ResidencyPolicy | None, dtypes: tuple[str, ...], computed: tuple[str, ...]
+) -> list[Finding]:
     check = "loss-dtype"
     seen = tuple(dict.fromkeys(dtypes))
     if not seen:
         return [Finding(check, Verdict.SKIP, stats.subject, "no backward pass from a loss was seen")]
     allowed = policy.allowed("loss", "loss") if policy is not None else ()
-    bad = [one for one in seen if one not in allowed] if allowed else [one for one in seen if _is_low_name(one)]
-    if not bad:
-        return [Finding(check, Verdict.PASS, stats.subject, f"backward starts from a loss in {', '.join(seen)}")]
+    bad, narrow = (
+        [d for d in names if (d not in allowed if allowed else _is_low_name(d))] for names in (seen, computed)
+    )
+    if not bad and not narrow:
+        text = f"backward starts from a loss in {', '.join(seen)}, and no reduction of it was computed in 16 bits"
+        return [passed(check, stats.subject, text, len(dtypes))]
     wanted = " or ".join(allowed) if allowed else "float32"
     by = f", by {_called(policy)}" if allowed and policy is not None else ""
     message = f"backward must start from a loss in {wanted}{by}; it starts from one in {', '.join(bad)}"
+    if not bad:
+        message = (
+            f"a loss must be computed in {wanted}{by}; backward starts from one in {', '.join(seen)}, but it or a part "
+            f"of it was computed in {', '.join(narrow)} and cast afterwards, which brings no digit back"
+        )
     hint = "compute the loss in float32 (logits.float() before it, or the loss under autocast)"
-    verdict = Verdict.FAIL if allowed else Verdict.WARN
+    verdict = Verdict.FAIL if allowed and bad else Verdict.WARN
     return [Finding(check, verdict, stats.subject, message, Where(phase="backward"), hint=hint)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ampcheck.record import Finding, Table, Verdict, Where
+from ampcheck.record import Finding, Table, Verdict, Where, passed
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.resume.interruption import Difference, ResumeStats, measure_resume
 
@@ -29,7 +29,8 @@ _CURES = {
 def check_resume(stats: ResumeStats) -> list[Finding]:
     """Whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
     if stats.skipped:
-        return [Finding(_CHECK, Verdict.SKIP, stats.subject, stats.skipped)]
+        verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
+        return [Finding(_CHECK, verdict, stats.subject, stats.skipped)]
     requirement = f"{2 * stats.steps} steps with a checkpoint after {stats.steps} must end as they do without"
     if stats.raised:
         hint = "save what torch.save can write, and load it into objects of a new process"
@@ -45,7 +46,8 @@ def check_resume(stats: ResumeStats) -> list[Finding]:
         return [_aided(stats, requirement)]
     text = f"{2 * stats.steps} steps end in the same weights, optimizer state and scale, bit by bit, with a checkpoint"
     text += f" after {stats.steps}"
-    return [Finding(_CHECK, Verdict.PASS, stats.subject, text, observed=0.0, limit=0.0, unit="relative difference")]
+    unit, seen = "relative difference", 2 * stats.steps
+    return [passed(_CHECK, stats.subject, text, seen, observed=0.0, limit=0.0, unit=unit)]
 
 
 def _lost(stats: ResumeStats, requirement: str, wrong: list[Difference]) -> Finding:
@@ -187,4 +189,4 @@ def _checkpoints(events: Sequence[Event], subject: str) -> list[Finding]:
             where = Where(phase="update", file=event.file, line=event.line, step=event.step)
             return [Finding(_CHECK, Verdict.FAIL, subject, message, where, hint=_CURES["scaler"])]
     text = f"all {len(written)} checkpoints that hold an optimizer hold the state of the scaler"
-    return [Finding(_CHECK, Verdict.PASS, subject, text)]
+    return [passed(_CHECK, subject, text, len(written))]

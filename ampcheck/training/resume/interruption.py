@@ -49,7 +49,8 @@ class Difference:
 class ResumeStats:
     """An uninterrupted run of 2 * steps steps beside one that was interrupted in the middle.
 
-    skipped: why nothing was compared. raised: what `save`, `load` or the first steps after them raised.
+    skipped: why nothing was compared; prevented: whether the steps themselves prevent it.
+    raised: what `save`, `load` or the first steps after them raised.
     forgotten: what differs right after the checkpoint was loaded from what was saved.
     differences: what differs in the end, although random numbers and accumulated gradients were carried over for the
     loop. unaided: the same where nothing was carried over; empty where that makes no difference.
@@ -59,6 +60,7 @@ class ResumeStats:
     subject: str
     steps: int
     skipped: str = ""
+    prevented: bool = False
     raised: str = ""
     forgotten: tuple[Difference, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -101,7 +103,7 @@ def measure_resume(loop: TrainingLoop, steps: int = 3) -> ResumeStats:
         try:
             return _measured(loop, start, steps)
         except _StoppedError as error:
-            return ResumeStats(loop.name, steps, skipped=str(error))
+            return ResumeStats(loop.name, steps, skipped=str(error), prevented=True)
 
 
 def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
@@ -131,7 +133,7 @@ def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
         return replace(stats, raised=str(error))
     if differ and agreed(bool(_compare(whole, _uninterrupted(loop, start, steps)))):
         why = "two uninterrupted runs from the same state differ: what the step reads cannot be put back, or is random"
-        return replace(stats, skipped=why, forgotten=())
+        return replace(stats, skipped=why, prevented=True, forgotten=())
     return replace(stats, differences=differences, unaided=unaided)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import takewhile
 
 from ampcheck.formats import format_of
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.settings import Limits
-from ampcheck.training.scale.trajectory import COLLAPSE, ScalerStats, has_fallen, is_settled, skipped_last
+from ampcheck.training.scale.stats import LossScaleStats
+from ampcheck.training.scale.trajectory import COLLAPSE, has_fallen, is_settled, skipped_last
 from ampcheck.training.window import POOL, ScaleWindow
 
 CHECK = "loss-scale"
@@ -18,74 +18,16 @@ _LISTED = 3
 _PART = "keep that module in float32 (torch.autocast(enabled=False) around it) or use bfloat16"
 
 
-@dataclass(frozen=True, slots=True)
-class LossScaleStats:
-    """What is known of one loss scale.
-
-    format: the 16-bit format in which gradients flow, `""` where none does. window: predicted from the histograms of
-    the unscaled gradients; None where none was measured. enabled: whether there is a scaler that scales.
-    scale_in_use: the scale of the last step that was taken; None where none was. last_scale: the one that the next step
-    would have. trajectory: (step, scale, whether no optimizer was stepped) of each scaler step. skipped_by: how often
-    each parameter was not finite in a skipped step. first_op: the op in which a value first became infinite or NaN.
-    verified: (scale, worst share lost, whether a gradient was not finite) of real backward passes.
-    """
-
-    subject: str
-    format: str
-    window: ScaleWindow | None
-    scale_in_use: float | None
-    enabled: bool
-    last_scale: float | None = None
-    trajectory: tuple[tuple[int, float, bool], ...] = ()
-    skipped_by: Mapping[str, int] = field(default_factory=dict)
-    first_op: str = ""
-    verified: tuple[tuple[float, float, bool], ...] = ()
-    scaler: str = ""
-
-    @property
-    def scale(self) -> float | None:
-        """The scale to judge: the one in use, 1 without a scaler."""
-        return self.scale_in_use if self.enabled else 1.0
-
-    def measured(self, scale: float | None) -> tuple[float, bool] | None:
-        """(worst share lost, whether a gradient was not finite) of the real backward pass at a scale."""
-        return next(((lost, over) for one, lost, over in self.verified if one == scale), None)
-
-
-def loss_scale_stats(
-    subject: str,
-    window: ScaleWindow | None,
-    scaler: ScalerStats | None,
-    *,
-    format: str,
-    first_op: str = "",
-    verified: Sequence[tuple[float, float, bool]] = (),
-) -> LossScaleStats:
-    """What a window and the path of a scaler tell together; without a scaler the loss scale is 1."""
-    known = (subject, format, window)
-    told = tuple(sorted(verified))
-    if scaler is None or not scaler.enabled:
-        return LossScaleStats(*known, 1.0, False, first_op=first_op, verified=told)
-    return LossScaleStats(
-        *known,
-        scaler.scale_in_use,
-        True,
-        scaler.last_scale,
-        scaler.trajectory,
-        scaler.skipped_by,
-        first_op,
-        told,
-        scaler.scaler,
-    )
-
-
 def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     """The findings of `loss-scale`.
 
     A scaler lives above the window for a while: it starts too high, and grows until a gradient overflows. Skipping
     steps there and backing off is no finding. What is one: no scale serves, the scale in use loses more than
-    `limits.underflow`, every step is skipped where the window says it need not be, or the scale fell below 1.
+    `limits.underflow`, every step is skipped where the window says it need not be, the scale fell below 1, or it is no
+    positive finite number any more.
     """
+    if stats.enabled and stats.unusable is not None:
+        return [_unusable(stats, *stats.unusable)]
     found = [*_collapsed(stats), *_window(stats, limits)]
     if found:
         return found
@@ -93,6 +35,8 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
         return [Finding(CHECK, Verdict.SKIP, stats.subject, reason)]
     if stats.scale is None:
         return [_not_yet(stats)]
+    if stats.damage:
+        return [_damaged(stats)]
     return [_passed(stats)]
 
 
@@ -163,6 +107,34 @@ def _collapsed(stats: LossScaleStats) -> list[Finding]:
     step = next((step for step, _, bad in stats.trajectory if bad), None)
     place = Where("backward", op=stats.first_op, step=step)
     return [Finding(CHECK, verdict, stats.subject, message, place, observed, limit, unit, hint)]
+
+
+def _unusable(stats: LossScaleStats, step: int, scale: float) -> Finding:
+    """A scale of 0, infinity or NaN turns every gradient into 0, infinity or NaN, and GradScaler never leaves it."""
+    before = [(number, skipped) for number, _, skipped in stats.trajectory if number < step]
+    message = f"the loss scale must be a positive number whose inverse is finite in float32; it is {scale:.6g}"
+    op = ""
+    if not before:
+        message += f" from the first step on, in all of {len(stats.trajectory)} steps"
+        hint = (
+            "give GradScaler a positive finite init_scale, and check the 'scale' of a checkpoint before "
+            "scaler.load_state_dict(): one that was saved after a collapse keeps every later run from learning"
+        )
+    elif scale < 1:
+        op, skips = stats.first_op, sum(skipped for _, skipped in before)
+        message += (
+            f" from step {step} on, after {power(stats.trajectory[0][1])} in step {stats.trajectory[0][0]}"
+            f"{f' and {skips} skipped step' + 's' * (skips > 1) if skips else ''}{_skips(stats)}"
+        )
+        hint = (
+            "gradients that are infinite or NaN at any scale halve it in every step: mend what makes them (see "
+            "overflow and nonfinite-gradient, and keep that op in float32), and stop a run whose scale falls below 1"
+        )
+    else:
+        message += f" from step {step} on, after {power(stats.trajectory[0][1])} in step {stats.trajectory[0][0]}"
+        hint = "use a growth_factor near 2, and give scaler.update(new_scale) a finite number only"
+    place = Where("backward", op=op, step=step)
+    return Finding(CHECK, Verdict.FAIL, stats.subject, message, place, scale, None, "loss scale", hint)
 
 
 def _skipped_at_one_scale(trajectory: Sequence[tuple[int, float, bool]]) -> int:
@@ -279,6 +251,16 @@ def _not_yet(stats: LossScaleStats) -> Finding:
     return Finding(CHECK, Verdict.UNDECIDED, stats.subject, message, hint=hint)
 
 
+def _damaged(stats: LossScaleStats) -> Finding:
+    message = f"the loss scale must keep the gradients above what {stats.format} rounds to zero{stats.damage}"
+    hint = (
+        "start higher (init_scale) or let the scale grow sooner (a smaller growth_interval)"
+        if stats.enabled
+        else "scale the loss: torch.amp.GradScaler finds a scale, for float32 parameters; or use bfloat16"
+    )
+    return Finding(CHECK, Verdict.FAIL, stats.subject, message, Where("backward"), hint=hint)
+
+
 def _passed(stats: LossScaleStats) -> Finding:
     window, scale = _known(stats), stats.scale
     if window is None or scale is None:  # pragma: no cover  # `_unjudged` and `_not_yet` come before
@@ -292,9 +274,9 @@ def _passed(stats: LossScaleStats) -> Finding:
     )
     if window.nonfinite:
         message += f"; {_nonfinite(window)}"
-    return Finding(
-        CHECK, Verdict.PASS, stats.subject, message, Where("backward"), lost.lost, window.share, "share lost"
-    )
+    place, unit = Where("backward"), "share lost"
+    seen = window.nonzero
+    return passed(CHECK, stats.subject, message, seen, where=place, observed=lost.lost, limit=window.share, unit=unit)
 
 
 def _required(share: float, window: ScaleWindow) -> str:

@@ -14,7 +14,7 @@ from ampcheck.training.distributed.ranks import gather
 from ampcheck.training.gradients.underflow import GradientLoss, GradientShadow, GradientStats, quiet
 from ampcheck.training.loop import Snapshot, TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.scale.checks import LossScaleStats, loss_scale_stats
+from ampcheck.training.scale.stats import LossScaleStats, loss_scale_stats
 from ampcheck.training.scale.trajectory import in_succession, measure_scalers
 from ampcheck.training.window import FEW, ScaleWindow, scale_window
 

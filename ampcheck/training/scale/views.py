@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from ampcheck.record import Band, Chart, Scalar, Series, Table
-from ampcheck.training.scale.checks import CHECK, LossScaleStats, power
-from ampcheck.training.window import ScaleWindow
+from ampcheck.training.scale.checks import CHECK, power
+from ampcheck.training.scale.stats import LossScaleStats
+from ampcheck.training.window import ScaleWindow, is_usable
 
 _BEYOND = 3
 """Powers of two that are shown beyond each end of the window."""
@@ -42,14 +43,14 @@ def loss_scale_table(stats: LossScaleStats) -> Table | None:
         f"lost: share of the nonzero elements that round to zero in {window.format}, predicted from {window.nonzero:,} "
         f"elements of {len(window.histograms)} unscaled gradients; measured: in real backward passes"
     )
-    if stats.scale is not None:
+    if stats.scale is not None and is_usable(stats.scale):
         note += f"; in use: {power(stats.scale)}"
     return Table(f"Loss scales: {stats.subject}", columns, rows, CHECK, note)
 
 
 def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
     """log2 of the scale over the steps, with the ends of the window; a skipped step is a stroke downwards."""
-    known = [(float(step), math.log2(scale), bad) for step, scale, bad in stats.trajectory if scale > 0]
+    known = [(float(step), math.log2(scale), bad) for step, scale, bad in stats.trajectory if 0 < scale < math.inf]
     if not known:
         return None
     steps = [step for step, _, _ in known]
@@ -83,7 +84,7 @@ def window_chart(stats: LossScaleStats) -> Chart | None:
     ]
     if real := [(math.log2(scale), lost) for scale, lost, over in stats.verified if not over]:
         series.append(Series("worst tensor", [one for one, _ in real], [lost for _, lost in real], "measured"))
-    if stats.scale:
+    if stats.scale is not None and is_usable(stats.scale):
         series.append(Series("scale in use", (math.log2(stats.scale),) * 2, (0.0, 1.0), "in use"))
     bands = () if window.empty else (Band("window", float(window.needed), float(window.allowed)),)
     title = f"What a loss scale loses: {stats.subject}"
@@ -102,4 +103,5 @@ def _scales(stats: LossScaleStats, window: ScaleWindow) -> list[float]:
     stride = math.ceil(len(between) / _ROWS)
     kept = {e for e in between if e % stride == 0 or min(abs(e - end) for end in ends) <= _BEYOND}
     scales = {math.ldexp(1.0, e) for e in kept} | {scale for scale, _, _ in stats.verified}
-    return sorted(scales | ({stats.scale} if stats.scale else set()))
+    in_use = {stats.scale} if stats.scale is not None and is_usable(stats.scale) else set()
+    return sorted(scales | in_use)

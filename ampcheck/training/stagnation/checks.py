@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from ampcheck.formats import format_of
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.settings import Limits
 from ampcheck.training.stagnation.cures import AS_IS, WIDE, Cure
 from ampcheck.training.stagnation.measure import (
@@ -155,7 +155,7 @@ def _vanished(stats: StagnationStats, one: VanishedConstant) -> Finding:
 def _passed(stats: StagnationStats, limits: Limits) -> Finding:
     if not stats.narrow:
         text = f"none of the {stats.looked} tensors that live across steps is narrower than float32 ({_steps(stats)})"
-        return Finding(CHECK, Verdict.PASS, stats.subject, text)
+        return passed(CHECK, stats.subject, text, stats.looked)
     moved, lost = sum(one.moved for one in stats.tensors), sum(one.lost for one in stats.tensors)
     hidden = sum(stats.coverage.unseen.values())
     anew = sum(one.set_anew > 0 for one in stats.tensors)
@@ -174,7 +174,8 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
     if hidden:
         text += f"; {hidden} changes came from ops that cannot be followed"
     worst = max((one.share for one in stats.tensors if not one.compensates), default=0.0)
-    return Finding(CHECK, Verdict.PASS, stats.subject, text, Where(), worst, limits.stagnation, "share")
+    seen = moved + anew + stats.looked - stats.narrow  # no update is lost in float32
+    return passed(CHECK, stats.subject, text, seen, observed=worst, limit=limits.stagnation, unit="share")
 
 
 def _cured(one: TensorUpdates) -> str:

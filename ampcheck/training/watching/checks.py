@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.settings import Limits
 from ampcheck.training.scale.trajectory import has_fallen, is_settled
 from ampcheck.training.watching.expected import sampled
 from ampcheck.training.watching.folded import GradientSum, UpdateSum
 from ampcheck.training.watching.report import window_of
 from ampcheck.training.watching.stats import WatchedOptimizer, WatchedParameter, WatchStats
+from ampcheck.training.window import is_usable
 
 CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation", "coverage")
 """The checks that a watched loop can be judged by, in the order in which a reader wants them."""
@@ -70,7 +71,8 @@ def _losses(stats: WatchStats) -> Iterator[Finding]:
         yield Finding(check, Verdict.FAIL, stats.subject, message, where, float(len(bad)), 0.0, "steps", hint)
         return
     passing = f", after {len(bad)} that were not" if bad else ""
-    yield _passed(stats, check, f"the last of {len(stats.losses)} losses is finite{passing}")
+    text = f"the last of {len(stats.losses)} losses is finite{passing}"
+    yield passed(check, stats.subject, text, len(stats.losses))
 
 
 def _nonfinite(stats: WatchStats) -> Iterator[Finding]:
@@ -108,7 +110,12 @@ def _nonfinite(stats: WatchStats) -> Iterator[Finding]:
             )
     gone = f"; {stats.skipped:,} more were left out by the scaler" if stats.skipped else ""
     text = f"{stats.measured:,} measured steps were made with finite gradients{gone}"
-    yield from _most(stats, found) or [_passed(stats, check, text)]
+    yield from _most(stats, found) or [passed(check, stats.subject, text, _gradients(seen))]
+
+
+def _gradients(parameters: Iterable[WatchedParameter]) -> int:
+    """How many gradients were measured."""
+    return sum(one.gradient.calls for one in parameters if one.gradient)
 
 
 def _underflow(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
@@ -153,7 +160,7 @@ def _underflow(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
                         "of the elements", hint)
             )  # fmt: skip
     text = f"none of {len(seen)} gradients shows the marks of flushing (no proof: nothing was compared)"
-    yield from _most(stats, found) or [_passed(stats, check, text)]
+    yield from _most(stats, found) or [passed(check, stats.subject, text, _gradients(seen))]
 
 
 def _in_float16(gradient: GradientSum | None) -> bool:
@@ -180,7 +187,18 @@ def _scale(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
         "a scale that falls without end means that a gradient is infinite or NaN at any scale: mend the overflow, or "
         "leave batches with NaN out; see nonfinite-gradient"
     )
-    if scales and has_fallen(scales[0], now):
+    unusable = next((number for number, scale in enumerate(scales) if not is_usable(scale)), None)
+    if unusable is not None:
+        message = (
+            "the loss scale must be a positive number whose inverse is finite in float32; it is "
+            f"{scales[unusable]:.6g} {f'after {unusable:,} updates' if unusable else 'from the first step on'} "
+            f"({story}){named}"
+        )
+        if not unusable:
+            hint = "give GradScaler a positive finite init_scale, and check the 'scale' of a checkpoint that it loads"
+        place = Where("update", step=unusable)
+        yield Finding(check, Verdict.FAIL, stats.subject, message, place, scales[unusable], None, "loss scale", hint)
+    elif scales and has_fallen(scales[0], now):
         settled = is_settled(window_of(stats, limits), now, trailing > 0)
         verdict = Verdict.WARN if settled else Verdict.FAIL
         message = f"the loss scale must stay at 1 or above; it fell to {now:g} ({story}){named}"
@@ -210,7 +228,7 @@ def _scale(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
         )
         yield Finding(check, Verdict.WARN, stats.subject, message, where, share, usual, "of the steps", hint)
     else:
-        yield _passed(stats, check, story)
+        yield passed(check, stats.subject, story, stats.attempts)
 
 
 def _story(stats: WatchStats) -> str:
@@ -289,7 +307,8 @@ def _stagnation(stats: WatchStats, limits: Limits) -> Iterator[Finding]:
         found.append(
             Finding(check, verdict, stats.subject, message, where, share, limits.stagnation, "of the updates", hint)
         )
-    yield from _most(stats, found) or [_passed(stats, check, f"the updates of {len(narrow)} parameters change them")]
+    text, seen = f"the updates of {len(narrow)} parameters change them", sum(u.calls for o in narrow if (u := o.update))
+    yield from _most(stats, found) or [passed(check, stats.subject, text, seen)]
 
 
 def _lost(update: UpdateSum) -> bool:
@@ -319,7 +338,7 @@ def _coverage(stats: WatchStats) -> Finding:
         )
         hint = "call backward() before the step, on a loss of the parameters that this optimizer has"
         return Finding(check, Verdict.FAIL, stats.subject, message, hint=hint)
-    return Finding(check, Verdict.PASS, stats.subject, told)
+    return passed(check, stats.subject, told, stats.coverage.total)
 
 
 def _unmeasured(stats: WatchStats) -> str:
@@ -330,10 +349,6 @@ def _unmeasured(stats: WatchStats) -> str:
 
 def _where(one: WatchedParameter, phase: str, step: int | None = None) -> Where:
     return Where(phase, module=one.name.rpartition(".")[0], step=step)
-
-
-def _passed(stats: WatchStats, check: str, text: str) -> Finding:
-    return Finding(check, Verdict.PASS, stats.subject, text)
 
 
 def _skipped(stats: WatchStats, check: str, text: str) -> Finding:

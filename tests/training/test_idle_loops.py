@@ -1,0 +1,135 @@
+"""A loop that never does what a check looks at is incomplete or a skip, with the reason; it never passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from training_loops import mlp
+
+from ampcheck.record import Run, Verdict
+from ampcheck.subject import Subject
+from ampcheck.training.judge import judge_training
+
+DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+
+def judged(shape: dict[str, Any], *checks: str) -> Run:
+    return judge_training(Subject(shape, name="loop"), checks or None, steps=4)
+
+
+def loop(
+    work: Callable[[nn.Module, Any], float],
+    dtype: torch.dtype = torch.float32,
+    *,
+    frozen: bool = False,
+    other: bool = False,
+    **more: Any,
+) -> dict[str, Any]:
+    """frozen: no parameter requires a gradient. other: the optimizer has the parameters of another model."""
+    model = mlp().to(dtype).requires_grad_(not frozen)
+    optimizer = torch.optim.SGD((mlp(seed=1).to(dtype) if other else model).parameters(), lr=0.1)
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        return work(model, optimizer)
+
+    return {"model": model, "optimizer": optimizer, "step": step, **more}
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    dtype = next(model.parameters()).dtype
+    loss: torch.Tensor = model(DATA.to(dtype)).float().square().mean()
+    return loss
+
+
+def no_backward(model: nn.Module, optimizer: Any) -> float:
+    loss = loss_of(model)
+    optimizer.step()
+    return float(loss.detach())
+
+
+def no_step(model: nn.Module, optimizer: Any) -> float:
+    loss = loss_of(model)
+    loss.backward()
+    return float(loss.detach())
+
+
+def learns(model: nn.Module, optimizer: Any) -> float:
+    loss = loss_of(model)
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def another_loss(model: nn.Module, optimizer: Any) -> float:
+    loss = loss_of(model) + torch.zeros((), requires_grad=True)
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def raises(model: nn.Module, optimizer: Any) -> float:
+    raise ValueError("no such batch")
+
+
+def by_hand(model: nn.Module, optimizer: Any) -> float:
+    loss = loss_of(model)
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.data -= 0.1 * parameter.grad
+    return float(loss.detach())
+
+
+UPDATES = {"nonfinite-gradient", "stagnation"}
+GRADIENTS = {"gradient-underflow", "loss-scale", "loss-dtype", *UPDATES}
+IDLE: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "no backward pass": ({"work": no_backward}, GRADIENTS),
+    "no backward pass of a bfloat16 model": ({"work": no_backward, "dtype": torch.bfloat16}, GRADIENTS),
+    "a constant": ({"work": lambda model, optimizer: 0.0}, GRADIENTS),
+    "no optimizer step": ({"work": no_step}, UPDATES),
+    "no optimizer step of a bfloat16 model": ({"work": no_step, "dtype": torch.bfloat16}, UPDATES),
+    "the optimizer of another model": ({"work": learns, "other": True}, UPDATES),
+    "no parameter with a gradient": ({"work": another_loss, "frozen": True}, {"gradient-underflow", *UPDATES}),
+    "a step that raises": ({"work": raises}, {"gradient-underflow", "loss-scale", "stagnation"}),
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_what_a_loop_never_does_is_incomplete(name):
+    given, checks = IDLE[name]
+    run = judged(loop(**given))
+    incomplete = {finding.check for finding in run.of(Verdict.INCOMPLETE)}
+    assert incomplete >= checks, str(run)
+    assert all("not judged: " in finding.message for finding in run.of(Verdict.INCOMPLETE))
+    assert {"coverage"} <= {f.check for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)}, str(run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("work", [learns, by_hand])
+def test_a_loop_that_learns_is_judged_whole_and_says_on_what(work, dtype):
+    run = judged(loop(work, dtype))
+    assert not run.of(Verdict.INCOMPLETE), str(run)
+    assert not run.of(Verdict.WARN) or dtype is torch.bfloat16, str(run)
+    training = ("overflow", "nonfinite-gradient", "gradient-underflow", "stagnation", "master-weights", "loss-dtype")
+    passes = [f for f in run.of(Verdict.PASS) if f.check in training]
+    assert passes
+    assert all(finding.seen for finding in passes), str(run)
+
+
+def test_a_scaler_that_no_step_uses_is_incomplete():
+    run = judged(loop(learns, scaler=torch.amp.GradScaler("cpu")), "scaler-protocol", "scale-invariance")
+    told = {finding.check: finding.message for finding in run.of(Verdict.INCOMPLETE)}
+    assert "no step of 4 uses it: losses are not scaled" in told["scaler-protocol"]
+    assert "nothing asks for its scale" in told["scale-invariance"]
+    assert not [f for f in run.of(Verdict.PASS) if f.check != "coverage"]
+
+
+def test_resuming_a_loop_that_changes_nothing_is_incomplete():
+    shape = loop(no_step)
+    model = shape["model"]
+    run = judged({**shape, "save": model.state_dict, "load": model.load_state_dict}, "resume")
+    assert [finding.check for finding in run.of(Verdict.INCOMPLETE)] == ["resume"], str(run)
