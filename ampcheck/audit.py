@@ -21,7 +21,6 @@ from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
 from ampcheck.numerics import (
     CHECKS,
-    NONFINITE_REFERENCE,
     OBSERVABLE,
     NumericsStats,
     arm_name,
@@ -84,9 +83,7 @@ def audit(
     if steps is not None and made.kind is not Kind.TRAINING:
         raise UsageError(f"steps are those of a training loop; {made.name} is of kind '{made.kind.value}'")
     checks = (checks,) if isinstance(checks, str) else checks
-    known = dict.fromkeys(
-        (*CHECKS, NONFINITE_REFERENCE, *judge.CHECKS, *accuracy_checks.CHECKS, *GRAPH_CHECKS, *training.CHECKS)
-    )
+    known = dict.fromkeys((*CHECKS, *judge.CHECKS, *accuracy_checks.CHECKS, *GRAPH_CHECKS, *training.CHECKS))
     if unknown := sorted(set(checks or ()) - set(known)):
         raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(known)}")
     placement = place(device)
@@ -262,9 +259,9 @@ def assert_numerics(
 def observe(checks: Sequence[str] = (), subject: str = "this block") -> Iterator[None]:
     """Judge every op that runs inside, forward and backward, without a reference.
 
-    checks: of `overflow`, `silent-zero`, `flush`, `integer-cast`, `headroom`; all by default. On leaving the block
-    the run is emitted, and `AssertionError` raised for its failures unless the block raised itself. Raises
-    `UsageError` for another check.
+    checks: of `nonfinite-reference`, `overflow`, `silent-zero`, `flush`, `integer-cast`, `headroom`; all by default. On
+    leaving the block the run is emitted, and `AssertionError` raised for its failures unless the block raised itself.
+    Raises `UsageError` for another check.
     """
     __tracebackhide__ = True
     if unknown := sorted(set(checks) - set(OBSERVABLE)):
@@ -288,6 +285,7 @@ def _observed(trace: Trace, watch: OpWatch, subject: str, checks: Sequence[str],
         format=min((f.dtype for f in watch.facts()), key=lambda name: format_of(name).bits, default="float32"),
         device="",
         judged=False,
+        keeps_nan=watch.keeps_nan(),
         ops=watch.facts(),
         low=watch.low,
         casts=watch.casts,

@@ -15,7 +15,7 @@ from ampcheck.catalog import EXPLANATIONS, Explanation, explain
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.errors import UsageError
-from ampcheck.numerics import CHECKS, NONFINITE_REFERENCE, OBSERVABLE
+from ampcheck.numerics import CHECKS, OBSERVABLE
 from ampcheck.search.checks import CHECKS as SEARCH_CHECKS
 from ampcheck.training.judge import CHECKS as TRAINING_CHECKS
 
@@ -40,7 +40,6 @@ def texts(node: ast.AST) -> set[str]:
 def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -> None:
     assert set(EXPLANATIONS) == {
         *CHECKS,
-        NONFINITE_REFERENCE,
         *ACCURACY_CHECKS,
         "blame",
         "policy-drift",

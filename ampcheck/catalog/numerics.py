@@ -25,7 +25,9 @@ PAGES = (
         "count when the outputs are NaN. Infinities in outputs (padded logits, masks) are no finding: the low "
         "precision must have them in the same places with the same sign. Gradients that are not finite in float64 "
         "fail, and are incomplete where outputs hold infinities and the default loss is used. The check runs once for "
-        "each audit and is always among the verdicts: elements that are NaN in float64 cannot be compared.",
+        "each audit and is always among the verdicts: elements that are NaN in float64 cannot be compared. Of a block "
+        "under ampcheck.observe each op that makes a NaN is run in float64 as well; it fails where a NaN is in use at "
+        "the end of the block, else it warns.",
         "A logarithm or square root of negative numbers, 0/0, inf - inf, a softmax over a row that is masked whole, a "
         "derivative at its pole (sqrt or norm at zero), missing values in the data, weights saved after a NaN.",
         "Clamp before the op; select with where before it as well as after it; clean the data; load other weights. A "

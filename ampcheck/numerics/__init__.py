@@ -7,7 +7,6 @@ from ampcheck.numerics.measure import arm_name as arm_name
 from ampcheck.numerics.measure import measure_compiled as measure_compiled
 from ampcheck.numerics.measure import measure_numerics as measure_numerics
 from ampcheck.numerics.measure import native_format as native_format
-from ampcheck.numerics.nonfinite import NONFINITE_REFERENCE as NONFINITE_REFERENCE
 from ampcheck.numerics.nonfinite import check_reference as check_reference
 from ampcheck.numerics.nonfinite import measure_nonfinite as measure_nonfinite
 from ampcheck.numerics.reference import Reference as Reference

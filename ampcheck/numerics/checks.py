@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from ampcheck.numerics import execution, precision, range
+from ampcheck.numerics import execution, nonfinite, precision, range
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.record import Finding
 from ampcheck.settings import Limits
@@ -15,6 +15,7 @@ Check = Callable[[NumericsStats, Limits], list[Finding]]
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "low-precision-error": execution.check_low_precision_error,
+        nonfinite.NONFINITE_REFERENCE: nonfinite.check_observed,
         "overflow": range.check_overflow,
         "nonfinite-gradient": range.check_nonfinite_gradient,
         "precision-loss": precision.check_precision_loss,
@@ -29,7 +30,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 )
 """In the order in which a reader wants them: what stops the run, what ruins it, what blurs it."""
 
-OBSERVABLE = ("overflow", "silent-zero", "flush", "integer-cast", "headroom", "coverage")
+OBSERVABLE = ("nonfinite-reference", "overflow", "silent-zero", "flush", "integer-cast", "headroom", "coverage")
 """The checks that need no reference, only ops that ran."""
 
 

@@ -13,12 +13,13 @@ import torch
 
 from ampcheck.nest import tensors
 from ampcheck.numerics.facts import OpFacts
-from ampcheck.numerics.findings import LISTED
+from ampcheck.numerics.findings import LISTED, who
 from ampcheck.numerics.measure import on_device
 from ampcheck.numerics.reference import Reference
-from ampcheck.numerics.stats import Raised, gradient_module
+from ampcheck.numerics.stats import NumericsStats, Raised, gradient_module
 from ampcheck.prepare import modules_of
 from ampcheck.record import Finding, Verdict, Where, passed
+from ampcheck.settings import Limits
 from ampcheck.subject import Subject
 
 NONFINITE_REFERENCE = "nonfinite-reference"
@@ -101,6 +102,26 @@ def check_reference(stats: ReferenceStats) -> list[Finding]:
     if infinite:
         text += f"; {infinite:,} infinities are compared in place and sign"
     return [*found, passed(NONFINITE_REFERENCE, stats.arm, text, numel, observed=0.0, limit=0.0, unit="elements")]
+
+
+def check_observed(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """Of a block without a reference: no op makes a NaN that float64 makes as well, given the same inputs.
+
+    It fails where a result with a NaN is in use when the block ends, else it warns: where() may have left it out.
+    """
+    if stats.judged:
+        return []  # judged once for all arms, see `check_reference`
+    made = [fact for fact in stats.ops if fact.nan and not fact.limited]
+    if not made:
+        calls = sum(fact.calls for fact in stats.ops)
+        text = "no op made a NaN that float64 makes as well"
+        return [passed(NONFINITE_REFERENCE, who(stats), text, calls, observed=0.0, limit=0.0, unit="elements")]
+    count = float(sum(fact.nan for fact in made))
+    end = "a result with a NaN is in use at the end" if stats.keeps_nan else "nothing holds a NaN at the end"
+    verdict = Verdict.FAIL if stats.keeps_nan else Verdict.WARN
+    message = f"{_made(made)} in every precision; {end}"
+    place = made[0].where
+    return [Finding(NONFINITE_REFERENCE, verdict, who(stats), message, place, count, 0.0, "elements", _OP_HINT)]
 
 
 _OP_HINT = (

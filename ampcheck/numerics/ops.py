@@ -103,6 +103,7 @@ class OpWatch:
         self._health: dict[tuple[str, str], list[PendingHealth | Unmeasured]] = {}
         self._chains: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._integers = Integers(_in_float64)
+        self._nan: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def facts(self) -> tuple[OpFacts, ...]:
         """What was seen, in the order in which the places first ran."""
@@ -113,6 +114,10 @@ class OpWatch:
     def reach(self, tensor: torch.Tensor) -> None:
         """Note that a tensor is an output of the model, or a buffer that it keeps."""
         self._integers.reach(tensor)
+
+    def keeps_nan(self) -> bool:
+        """Whether a result with a NaN is still in use; one that was masked or dropped is not."""
+        return len(self._nan) > 0
 
     def health(self) -> dict[tuple[str, str], TensorHealth]:
         """The merged health of every floating op output by (phase, module)."""
@@ -166,6 +171,8 @@ class OpWatch:
         deliberate = any(not math.isfinite(scalar) for scalar in scalars)
         amax, bad, nan = _summary(results)
         low = [r for r in results if r.dtype.itemsize <= 2]
+        for result in results if nan else ():
+            self._nan[result] = True
         born = 0 if deliberate or bad_in else bad
         spoiled = nan if bad_in and not nan_in else 0
         dtype = min(results, key=lambda t: t.dtype.itemsize).dtype

@@ -73,7 +73,8 @@ class NumericsStats:
     no_backward: why there are no gradients; prevented: it is the subject that keeps backward from its weights.
     low: results of 16 bits; casts: between integers and floats.
     graphs: how many were compiled; unsupported: why Dynamo took none, in its own words; inside: what was seen in them.
-    judged: whether there was a reference; without one a finding cannot be excused by its lack of consequences.
+    keeps_nan: whether a result with a NaN was in use at the end. judged: whether there was a reference; without one a
+    finding cannot be excused by its lack of consequences.
     """
 
     subject: str
@@ -83,6 +84,7 @@ class NumericsStats:
     compiled: bool = False
     native: bool = False
     judged: bool = True
+    keeps_nan: bool = False
     reference: str = ""
     ops: tuple[OpFacts, ...] = ()
     errors: tuple[TensorError, ...] = ()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck import Finding, Run, Subject, Verdict, audit
+from ampcheck import Finding, Run, Subject, Verdict, audit, collect, observe
 from ampcheck.report.sections import headline
 
 NAN, INF = math.nan, math.inf
@@ -288,3 +288,14 @@ def test_a_model_that_runs_only_under_one_autocast_dtype_fails_at_its_cast() -> 
 
     (finding, *_) = reported(judged(ComparesBeforeItDispatches()), Verdict.FAIL, "low-precision-error")
     assert finding.where.op == "aten::_to_copy"
+
+
+def test_a_block_that_ends_with_nan_in_every_precision_fails_and_a_masked_one_warns() -> None:
+    x = torch.tensor([1.0, -1.0])
+    with pytest.raises(AssertionError, match="log made 1 of 2 elements NaN in every precision"), observe():
+        kept = torch.log(x).half() * 2
+    assert kept.isnan().any()
+    with collect() as runs, observe():
+        masked = torch.where(x > 0, torch.log(x), 0.0)
+    assert masked.isfinite().all()
+    assert [f.verdict for f in runs[0].findings if f.check == "nonfinite-reference"] == [Verdict.WARN]
