@@ -14,6 +14,7 @@ from ampcheck.autocast.missing import MissingKernels, lacks_fft, lacks_kernel
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
+from ampcheck.machine import lacks_primitive, machine_error
 from ampcheck.nest import tensors
 from ampcheck.numerics.arms import Outcome, run_arm
 from ampcheck.numerics.compare import compare, without_counterpart
@@ -95,7 +96,7 @@ def measure_numerics(
             outcome.no_backward = f"backward raises in float32 too: {brief(outcome.error)}"
         else:
             raised = _raised(outcome, prepared, trace.failed)
-            if active() is not None and lacks_fft(outcome.error):
+            if lacks_primitive(outcome.error) or (active() is not None and lacks_fft(outcome.error)):
                 raised = replace(raised, missing=True)
     inputs = frozenset(rounded.names)
     moved, wide = reference.moved(dtype, inputs), reference.wide
@@ -204,7 +205,8 @@ def measure_compiled(
         )
     raised = None
     if outcome.error is not None and not reference.reached == outcome.phase == "backward":
-        raised = Raised(Where(phase="compile"), brief(outcome.error), missing=missing_tool(outcome.error))
+        missing = missing_tool(outcome.error)
+        raised = Raised(Where(phase="compile"), missing or brief(outcome.error), missing=bool(missing))
     moved, hair = reference.moved(dtype, eager.rounded), reference.moved(torch.float32, eager.rounded)
     errors = compare(outcome, reference.wide, moved, hair)
     if eager.stats.followed:
@@ -287,11 +289,11 @@ def _overflowed(outcome: Outcome, reference: Reference) -> bool:
     )
 
 
-def missing_tool(error: Exception) -> bool:
-    """Whether compilation lacks a compiler, or the emulation a kernel: that says nothing about the model."""
+def missing_tool(error: BaseException) -> str:
+    """What this machine lacks, or the emulation, so that the error says nothing about the model; "" for the model's."""
     if active() is not None and (lacks_kernel(error) or lacks_fft(error)):
-        return True
-    return "InvalidCxxCompiler" in repr(error) or "No working C++ compiler" in str(error)
+        return brief(error)
+    return machine_error(error)
 
 
 def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Raised:

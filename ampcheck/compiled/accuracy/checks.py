@@ -38,7 +38,7 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
     check, found = "compiled-exception", stats.exceptions
     where = found.where
     if found.missing:
-        text = f"not judged, for want of what this machine lacks: {found.missing}"
+        text = f"not judged, because this machine cannot run it: {found.missing}"
         return [Finding(check, Verdict.SKIP, who(stats), text)]
     if found.compiled and found.eager:
         text = f"eager mode raises, and so does compiled code: {found.eager}"
@@ -271,8 +271,8 @@ def _derived(stats: AccuracyStats, worst: Deviation, factor: float) -> str:
     """Where the limit comes from."""
     floor = worst.grain + stats.float32_floor(factor, worst.float32)
     draws = f"on {len(worst.eager)} draws of the data" if len(worst.eager) > 1 else "on these data"
-    luck = stats.luck(worst, factor)
-    return f"{luck:g} times eager mode's error {draws} and {floor:.2g} for storage and the order of sums"
+    usual = f" or its usual error of {worst.rounded:.2g}" if worst.rounded > worst.worst_eager else ""
+    return f"{factor**2:g} times eager mode's error {draws}{usual}, and {floor:.2g} for storage and the order of sums"
 
 
 def _mended(stats: AccuracyStats) -> tuple[str, str]:

@@ -26,8 +26,10 @@ from ampcheck.compiled.accuracy.ladder import (
     Bench,
     Climb,
     floating_inputs,
+    compared,
     holds_parameters,
     measure_bench,
+    measure_rounding,
     run_rung,
 )
 from ampcheck.compiled.accuracy.stats import AccuracyStats, Exceptions, Trial
@@ -35,6 +37,7 @@ from ampcheck.compiled.options import check_options
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
+from ampcheck.machine import lacks_primitive
 from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.measure import LOSS_SCALES, missing_tool, native_format
 from ampcheck.placement import place
@@ -297,8 +300,10 @@ def _measure(
         return stats
     stats = replace(stats, deviations=climb.deviations)
     if stats.excess(factor):
-        every = run_rung(bench, draws=range(len(bench.draws)))
-        stats = replace(stats, deviations=every.deviations)
+        climb = run_rung(bench, draws=range(len(bench.draws)))
+        stats = replace(stats, deviations=climb.deviations)
+    while stats.excess(factor) and measure_rounding(bench):
+        stats = replace(stats, deviations=compared(bench, climb.arms), near_ties=bench.near_ties)
     if stats.excess(factor):
         stats = replace(stats, trials=_trials(bench, stats, factor))
     return replace(stats, coverage=_coverage(stats, climb, bench))
@@ -346,10 +351,10 @@ def _exceptions(bench: Bench, climb: Climb) -> Exceptions:
         float32 = brief(wide) if wide is not None else ""
     missing = ""
     raised = climb.arm.error
-    if error is not None and lacks_kernel(error):
+    if error is not None and (lacks_kernel(error) or lacks_primitive(error)):
         missing = brief(error)
-    elif raised is not None and missing_tool(raised):
-        missing = brief(raised)
+    elif raised is not None:
+        missing = missing_tool(raised)
     file, line = users_place(error) if error is not None else ("", None)
     phase = bench.eager.phase if error is not None else "compile"
     step = (bench.eager if error is not None else climb.arm).step

@@ -276,10 +276,10 @@ def check_state(stats: GraphStats) -> list[Finding]:
 def check_stopped(stats: GraphStats) -> list[Finding]:
     """The compiled run raises nothing that the eager run does not."""
     stopped = stats.stopped
+    if stopped is not None and stopped.machine:
+        return [_finding("compiled-exception", Verdict.SKIP, stats, f"not judged: {stopped.machine}")]
     if stopped is None or stopped.eager != "" or (stopped.asked and stats.breaks) or "overwritten" in stopped.message:
         return []
-    if "InvalidCxxCompiler" in stopped.kind + stopped.message:
-        return [_finding("compiled-exception", Verdict.SKIP, stats, f"nothing compiles here: {stopped.message}")]
     message = f"the compiled run must not raise where the eager run does not; it raised {stopped.message}"
     return [_finding("compiled-exception", Verdict.FAIL, stats, message, stopped.where)]
 
@@ -288,6 +288,8 @@ def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:
     """Something was compiled or ran compiled, and the subject ran to its end."""
     slug = "coverage"
     stopped = stats.stopped
+    if stopped is not None and stopped.machine:
+        return [] if failed else [_finding(slug, Verdict.SKIP, stats, f"not judged: {stopped.machine}")]
     if stopped is not None and stopped.eager != "" and not failed:
         told = f"raised {stopped.message}" if stopped.eager is None else f"raises {stopped.eager} in eager mode too"
         message = f"what is judged must run to its end, but it {told}"
