@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch

@@ -372,6 +372,7 @@ def _scalars(value: Any) -> Iterable[Any]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has values that ops can read: strided, on a device, neither quantised nor nested."""
     return (
         tensor.layout is torch.strided
         and not tensor.is_quantized

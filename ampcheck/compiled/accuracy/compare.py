@@ -81,6 +81,8 @@ def deviations(
                 lost=_lost(*here.sides),
                 nonfinite=_unlike(here.sides[2], twin),
                 eager_nonfinite=max(_unlike(view.sides[1], view.sides[0]) for view in views),
+                judged=_known(*here.sides) if mask is None else int(mask.sum()),
+                nan=_both_nan(*here.sides),
                 numel=tensor.numel() if mask is None else int(mask.sum()),
             )
         )
@@ -181,6 +183,25 @@ def _lost(wide: torch.Tensor | None, eager: torch.Tensor | None, compiled: torch
     if not wide.shape == eager.shape == compiled.shape:
         return 0
     return int((~_alike(compiled, wide) & _alike(eager, wide)).sum())
+
+
+def _known(*sides: torch.Tensor | None) -> int:
+    """Elements that are finite on all sides, or infinite on all of them in place and sign."""
+    wide = sides[0]
+    if wide is None:
+        return 0
+    known = torch.ones_like(wide, dtype=torch.bool)
+    for side in sides:
+        if side is not None and side.shape == wide.shape and side.is_floating_point() and wide.is_floating_point():
+            known &= ~side.isnan() & _alike(side, wide)
+    return int(known.sum())
+
+
+def _both_nan(wide: torch.Tensor | None, eager: torch.Tensor | None, compiled: torch.Tensor | None = None) -> int:
+    """Elements that are NaN in float64 and in compiled code."""
+    if wide is None or compiled is None or wide.shape != compiled.shape or not wide.is_floating_point():
+        return 0
+    return int((wide.isnan() & compiled.isnan()).sum())
 
 
 def _unlike(tensor: torch.Tensor | None, twin: torch.Tensor | None) -> int:

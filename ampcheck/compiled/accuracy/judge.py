@@ -17,7 +17,7 @@ import torch
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import lacks_kernel
 from ampcheck.compiled.accuracy.arms import Optimizer, Plan, input_leaves, run_plan
-from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy, who
+from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy, tables
 from ampcheck.compiled.accuracy.compare import left_out
 from ampcheck.compiled.accuracy.ladder import (
     AOT_EAGER,
@@ -25,8 +25,8 @@ from ampcheck.compiled.accuracy.ladder import (
     EMULATED,
     Bench,
     Climb,
-    floating_inputs,
     compared,
+    floating_inputs,
     holds_parameters,
     measure_bench,
     measure_rounding,
@@ -43,7 +43,7 @@ from ampcheck.numerics.measure import LOSS_SCALES, missing_tool, native_format
 from ampcheck.placement import place
 from ampcheck.places import users_place
 from ampcheck.prepare import prepare
-from ampcheck.record import Coverage, Run, Scalar, Table, Where, merge, verify
+from ampcheck.record import Coverage, Run, Scalar, Where, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject, name_of
 
@@ -51,7 +51,6 @@ KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 STRIDE = 2.0**-7
 """How far the plain gradient descent that stands in for an optimizer moves the weights in one step, relative to their
 norm: one step of bfloat16, the least that 16-bit weights can keep."""
-ROWS = 60
 
 
 def measure_accuracy(
@@ -119,7 +118,7 @@ def judge_accuracy(
         factor=bounds.precision,
     )
     findings = tuple(check_accuracy(stats, bounds, checks))
-    return Run(findings=findings, coverage=stats.coverage, tables=_tables(stats, bounds))
+    return Run(findings=findings, coverage=stats.coverage, tables=tables(stats, bounds))
 
 
 def assert_compiled(
@@ -349,8 +348,7 @@ def _exceptions(bench: Bench, climb: Climb) -> Exceptions:
             plain = replace(bench.plan, autocast=None, scale=1.0)
             wide = run_plan(plain, prepare(bench.subject, device=bench.plan.device), around=[eagerly()]).error
         float32 = brief(wide) if wide is not None else ""
-    missing = ""
-    raised = climb.arm.error
+    missing, raised = "", climb.arm.error
     if error is not None and (lacks_kernel(error) or lacks_primitive(error)):
         missing = brief(error)
     elif raised is not None:
@@ -386,20 +384,3 @@ def _arm(plan: Plan, narrow: torch.dtype) -> str:
     name = format_of(narrow).name + (" native" if plan.autocast is None and narrow.itemsize <= 2 else "")
     emulation = active()
     return name + (f", {emulation.policy.device} emulated" if emulation is not None else "")
-
-
-def _tables(stats: AccuracyStats, limits: Limits) -> tuple[Table, ...]:
-    rows: list[tuple[float, Sequence[Scalar]]] = []
-    for d in stats.deviations:
-        limit = stats.limit(d, limits.precision)
-        verdict = "beyond" if stats.beyond(d, limits.precision) else "not comparable" if d.unknown else "within"
-        times = d.least_compiled / limit if limit else 0.0
-        rows.append((times, (d.kind, d.name, d.step, d.dtype, d.worst_eager, d.least_compiled, limit, verdict)))
-    if not rows:
-        return ()
-    rows.sort(key=lambda row: -row[0])
-    note = f"relative to {stats.reference}, Euclidean norms"
-    if len(rows) > ROWS:
-        note = f"the {ROWS} nearest to their limit of {len(rows)}; {note}"
-    columns = ("kind", "name", "step", "dtype", "eager", "compiled", "limit", "verdict")
-    return (Table(f"Eager and compiled: {who(stats)}", columns, [r for _, r in rows[:ROWS]], "compiled-error", note),)

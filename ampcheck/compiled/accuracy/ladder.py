@@ -73,8 +73,9 @@ class Bench:
     draws: eager mode and float64 on the same data, as they are and nudged; empty where nothing can be compared, and
     `incomparable` says why. hairs: float64 with its data rounded to float32, in other directions too where that is not
     finite. turned: float64 with those decisions taken otherwise that a rounding of the data turns, `near_ties` at most.
-    rounded: eager mode with other roundings, see `measure_rounding`. Of these only runs that came to their end. how: what the reference is. options: of `torch.compile`. settings: of the
-    compiler, in every compiled arm. random: whether the model draws.
+    rounded: eager mode with other roundings, see `measure_rounding`. Of these only runs that came to their end.
+    how: what the reference is. options: of `torch.compile`. settings: of the compiler, in every compiled arm. random:
+    whether the model draws.
     """
 
     subject: Subject

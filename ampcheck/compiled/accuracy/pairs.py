@@ -17,7 +17,6 @@ from ampcheck.numerics.stats import NumericsStats, TensorError
 from ampcheck.record import Finding
 from ampcheck.settings import Limits
 
-
 RoundingErrors: TypeAlias = "Mapping[tuple[str, str], float]"
 """Of each output and gradient, by kind and name, how far eager mode usually lies from the reference."""
 
@@ -43,7 +42,9 @@ def check_compiled_against_eager(
     return [replace(one, subject=who(compiled)) for one in found]
 
 
-def paired(eager: NumericsStats, compiled: NumericsStats, usual: RoundingErrors = MappingProxyType({})) -> AccuracyStats:
+def paired(
+    eager: NumericsStats, compiled: NumericsStats, usual: RoundingErrors = MappingProxyType({})
+) -> AccuracyStats:
     """Two arms of one subject as one record."""
     twins = {(e.kind, e.name): e for e in eager.errors}
     pairs = [(twins[e.kind, e.name], e) for e in compiled.errors if (e.kind, e.name) in twins and e.kind != "module"]
@@ -95,4 +96,5 @@ def _deviation(eager: TensorError, compiled: TensorError, usual: RoundingErrors)
         nonfinite=compiled.nonfinite,
         eager_nonfinite=eager.nonfinite,
         numel=compiled.compared + compiled.nonfinite,
+        judged=compiled.compared,
     )

@@ -29,11 +29,13 @@ class Deviation:
     difference over that of the reference; of integers the part that differs), the first on the data as they are, the
     others on data nudged by a rounding. grain: what storing the tensor in its own dtype costs by itself. float32: how
     far the reference moves when its data are rounded to float32; sensitivity: when they are rounded to the arm's
-    format; turned: when its decisions near a tie are taken otherwise, and nothing else. rounded: the root mean square of
-    eager mode's errors when its ops round otherwise (see `ampcheck.numerics.rounding`); 0 where that was not measured.
+    format; turned: when its decisions near a tie are taken otherwise, and nothing else. rounded: the root mean square
+    of eager mode's errors when its ops round otherwise (`ampcheck.numerics.rounding`); 0 where that was not measured.
     share, eager_share: the norms of the difference over that of all tensors of this kind together. between: how far the
     two lie from each other. All these are taken over the elements that are finite on all sides; infinite is what cannot
     be known.
+    judged: elements of which something is known: finite on all sides, or infinite on all sides in place and sign. nan:
+    NaN in float64 and compiled code alike, which is no agreement.
     nonfinite, eager_nonfinite: elements that are inf or NaN where float64 is not, or the other way round; in eager mode
     the most on any of the data. lost: of these, in compiled code on the data as they are, where eager mode agrees with
     float64.
@@ -57,6 +59,8 @@ class Deviation:
     eager_nonfinite: int = 0
     lost: int = 0
     numel: int = 1
+    judged: int = 1
+    nan: int = 0
 
     @property
     def worst_eager(self) -> float:
@@ -73,6 +77,8 @@ class Deviation:
     def unknown(self) -> str:
         """Why there is no limit that could judge it; "" where there is one."""
         pairs = zip(self.eager, self.compiled, strict=False)
+        if not self.judged:
+            return "it is NaN in float64 too" if self.nan else "no element of it is finite on all sides"
         if not any(math.isfinite(eager) for eager, _ in pairs):
             return "nothing of it is finite in eager mode and in float64 alike"
         if not math.isfinite(self.float32) and not self._measured_again:
