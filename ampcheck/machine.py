@@ -43,7 +43,10 @@ _KILLED = re.compile(
 )
 _LOCKED = re.compile(r"file lock .* could not be acquired", re.IGNORECASE)
 
-_PRIMITIVE = re.compile(r"could not create a primitive|could not execute a primitive|could not initialize.*primitive")
+_PRIMITIVE = re.compile(
+    r"could not create a primitive|could not execute a primitive|could not initialize.*primitive"
+    r"|needs the cpu support|path needs the cpu"
+)
 """What oneDNN says of an op and dtype for which this CPU's instruction set has no kernel."""
 
 _LIBRARY = sysconfig.get_path("stdlib")

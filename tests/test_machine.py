@@ -52,7 +52,7 @@ MACHINE = [
     (RuntimeError("could not create a primitive"), "oneDNN"),
 ]
 MODEL = [
-    RuntimeError('"addmm_impl_cpu_" not implemented for \'Half\''),
+    RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'"),
     RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
     OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),  # of a file that the model itself writes
     EOFError("Ran out of input"),
@@ -82,11 +82,10 @@ def test_a_model_that_reads_a_broken_file_of_its_own_is_not_excused(tmp_path: Pa
         with (tmp_path / "table").open("rb") as file:
             return x * pickle.load(file)
 
-    try:
+    with pytest.raises(EOFError) as raised:
         torch.compile(lambda x: table(x + 1), backend="eager")(torch.ones(2))
-    except EOFError as error:
-        assert machine_error(error) == ""
     torch.compiler.reset()
+    assert machine_error(raised.value) == ""
 
 
 def test_a_library_that_is_none_explains_code_that_does_not_compile(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.reference import Reference, WideRun, input_names
 from ampcheck.numerics.stats import NumericsStats, Raised, TensorError
 from ampcheck.places import users_place
-from ampcheck.prepare import Prepared, modules_of, prepare, recompiled
+from ampcheck.prepare import Prepared, is_scripted, modules_of, prepare, recompiled
 from ampcheck.record import Coverage, Where
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
@@ -97,7 +97,7 @@ def measure_numerics(
         else:
             raised = _raised(outcome, prepared, trace.failed)
             if lacks_primitive(outcome.error) or (active() is not None and lacks_fft(outcome.error)):
-                raised = replace(raised, missing=True)
+                raised = replace(raised, missing=True, message=f"{raised.where.op or 'an op'}: {raised.message}")
     inputs = frozenset(rounded.names)
     moved, wide = reference.moved(dtype, inputs), reference.wide
     stats = NumericsStats(
@@ -189,6 +189,8 @@ def measure_compiled(
     The loss scale, the chain of roundings and the sensitivities are those of the eager run. Where that one decided
     otherwise than float64, compiled code may do so too, and is excused as far as the decisions move the reference.
     """
+    if is_scripted(subject):
+        return _not_compiled(eager.stats, arm_name(dtype, native, compiled=True), "torch.compile takes no TorchScript")
     prepared = prepare(subject, device=device)
     telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)  # judged is what users run
     with measure_graphs() as graphs, telemetry.watching():
@@ -243,6 +245,12 @@ def measure_compiled(
             {**graphs.unseen, **inside.unseen, **_unseen(outcome, reference.wide, moved)},
         ),
     )
+
+
+def _not_compiled(stats: NumericsStats, arm: str, why: str) -> NumericsStats:
+    """The record of a compiled run that the compiler declined."""
+    stats = replace(stats, arm=arm, compiled=True, ops=(), errors=(), health={}, raised=None, module_dtypes={})
+    return replace(stats, graphs=0, unsupported=why, coverage=Coverage())
 
 
 def _followed_errors(outcome: Outcome, reference: Reference, eager: Eager, dtype: torch.dtype) -> Iterator[TensorError]:
