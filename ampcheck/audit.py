@@ -209,7 +209,7 @@ def _numerics(
                 compiled = measure_compiled(made, reference, eager, low, device=device, native=native)
                 runs.append(_judged(compiled, bounds, checks))
                 usual = partial(usual_errors, made, reference, eager, low, device=device, native=native)
-                found = check_compiled_against_eager(eager.stats, compiled, bounds, lambda n, u=usual: u(times=n))
+                found = check_compiled_against_eager(eager.stats, compiled, bounds, usual)
                 runs.append(Run(findings=tuple(f for f in found if checks is None or f.check in checks)))
             else:
                 text = "not compiled: the eager run raised, see low-precision-error"

@@ -404,10 +404,8 @@ def own_caches(folder: str) -> Iterator[None]:
 
 def cache_folder() -> str:
     """Where Inductor keeps what it compiles. `torch._inductor.runtime.runtime_utils.cache_dir` (2.4)."""
-    from torch._inductor.runtime import runtime_utils
-
     try:
-        return str(runtime_utils.cache_dir())
+        return str(importlib.import_module("torch._inductor.runtime.runtime_utils").cache_dir())
     except OSError:  # it makes the folder, which is what failed
         return os.environ.get("TORCHINDUCTOR_CACHE_DIR", "Inductor's cache folder")
 

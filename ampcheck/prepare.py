@@ -153,7 +153,7 @@ def _unspecialised(module: torch.nn.Module) -> torch.nn.Module:
         with suppress(Exception), warnings.catch_warnings():  # what cannot be saved stays the copy that it is
             warnings.simplefilter("ignore")  # PyTorch's, that TorchScript is deprecated
             buffer = io.BytesIO()
-            torch.jit.save(module, buffer)  # type: ignore[no-untyped-call]
+            torch.jit.save(module, buffer)
             buffer.seek(0)
             again: torch.nn.Module = torch.jit.load(buffer)  # type: ignore[no-untyped-call]
             return again

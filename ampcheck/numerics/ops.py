@@ -295,7 +295,7 @@ def summed_terms(op: torch._ops.OpOverload, given: Any, results: list[torch.Tens
     if not smallest or op._schema.name in EXACT:
         return 1
     if name == "convolution":
-        return max(1, given[0][1][0].numel())  # the size of one filter
+        return max(1, int(given[0][1][0].numel()))  # the size of one filter
     if name in _WEIGHED and results[0].dim():
         return max((int(t.shape[-1]) for t in sources if t.dim() >= 2), default=1)
     if name.startswith(_ALONG) and sources[0].dim():

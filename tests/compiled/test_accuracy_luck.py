@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ampcheck.compiled.accuracy.judge import judge_accuracy
+from ampcheck.formats import format_of
+from ampcheck.numerics.rounding import Rerounded
 from ampcheck.record import Run, Verdict
+from ampcheck.trace import Trace
 
 BAD = (Verdict.FAIL, Verdict.WARN)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -61,7 +65,7 @@ def troubles(run: Run) -> list[tuple[str, str]]:
 
 
 def _softmax(x: Tensor) -> Tensor:
-    powers = (x - x.amax(-1, keepdim=True)).exp()
+    powers = (x - x.detach().amax(-1, keepdim=True)).exp()
     return powers / summed(powers)
 
 
@@ -71,7 +75,7 @@ def _layer_norm(x: Tensor) -> Tensor:
 
 
 def _logsumexp(x: Tensor) -> Tensor:
-    top = x.amax(-1, keepdim=True)
+    top = x.detach().amax(-1, keepdim=True)
     return summed((x - top).exp()).log() + top
 
 
@@ -122,6 +126,8 @@ def values(kind: str, rows: int, size: int, seed: int) -> Tensor:
     return x
 
 
+@pytest.mark.slow
+@settings(max_examples=60)
 @given(
     st.sampled_from(sorted(EAGER)),
     st.sampled_from(DTYPES),
@@ -136,3 +142,95 @@ def test_an_honest_order_of_evaluation_never_fails(
     x = values(kind, rows, size, seed).to(dtype)
     run = judged(EAGER[name], fused(name), x)
     assert not [f for f in run.findings if f.verdict is Verdict.FAIL], troubles(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("running sum", "positive"),
+        pytest.param("running sum", "whole", marks=pytest.mark.slow),
+        pytest.param("softmax", "positive", marks=pytest.mark.slow),
+        pytest.param("logsumexp", "whole", marks=pytest.mark.slow),
+    ],
+)
+def test_a_long_sum_that_eager_mode_makes_in_double_may_be_made_in_float32(name: str, kind: str) -> None:
+    assert troubles(judged(EAGER[name], fused(name), values(kind, 1, 2**16, 0))) == []
+
+
+def test_a_sum_of_whole_numbers_that_cancels_exactly_by_luck_is_no_measure() -> None:
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randint(-(2**20), 2**20, (2**14,), generator=generator).float()
+    x = torch.cat([half, -half])
+    x[0] += 4
+    assert troubles(judged(EAGER["sum"], summed, x)) == []
+
+
+@pytest.mark.parametrize("value", [2.0, 7.0])
+def test_roundings_of_16_bits_that_cancel_by_luck_in_eager_mode_are_no_measure(value: float) -> None:
+    def eager(x: Tensor) -> Tensor:
+        return ((x * 1.7).sin() * (x * 0.3).exp()).abs().log() * 3.3
+
+    def fewer(x: Tensor) -> Tensor:
+        return (((x * 1.7).sin() * (x * 0.3).exp()).float().abs().log() * 3.3).to(x.dtype)
+
+    run = judged(eager, fewer, torch.tensor([value]).bfloat16())
+    assert not [f for f in run.findings if f.verdict is Verdict.FAIL], troubles(run)
+
+
+DEFECTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], torch.dtype]] = {
+    "a sum kept in bfloat16": (EAGER["sum"], lambda x: running_sum(x)[..., -1:], torch.bfloat16),
+    "a mean kept in float16": (EAGER["mean"], lambda x: running_sum(x / x.shape[-1])[..., -1:], torch.float16),
+    "a norm kept in bfloat16": (EAGER["norm"], lambda x: running_sum(x * x)[..., -1:].sqrt(), torch.bfloat16),
+    "a float32 sum kept in bfloat16": (
+        EAGER["sum"],
+        lambda x: running_sum(x.bfloat16())[..., -1:].float(),
+        torch.float32,
+    ),
+    "a dropped term": (EAGER["sum"], lambda x: summed(x[..., :-1]), torch.float32),
+    "a term of a softmax dropped": (
+        EAGER["softmax"],
+        lambda x: (x - x.detach().amax(-1, keepdim=True)).exp() / summed(x[..., 1:].exp()),
+        torch.float32,
+    ),
+    "an elided cast": (lambda x: x.bfloat16().float().tanh().sum(-1), lambda x: x.tanh().sum(-1), torch.float32),
+    "a cast too many": (EAGER["layer norm"], lambda x: EAGER["layer norm"](x.bfloat16()).float(), torch.float32),
+    "an index off by one": (EAGER["running sum"], lambda x: running_sum(x).roll(1, -1), torch.bfloat16),
+}
+
+
+QUICK = ("a sum kept in bfloat16", "an elided cast")
+
+
+@pytest.mark.parametrize(
+    "defect", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DEFECTS]
+)
+def test_a_planted_defect_fails_as_before(defect: str) -> None:
+    eager, compiled, dtype = DEFECTS[defect]
+    run = judged(eager, compiled, values("positive", 2, 512, 0).to(dtype))
+    assert ("compiled-error", Verdict.FAIL) in [(f.check, f.verdict) for f in run.findings], troubles(run)
+
+
+def test_results_that_their_format_represents_stay_exact() -> None:
+    x = values("whole", 4, 64, 0)
+    with Trace(observers=(watch := Rerounded(1),)):
+        assert torch.equal(x * 2 + 1, torch.add(torch.mul(x, 2), 1))
+    assert watch.rounded
+
+
+def test_what_the_user_casts_is_rounded_to_nearest_in_every_arm() -> None:
+    x = torch.randn(64, 64)
+    with Trace(observers=(Rerounded(1),)):
+        found = x.bfloat16(), x.clone().copy_(x), x.half().float()
+    assert torch.equal(found[0], x.bfloat16())
+    assert torch.equal(found[2], x.half().float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_another_rounding_goes_to_a_neighbour_and_favours_neither(dtype: torch.dtype) -> None:
+    x = torch.randn(4000).to(dtype)
+    wide = x.double().sin()
+    with Trace(observers=(Rerounded(1),)):
+        found = x.sin()
+    off = (found.double() - wide) / (wide.abs() * format_of(dtype).unit_roundoff)
+    assert float(off.abs().max()) <= 2
+    assert abs(float(off.mean())) < 0.1

@@ -25,19 +25,19 @@ def check_compiled_against_eager(
     eager: NumericsStats,
     compiled: NumericsStats,
     limits: Limits,
-    usual: Callable[[int], RoundingErrors] | None = None,
+    usual: Callable[..., RoundingErrors] | None = None,
 ) -> list[Finding]:
     """Outputs and gradients of the compiled arm lie no further from the reference than those of the eager arm.
 
     eager, compiled: what `measure_numerics` and `measure_compiled` gave for one subject in one dtype. usual: measures
-    eager mode so many times with other roundings (`ampcheck.numerics.rounding.usual_errors`); asked only where its one
-    error does not explain that of compiled code.
+    eager mode so many `times` with other roundings (`ampcheck.numerics.rounding.usual_errors`); asked only where its
+    one error does not explain that of compiled code.
     """
     stats = paired(eager, compiled)
     for times in REROUNDINGS:
         if usual is None or stats.incomparable or not stats.excess(limits.precision):
             break
-        stats = paired(eager, compiled, usual(times))
+        stats = paired(eager, compiled, usual(times=times))
     found = [*check_compiled_error(stats, limits), *check_compiled_gradient(stats, limits)]
     return [replace(one, subject=who(compiled)) for one in found]
 
