@@ -14,11 +14,12 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
 from ampcheck import compiler
+from ampcheck.audit import audit
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.machine import machine_error
 from ampcheck.numerics.measure import missing_tool
-from ampcheck.record import Run, Verdict
+from ampcheck.record import Finding, Run, Verdict
 from ampcheck.subject import Subject
 
 
@@ -120,3 +121,22 @@ def test_a_broken_file_in_the_cache_is_a_skip_wherever_code_is_compiled(judge: C
     assert said["compiled-exception"][0] is Verdict.SKIP
     assert "broken file (ImportError: chb.main.so: file too short): delete" in said["compiled-exception"][1]
     assert not run.failed
+
+
+def test_an_op_for_which_this_cpu_has_no_kernel_is_a_skip_with_its_name_and_one_that_pytorch_lacks_a_failure() -> None:
+    def run(said: str) -> Finding:
+        class Raises(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y = x @ x
+                if y.dtype is torch.bfloat16:
+                    raise RuntimeError(said)
+                return y
+
+        found = audit((Raises(), (torch.randn(4, 4),)), dtype="bfloat16", compile=False).findings
+        return next(f for f in found if f.check == "low-precision-error")
+
+    lacking = run("could not create a primitive descriptor for the LSTM forward propagation primitive")
+    assert lacking.verdict is Verdict.SKIP
+    assert "LSTM forward propagation" in lacking.message
+    assert "bfloat16" in lacking.subject
+    assert run("\"erfinv_cpu\" not implemented for 'BFloat16'").verdict is Verdict.FAIL

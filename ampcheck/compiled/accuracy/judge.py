@@ -261,6 +261,8 @@ def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
     if seen.error is not None and seen.phase == "backward" and plan.loss is None:
         return replace(plan, backward=False)  # the default loss is ours: a model for inference need not have a gradient
     outputs = [t for key, t in seen.values.items() if key[0] == "output" and t.is_floating_point()]
+    if plan.loss is None and outputs and not any(bool(t.isfinite().any()) for t in outputs):
+        return replace(plan, backward=False)  # the default loss leaves out what is not finite: nothing would be left
     rate = 0.0
     if plan.steps * len(subject.calls) > 1 and prepared.root is not None:
         weights = [p.detach().double() for p in prepared.root.parameters() if p.requires_grad and p.numel()]
@@ -365,7 +367,11 @@ def _no_gradients(bench: Bench) -> str:
         return ""
     if not (bench.plan.leaves or holds_parameters(bench.subject)):
         return "nothing requires a gradient"
-    return "no floating output has a gradient" if bench.plan.backward else "backward raises in eager mode"
+    if bench.plan.backward:
+        return "no floating output has a gradient"
+    outputs = [t for key, t in bench.eager.values.items() if key[0] == "output" and t.is_floating_point()]
+    finite = not outputs or any(bool(t.isfinite().any()) for t in outputs)
+    return "backward raises in eager mode" if finite else "no output has a finite value to be differentiated"
 
 
 def _coverage(stats: AccuracyStats, climb: Climb, bench: Bench) -> Coverage:
