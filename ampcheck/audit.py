@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from ampcheck.numerics import (
     native_format,
 )
 from ampcheck.numerics.ops import OpWatch
+from ampcheck.numerics.rounding import usual_errors
 from ampcheck.placement import Placement, place
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, passed, verify
@@ -208,7 +210,8 @@ def _numerics(
             if eager.stats.raised is None:
                 compiled = measure_compiled(made, reference, eager, low, device=device, native=native)
                 runs.append(_judged(compiled, bounds, checks))
-                found = check_compiled_against_eager(eager.stats, compiled, bounds)
+                usual = partial(usual_errors, made, reference, eager, low, device=device, native=native)
+                found = check_compiled_against_eager(eager.stats, compiled, bounds, usual)
                 runs.append(Run(findings=tuple(f for f in found if checks is None or f.check in checks)))
             else:
                 text = "not compiled: the eager run raised, see low-precision-error"

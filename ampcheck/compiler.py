@@ -402,6 +402,14 @@ def own_caches(folder: str) -> Iterator[None]:
         forget()
 
 
+def cache_folder() -> str:
+    """Where Inductor keeps what it compiles. `torch._inductor.runtime.runtime_utils.cache_dir` (2.4)."""
+    try:
+        return str(importlib.import_module("torch._inductor.runtime.runtime_utils").cache_dir())
+    except OSError:  # it makes the folder, which is what failed
+        return os.environ.get("TORCHINDUCTOR_CACHE_DIR", "Inductor's cache folder")
+
+
 def recompile_limit() -> str:
     """The setting that bounds how often one function is compiled: `recompile_limit`, before 2.6 `cache_size_limit`."""
     from torch._dynamo import config

@@ -17,6 +17,8 @@ class UsageError(ValueError):
 def brief(error: BaseException) -> str:
     """An exception in one line: its type and the first line of what it says."""
     lines = str(error).strip().splitlines()
+    if len(lines) > 1 and "TorchScript interpreter" in lines[0]:
+        lines = lines[-1:]  # a traceback stands between
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ def _plain_copy(part: Any, memo: dict[int, Any], origins: dict[int, Any]) -> Any
 
     def plain(module: torch.nn.Module) -> torch.nn.Module:
         copied: torch.nn.Module = compiler.stripped(copy.deepcopy(compiler.uncompiled(module), memo))
+        copied = _unspecialised(copied)
         origins.setdefault(id(copied), module)
         return copied
 
@@ -134,6 +136,32 @@ def _plain_copy(part: Any, memo: dict[int, Any], origins: dict[int, Any]) -> Any
 
     made = rebound(part, plain, given=given, wrap=noted)
     return copy.deepcopy(part, memo) if made is part else made
+
+
+def is_scripted(subject: Subject) -> bool:
+    """Whether a block of the subject is TorchScript, which `torch.compile` does not take."""
+    return any(isinstance(part, (torch.jit.ScriptModule, torch.jit.ScriptFunction)) for part in _blocks(subject.model))
+
+
+def _unspecialised(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with TorchScript inside it loaded again.
+
+    A deep copy shares its code with the original, which TorchScript's executor specialises to the dtypes of the first
+    runs: the next dtype of autocast would fail in it.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        with suppress(Exception), warnings.catch_warnings():  # what cannot be saved stays the copy that it is
+            warnings.simplefilter("ignore")  # PyTorch's, that TorchScript is deprecated
+            buffer = io.BytesIO()
+            torch.jit.save(module, buffer)
+            buffer.seek(0)
+            again: torch.nn.Module = torch.jit.load(buffer)  # type: ignore[no-untyped-call]
+            return again
+        return module
+    for name, child in list(module._modules.items()):
+        if child is not None:
+            module._modules[name] = _unspecialised(child)
+    return module
 
 
 def _bare(tensor: torch.Tensor) -> torch.Tensor:

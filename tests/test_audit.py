@@ -230,7 +230,10 @@ def test_the_same_model_is_safe_in_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"checks": ["overflows"]}, "there is no check 'overflows'; there are low-precision-error, nonfinite-reference"),
+        (
+            {"checks": ["overflows"]},
+            "no check 'overflows'; there are low-precision-error, nonfinite-reference",
+        ),
         ({"dtype": "float32"}, "autocast casts to float16 or bfloat16, not to float32"),
         ({"dtype": "float17"}, "float17"),
         ({"device": "gpu"}, "'gpu' is no device"),

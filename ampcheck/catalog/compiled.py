@@ -36,8 +36,10 @@ PAGES = (
         "Three arms on equal data, weights and random streams: eager mode, compiled code, float64. Eager mode is "
         "measured on the data as they are and on data nudged by a rounding. Compiled code may have the square of the "
         "precision limit times its error, one rounding of the tensor's dtype, and what float32 sums of that length in "
-        "another order give; it must be beyond on all of the data. After a failure the compiler's stages and settings "
-        "are tried.",
+        "another order give; it must be beyond on all of the data. Before a failure counts, eager mode runs up to 12 "
+        "times more with each op rounded at random to one of its two neighbours: where it was right by luck, its usual "
+        "error is the measure. Elements that are NaN on all sides leave the check incomplete. After a failure the "
+        "compiler's stages and settings are tried.",
         "Casts that fusion leaves out, a value that is specialised and should not be, state that changes between "
         "calls.",
         "Use the setting that the finding names: it was tried; ampcheck blame finds the place.",

@@ -16,6 +16,7 @@ from ampcheck.autocast.missing import MissingKernels, lacks_fft, lacks_kernel
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
+from ampcheck.machine import lacks_primitive, machine_error
 from ampcheck.nest import tensors
 from ampcheck.numerics.arms import Outcome, run_arm
 from ampcheck.numerics.compare import compare, without_counterpart
@@ -27,7 +28,7 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.reference import Reference, WideRun, input_names
 from ampcheck.numerics.stats import NumericsStats, Raised, TensorError
 from ampcheck.places import users_place
-from ampcheck.prepare import Prepared, modules_of, prepare, recompiled
+from ampcheck.prepare import Prepared, is_scripted, modules_of, prepare, recompiled
 from ampcheck.record import Coverage, Where
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
@@ -108,8 +109,8 @@ def measure_numerics(
             outcome.prevented = True
         else:
             raised = _raised(outcome, prepared, trace.failed)
-            if active() is not None and lacks_fft(outcome.error):
-                raised = replace(raised, missing=True)
+            if lacks_primitive(outcome.error) or (active() is not None and lacks_fft(outcome.error)):
+                raised = replace(raised, missing=True, message=f"{raised.where.op or 'an op'}: {raised.message}")
     inputs = frozenset(rounded.names)
     moved, wide = reference.moved(dtype, inputs), reference.wide
     stats = NumericsStats(
@@ -209,6 +210,8 @@ def measure_compiled(
     The loss scale, the chain of roundings and the sensitivities are those of the eager run. Where that one decided
     otherwise than float64, compiled code may do so too, and is excused as far as the decisions move the reference.
     """
+    if is_scripted(subject):
+        return _not_compiled(eager.stats, arm_name(dtype, native, compiled=True), "torch.compile takes no TorchScript")
     prepared = prepare(subject, device=device)
     telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)  # judged is what users run
     with measure_graphs() as graphs, telemetry.watching():
@@ -225,7 +228,8 @@ def measure_compiled(
         )
     raised = None
     if outcome.error is not None and not reference.reached == outcome.phase == "backward":
-        raised = Raised(Where(phase="compile"), brief(outcome.error), missing=missing_tool(outcome.error))
+        missing = missing_tool(outcome.error)
+        raised = Raised(Where(phase="compile"), missing or brief(outcome.error), missing=bool(missing))
     moved, hair = reference.moved(dtype, eager.rounded), reference.moved(torch.float32, eager.rounded)
     errors = compare(outcome, reference.wide, moved, hair)
     if eager.stats.followed:
@@ -263,6 +267,12 @@ def measure_compiled(
             {**graphs.unseen, **inside.unseen, **_unseen(outcome, reference.wide, moved)},
         ),
     )
+
+
+def _not_compiled(stats: NumericsStats, arm: str, why: str) -> NumericsStats:
+    """The record of a compiled run that the compiler declined."""
+    stats = replace(stats, arm=arm, compiled=True, ops=(), errors=(), health={}, raised=None, module_dtypes={})
+    return replace(stats, graphs=0, unsupported=why, coverage=Coverage())
 
 
 def _followed_errors(outcome: Outcome, reference: Reference, eager: Eager, dtype: torch.dtype) -> Iterator[TensorError]:
@@ -308,11 +318,11 @@ def _overflowed(values: Mapping[str, torch.Tensor], twins: Mapping[str, torch.Te
     )
 
 
-def missing_tool(error: Exception) -> bool:
-    """Whether compilation lacks a compiler, or the emulation a kernel: that says nothing about the model."""
+def missing_tool(error: BaseException) -> str:
+    """What this machine lacks, or the emulation, so that the error says nothing about the model; "" for the model's."""
     if active() is not None and (lacks_kernel(error) or lacks_fft(error)):
-        return True
-    return "InvalidCxxCompiler" in repr(error) or "No working C++ compiler" in str(error)
+        return brief(error)
+    return machine_error(error)
 
 
 def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Raised:

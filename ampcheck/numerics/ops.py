@@ -26,7 +26,7 @@ from ampcheck.trace import OpEvent
 UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "aten::_efficientzerotensor")
 """Ops whose results are memory that nothing was written to, by the beginning of their names."""
 
-_EXACT = frozenset(
+EXACT = frozenset(
     "aten::" + name
     for name in [
         "clone",
@@ -81,6 +81,7 @@ _EXACT = frozenset(
 )
 """Ops that move values without rounding them; a chain of roundings does not grow there."""
 _WEIGHED = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "embedding", "_rnn")
+_ALONG = ("cumsum", "cumprod", "_logcumsumexp", "_softmax", "_log_softmax")
 
 
 class OpWatch:
@@ -102,7 +103,7 @@ class OpWatch:
         self._facts: dict[tuple[Where, str], OpFacts] = {}
         self._health: dict[tuple[str, str], list[PendingHealth | Unmeasured]] = {}
         self._chains: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._integers = Integers(_in_float64)
+        self._integers = Integers(in_float64)
         self._nan: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def facts(self) -> tuple[OpFacts, ...]:
@@ -148,11 +149,11 @@ class OpWatch:
                 self._chains[view] = self._chain_of(args, kwargs)
             return
         given = held if held is not None else (args, kwargs)
-        results = _floating(out)
+        results = floating(out)
         self._count_integers(event, op, given, out)
         if not results:
             return
-        if any(not _plain(t) for _, t in tensors(out) if t.is_floating_point() or t.is_complex()):
+        if any(not is_plain(t) for _, t in tensors(out) if t.is_floating_point() or t.is_complex()):
             self._note(f"{event.op}: a tensor subclass or layout without plain values")
             return
         self.measured += len(results)
@@ -164,7 +165,7 @@ class OpWatch:
         self._judge(event, op, given, results)
 
     def _judge(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, results: list[torch.Tensor]) -> None:
-        sources = _floating(given)
+        sources = floating(given)
         amax_in, bad_in, nan_in = _summary(sources)
         scalars = [value for value in _scalars(given) if isinstance(value, float)]
         amax_in = max([amax_in, *(abs(s) for s in scalars if math.isfinite(s))])
@@ -199,11 +200,11 @@ class OpWatch:
     def _beside_float64(
         self, fact: OpFacts, op: torch._ops.OpOverload, given: Any, results: list[torch.Tensor]
     ) -> OpFacts:
-        wide = _in_float64(op, given)
+        wide = in_float64(op, given)
         if wide is None:
             self._note(f"{fact.where.op} does not run in float64")
             return fact
-        twins = _floating(wide)
+        twins = floating(wide)
         if [t.shape for t in twins] != [r.shape for r in results]:
             self._note(f"{fact.where.op} gives other shapes in float64")
             return fact
@@ -247,7 +248,7 @@ class OpWatch:
     def _count_integers(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, out: Any) -> None:
         """Integers that a floating format changed, or made equal to others."""
         results = [t for _, t in tensors(out)]
-        if len(results) != 1 or not results[0].numel() or not _plain(results[0]):
+        if len(results) != 1 or not results[0].numel() or not is_plain(results[0]):
             return
         loss = self._integers.look(op, given, results[0])
         self.casts += loss.casts
@@ -270,22 +271,16 @@ class OpWatch:
 
     def _grow_chain(self, event: OpEvent, op: Any, given: Any, results: list[torch.Tensor]) -> None:
         """Count the roundings since a weight last entered, on the longest path, and the longest sum."""
+        self.longest_reduction = max(self.longest_reduction, summed_terms(op, given, results))
         if event.phase != "forward":
             return
         name = op._schema.name.rpartition("::")[2]
         before = self._chain_of(*given)
-        rounds = any(r.dtype.itemsize <= 2 for r in results) and op._schema.name not in _EXACT
+        rounds = any(r.dtype.itemsize <= 2 for r in results) and op._schema.name not in EXACT
         chain = (1 if name in _WEIGHED else before + 1) if rounds else before
         self.longest_chain = max(self.longest_chain, chain)
         for result in results:
             self._chains[result] = chain
-        widest = max((t.numel() for _, t in tensors(given)), default=1)
-        smallest = min(r.numel() for r in results)
-        if name in _WEIGHED and results[0].dim() and smallest:
-            inner = [t.shape[-1] for _, t in tensors(given) if t.dim() >= 2]
-            self.longest_reduction = max([self.longest_reduction, *inner])
-        elif widest > smallest:
-            self.longest_reduction = max(self.longest_reduction, widest // smallest)
 
     def _chain_of(self, *given: Any) -> int:
         known = (self._chains[t] for _, t in tensors(given) if t in self._chains)
@@ -295,12 +290,34 @@ class OpWatch:
         self.unseen[reason] = self.unseen.get(reason, 0) + 1
 
 
+def summed_terms(op: torch._ops.OpOverload, given: Any, results: list[torch.Tensor]) -> int:
+    """How many terms each element of the results sums, 1 where the op sums nothing.
+
+    given: the arguments; results: its floating tensors. What keeps the shape of its input (a softmax, a running sum)
+    sums along its dimension.
+    """
+    name = op._schema.name.rpartition("::")[2]
+    sources = [t for _, t in tensors(given)]
+    smallest = min((r.numel() for r in results), default=0)
+    if not smallest or op._schema.name in EXACT:
+        return 1
+    if name == "convolution":
+        return max(1, int(given[0][1][0].numel()))  # the size of one filter
+    if name in _WEIGHED and results[0].dim():
+        return max((int(t.shape[-1]) for t in sources if t.dim() >= 2), default=1)
+    if name.startswith(_ALONG) and sources[0].dim():
+        named = {a.name: v for a, v in zip(op._schema.arguments, given[0], strict=False)} | given[1]
+        dim = named.get("dim")
+        return sources[0].shape[dim] if isinstance(dim, int) else 1
+    return max(1, max((t.numel() for t in sources), default=1) // smallest)
+
+
 def draws_numbers_itself(op: torch._ops.OpOverload, given: Any) -> bool:
     """Whether running the op twice would give two results."""
     return torch.Tag.nondeterministic_seeded in op.tags and draws_numbers(op, *given)
 
 
-def _in_float64(op: torch._ops.OpOverload, given: Any) -> Any:
+def in_float64(op: torch._ops.OpOverload, given: Any) -> Any:
     """The op on the same inputs in float64; None where that does not run."""
     args, kwargs = map_tensors(_widened, given)
     kwargs = {k: torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in kwargs.items()}
@@ -319,13 +336,13 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor.clone()
 
 
-def _floating(value: Any) -> list[torch.Tensor]:
+def floating(value: Any) -> list[torch.Tensor]:
     """The plain floating tensors inside, complex ones as their real view."""
     found = []
     for _, tensor in tensors(value):
-        if tensor.is_complex() and _plain(tensor):
+        if tensor.is_complex() and is_plain(tensor):
             tensor = torch.view_as_real(tensor.resolve_conj())
-        if tensor.is_floating_point() and tensor.numel() and _plain(tensor):
+        if tensor.is_floating_point() and tensor.numel() and is_plain(tensor):
             found.append(tensor)
     return found
 
@@ -361,7 +378,8 @@ def _scalars(value: Any) -> Iterable[Any]:
         yield value
 
 
-def _plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has values that ops can read: strided, on a device, neither quantised nor nested."""
     return (
         tensor.layout is torch.strided
         and not tensor.is_quantized

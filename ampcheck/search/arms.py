@@ -19,6 +19,7 @@ from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacks_kernel
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
+from ampcheck.machine import lacks_primitive
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 from ampcheck.numerics.reference import PromoteMixed
@@ -365,4 +366,4 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 def for_want_of_a_kernel(error: Exception) -> bool:
     """Whether this machine, and not the model, is the reason: a 16-bit kernel is missing."""
-    return lacks_kernel(error) or "could not create a primitive" in str(error)
+    return lacks_kernel(error) or lacks_primitive(error)

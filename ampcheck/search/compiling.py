@@ -45,6 +45,8 @@ class Compiled:
 
     def lacks_tool(self, error: Exception) -> bool:
         """Whether the machine lacks a compiler, or a kernel that compiled code calls: the reason for a skip then."""
-        if missing_tool(error) or for_want_of_a_kernel(error):
-            self.missing = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if missing := missing_tool(error):
+            self.missing = missing
+        elif for_want_of_a_kernel(error):
+            self.missing = str(error).strip().splitlines()[0]
         return bool(self.missing)

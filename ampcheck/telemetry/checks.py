@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ampcheck.formats import format_of
-from ampcheck.record import Finding, Scalar, Table, Verdict
+from ampcheck.record import Finding, Scalar, Table, Verdict, passed
 from ampcheck.settings import Limits
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 
@@ -37,7 +38,7 @@ def check_telemetry(stats: TelemetryStats, limits: Limits, *, harmed: bool | Non
 def _passed_coverage(stats: TelemetryStats) -> Finding:
     unseen = _unseen(stats)
     text = f"{stats.coverage} were looked at inside compiled graphs" + (f"; not looked at: {unseen}" if unseen else "")
-    return Finding("coverage", Verdict.PASS, stats.subject, text)
+    return passed("coverage", stats.subject, text, _alive(stats.sites))
 
 
 def _unseen(stats: TelemetryStats) -> str:
@@ -85,7 +86,7 @@ def _overflow(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
                 stats, check, Verdict.FAIL if lost else Verdict.WARN, site, message, _overflow_hint(site), site.bad
             )
         )
-    return _most(found) or [_passed(stats, check, f"no value of {len(sites)} became inf or NaN in forward")]
+    return _most(found) or [_passed(stats, check, f"no value of {len(sites)} became inf or NaN in forward", sites)]
 
 
 def _gradients(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
@@ -96,7 +97,7 @@ def _gradients(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
         return []
     if any(site.bad for site in stats.sites if site.where.phase == "forward"):
         if not any(site.bad for site in sites):
-            return [_passed(stats, check, f"no value of {len(sites)} became inf or NaN in backward")]
+            return [_passed(stats, check, f"no value of {len(sites)} became inf or NaN in backward", sites)]
         text = "backward starts from values that are inf or NaN in forward: see overflow"
         return [Finding(check, Verdict.SKIP, stats.subject, text)]
     born = [site for site in sites if site.born]
@@ -113,7 +114,7 @@ def _gradients(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
         found.append(_finding(stats, check, verdict, site, message, hint, site.bad))
     passing = sum(site.bad for site in born)
     text = f"no value of {len(sites)} became inf or NaN in backward" if not passing else _passing(born)
-    return found or [_passed(stats, check, text)]
+    return found or [_passed(stats, check, text, sites)]
 
 
 def _passing(born: list[SiteStats]) -> str:
@@ -144,7 +145,7 @@ def _vanished(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
         )
         verdict = Verdict.FAIL if fails else Verdict.WARN
         found.append(_finding(stats, check, verdict, site, message, hint, site.flushed))
-    return _most(found) or [_passed(stats, check, f"none of {len(casts)} casts made everything zero")]
+    return _most(found) or [_passed(stats, check, f"none of {len(casts)} casts made everything zero", casts)]
 
 
 def _flushed(stats: TelemetryStats, limits: Limits) -> list[Finding]:
@@ -172,7 +173,7 @@ def _flushed(stats: TelemetryStats, limits: Limits) -> list[Finding]:
         found.append(Finding(check, Verdict.WARN, stats.subject, message, place, site.lost, limit, unit, hint))
     if not casts:
         return []
-    return _most(found) or [_passed(stats, check, f"{len(casts)} casts flushed no more than a rounding loses")]
+    return _most(found) or [_passed(stats, check, f"{len(casts)} casts flushed no more than a rounding loses", casts)]
 
 
 def _headroom(stats: TelemetryStats, limits: Limits) -> list[Finding]:
@@ -194,7 +195,9 @@ def _headroom(stats: TelemetryStats, limits: Limits) -> list[Finding]:
         )
     if not narrow:
         return []
-    return _most(found) or [_passed(stats, check, f"{len(narrow)} values of 16 bits keep their distance from the end")]
+    return _most(found) or [
+        _passed(stats, check, f"{len(narrow)} values of 16 bits keep their distance from the end", narrow)
+    ]
 
 
 def _counts(site: SiteStats) -> str:
@@ -225,8 +228,13 @@ def _finding(
     return Finding(check, verdict, stats.subject, message, where, float(observed), 0.0, "calls", hint)
 
 
-def _passed(stats: TelemetryStats, check: str, text: str) -> Finding:
-    return Finding(check, Verdict.PASS, stats.subject, f"{text} ({stats.coverage})")
+def _passed(stats: TelemetryStats, check: str, text: str, sites: Sequence[SiteStats]) -> Finding:
+    return passed(check, stats.subject, f"{text} ({stats.coverage})", _alive(sites))
+
+
+def _alive(sites: Sequence[SiteStats]) -> int:
+    """How many sites had a finite value; one that was inf or NaN throughout cannot lose any."""
+    return sum(site.numel > site.infs + site.nans for site in sites)
 
 
 def _most(found: list[Finding]) -> list[Finding]:

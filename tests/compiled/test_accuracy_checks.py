@@ -258,12 +258,48 @@ def test_compiled_code_of_eager_modes_own_quality_fails_less_than_twice_in_a_tho
         assert failed.mean() < 2e-3, size
 
 
-def test_measured_once_a_small_tensor_is_given_the_room_that_luck_takes() -> None:
-    draws = numpy.random.default_rng(0)
-    for size in (1, 2, 8, 64):
-        room = stats().luck(deviation(eager=(U16,), numel=size), FACTOR)
-        eager, compiled = numpy.linalg.norm(draws.normal(size=(2, 100_000, size)), axis=2)
-        assert (compiled > room * eager).mean() < 1e-3, size
+def test_where_eager_mode_is_right_by_luck_its_usual_error_is_the_measure() -> None:
+    lucky = deviation(eager=(0.0,) * 3, compiled=(20 * U32,) * 3)
+    assert verdicts(stats(lucky), "compiled-error") == [Verdict.FAIL]
+    assert verdicts(stats(replace(lucky, rounded=6 * U32)), "compiled-error") == [Verdict.PASS]
+    found = only(stats(replace(lucky, rounded=3 * U32)), "compiled-error", Verdict.FAIL)
+    assert "or its usual error of 1.8e-07" in found.message
+
+
+def test_an_audit_asks_for_the_usual_error_only_where_one_run_does_not_explain_it() -> None:
+    def arm(error: float, compiled: bool) -> NumericsStats:
+        output = TensorError("output", "", "float32", error, 0.01, 0.0, 0, compared=1, float32=U32)
+        name = "bfloat16, compiled" if compiled else "bfloat16, eager"
+        whole = NumericsStats("model", name, "bfloat16", "cpu", compiled=compiled, reference="float64", graphs=1)
+        return replace(whole, errors=(output,), coverage=Coverage({"outputs": 1}))
+
+    def judged(error: float, known: float) -> tuple[Verdict, list[int]]:
+        asked: list[int] = []
+
+        def usual(times: int) -> dict[tuple[str, str], float]:
+            asked.append(times)
+            return {("output", ""): known}
+
+        found = check_compiled_against_eager(arm(0.0, False), arm(error, True), Limits(), usual)
+        return found[0].verdict, asked
+
+    assert judged(U32, U16) == (Verdict.PASS, [])
+    assert judged(U16, U16) == (Verdict.PASS, [3])
+    assert judged(U16, U32) == (Verdict.FAIL, [3, 12])
+
+
+def test_nan_on_all_sides_is_no_agreement() -> None:
+    spoiled = deviation(eager=(0.0,) * 3, compiled=(0.0,) * 3, judged=0, nan=100)
+    assert verdicts(stats(spoiled), "compiled-error") == [Verdict.INCOMPLETE]
+    assert verdicts(stats(spoiled), "coverage") == [Verdict.INCOMPLETE]
+    partly = deviation(judged=99, nan=1)
+    assert verdicts(stats(partly), "compiled-error") == [Verdict.PASS, Verdict.INCOMPLETE]
+
+
+def test_a_comparison_of_no_element_is_no_pass() -> None:
+    empty = deviation(eager=(0.0,) * 3, compiled=(0.0,) * 3, judged=0)
+    assert verdicts(stats(empty), "compiled-error") == [Verdict.SKIP]
+    assert verdicts(stats(empty), "coverage") == [Verdict.SKIP]
 
 
 def test_an_audits_two_arms_are_judged_without_running_again() -> None:

@@ -123,3 +123,20 @@ def test_what_float64_could_not_keep_is_counted_and_not_passed_over(monkeypatch:
     run = judge_accuracy(subject, options={"backend": "aot_eager"})
     assert run.coverage.seen["outputs"] == 1
     assert run.coverage.unseen["outputs beyond the memory that one run keeps"] == 1
+
+
+def test_nan_in_float64_eager_mode_and_compiled_code_alike_is_no_pass() -> None:
+    made = judge_accuracy((lambda x: torch.log(-x.abs() - 1), [(torch.randn(8),)]), options={"backend": "aot_eager"})
+    assert [f.verdict for f in found(made, "compiled-error")] == [Verdict.INCOMPLETE]
+    assert "8 elements of output are NaN in float64 and compiled code alike" in found(made, "compiled-error")[0].message
+    assert found(made, "coverage")[0].verdict is Verdict.INCOMPLETE
+
+
+def test_infinities_that_the_model_means_are_compared_in_place_and_sign() -> None:
+    def masked(x: Tensor) -> Tensor:
+        return x.masked_fill(x > 0, -math.inf)
+
+    run = judge_accuracy((masked, [(torch.linspace(-1, 1, 9),)]), options={"backend": "aot_eager"})
+    assert [f.verdict for f in found(run, "compiled-error")] == [Verdict.PASS]
+    swapped = judge_accuracy((masked, [(torch.linspace(-1, 1, 9),)]), options={"backend": multiplied(-1.0)})
+    assert Verdict.FAIL in {f.verdict for f in found(swapped, "compiled-error")}

@@ -155,7 +155,8 @@ def test_an_output_that_was_overwritten_is_found() -> None:
         (Stopped("ValueError: x", "ValueError"), ["compiled-exception"]),
         (Stopped("ValueError: x", "ValueError", eager="ValueError: x"), ["coverage"]),
         (Stopped("ValueError: x", "ValueError", eager=None), ["coverage"]),
-        (Stopped("InvalidCxxCompiler: none", "InvalidCxxCompiler"), []),
+        (Stopped("InvalidCxxCompiler: none", "InvalidCxxCompiler", machine="no compiler"), []),
+        (Stopped("ImportError: file too short", "ImportError", eager=None, machine="a broken file"), []),
     ],
 )
 def test_an_exception_is_the_compilers_or_the_subjects_own(stopped: Stopped, checks: list[str]) -> None:

@@ -6,9 +6,10 @@ float64. It fails where it is worse than eager mode, by more than `AccuracyStats
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from ampcheck import record
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
@@ -20,12 +21,13 @@ from ampcheck.compiled.accuracy.stats import (
     Deviation,
 )
 from ampcheck.formats import format_of
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Scalar, Table, Verdict, Where
 from ampcheck.settings import Limits
 
 VALUES = ("output", "loss", "update", "buffer")
 GRADIENTS = ("gradient",)
 LISTED = 4
+ROWS = 60
 _PHASES = {"output": "forward", "loss": "forward", "buffer": "forward", "gradient": "backward", "update": "update"}
 
 
@@ -38,7 +40,7 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
     check, found = "compiled-exception", stats.exceptions
     where = found.where
     if found.missing:
-        text = f"not judged, for want of what this machine lacks: {found.missing}"
+        text = f"not judged, because this machine cannot run it: {found.missing}"
         return [Finding(check, Verdict.SKIP, who(stats), text)]
     if found.compiled and found.eager:
         text = f"eager mode raises, and so does compiled code: {found.eager}"
@@ -63,7 +65,7 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
         )
         hint = "check the data before the compiled region: compiled kernels leave such checks out"
         return [Finding(check, Verdict.FAIL, who(stats), message, where, hint=hint)]
-    return [passed(stats, check, "eager mode and compiled code ran to the end")]
+    return [passed(stats, check, "eager mode and compiled code ran to the end", stats.graphs)]
 
 
 def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -75,7 +77,8 @@ def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     places = list(dict.fromkeys((*eager, *compiled)))
     wrong = [place for place in places if eager.get(place) != compiled.get(place)]
     if not wrong:
-        return [passed(stats, check, f"{len(places)} outputs and containers have eager mode's dtype, shape and type")]
+        text = f"{len(places)} outputs and containers have eager mode's dtype, shape and type"
+        return [passed(stats, check, text, len(places))]
     told = "; ".join(
         f"{place} is {eager.get(place, 'absent')} in eager mode and {compiled.get(place, 'absent')} compiled"
         for place in wrong[:LISTED]
@@ -129,9 +132,10 @@ def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
         return [Finding(check, Verdict.FAIL, who(stats), message, observed=0.0, limit=1.0, unit="tensors", hint=hint)]
     text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
     if not stats.comparable:
-        return [Finding(check, Verdict.SKIP, who(stats), f"nothing was compared: {unseen}")]
+        verdict = Verdict.INCOMPLETE if any(d.nan for d in stats.deviations) else Verdict.SKIP
+        return [Finding(check, verdict, who(stats), f"nothing was compared: {unseen}")]
     count = float(len(stats.comparable))
-    return [Finding(check, Verdict.PASS, who(stats), text, observed=count, limit=1.0, unit="tensors")]
+    return [record.passed(check, who(stats), text, len(stats.comparable), observed=count, limit=1.0, unit="tensors")]
 
 
 Check = Callable[[AccuracyStats, Limits], list[Finding]]
@@ -160,11 +164,11 @@ def who(stats: AccuracyStats) -> str:
 
 
 def passed(
-    stats: AccuracyStats, check: str, text: str, observed: float | None = None, limit: float | None = None
+    stats: AccuracyStats, check: str, text: str, seen: int, observed: float | None = None, limit: float | None = None
 ) -> Finding:
-    """A pass, with what was looked at."""
-    unit = "relative error" if observed is not None else ""
-    return Finding(check, Verdict.PASS, who(stats), f"{text} ({stats.coverage})", Where(), observed, limit, unit)
+    """A pass that rests on `seen` graphs or tensors, with what else was looked at."""
+    unit, text = "relative error" if observed is not None else "", f"{text} ({stats.coverage})"
+    return record.passed(check, who(stats), text, seen, observed=observed, limit=limit, unit=unit)
 
 
 def not_run(stats: AccuracyStats, check: str) -> Finding | None:
@@ -206,21 +210,34 @@ def _judged(stats: AccuracyStats, check: str, kinds: tuple[str, ...], limits: Li
         f"at most {worst.least_compiled:.2g} from {_judge(stats)}, in {worst}, where eager mode lies "
         f"{worst.worst_eager:.2g} away"
     )
-    return [passed(stats, check, text, worst.least_compiled, stats.limit(worst, factor)), *unknown]
+    return [passed(stats, check, text, len(judged), worst.least_compiled, stats.limit(worst, factor)), *unknown]
 
 
 def _unknown(stats: AccuracyStats, check: str, kinds: tuple[str, ...]) -> list[Finding]:
-    """A skip for the tensors that have no limit, by its reason."""
+    """A skip for the tensors that have no limit, by its reason; NaN on all sides leaves the check incomplete."""
     reasons: dict[str, list[str]] = {}
     for d in stats.deviations:
-        if d.kind in kinds and d.unknown and not d.lost:
+        if d.kind in kinds and d.unknown and not d.lost and not d.nan:
             reasons.setdefault(d.unknown, []).append(str(d))
-    found = []
-    for reason, names in reasons.items():
-        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-        text = f"not comparable: {', '.join(names[:LISTED])}{more}: {reason}"
-        found.append(Finding(check, Verdict.SKIP, who(stats), text))
+    found = [
+        Finding(check, Verdict.SKIP, who(stats), f"not comparable: {_listed(names)}: {reason}")
+        for reason, names in reasons.items()
+    ]
+    if spoiled := [d for d in stats.deviations if d.kind in kinds and d.nan]:
+        count = sum(d.nan for d in spoiled)
+        text = (
+            f"what is compared must be a number; {count:,} elements of {_listed(map(str, spoiled))} are NaN in "
+            f"{_judge(stats)} and compiled code alike, so nothing is known of them"
+        )
+        hint = "an audit names the op that makes the first NaN, or the input that holds one: see nonfinite-reference"
+        where = Where(_PHASES[spoiled[0].kind], _module(spoiled[0]))
+        found.append(Finding(check, Verdict.INCOMPLETE, who(stats), text, where, float(count), 0.0, "elements", hint))
     return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    given = list(names)
+    return ", ".join(given[:LISTED]) + (f" and {len(given) - LISTED} more" if len(given) > LISTED else "")
 
 
 def _worse(
@@ -271,8 +288,8 @@ def _derived(stats: AccuracyStats, worst: Deviation, factor: float) -> str:
     """Where the limit comes from."""
     floor = worst.grain + stats.float32_floor(factor, worst.float32)
     draws = f"on {len(worst.eager)} draws of the data" if len(worst.eager) > 1 else "on these data"
-    luck = stats.luck(worst, factor)
-    return f"{luck:g} times eager mode's error {draws} and {floor:.2g} for storage and the order of sums"
+    usual = f" or its usual error of {worst.rounded:.2g}" if worst.rounded > worst.worst_eager else ""
+    return f"{factor**2:g} times eager mode's error {draws}{usual}, and {floor:.2g} for storage and the order of sums"
 
 
 def _mended(stats: AccuracyStats) -> tuple[str, str]:
@@ -358,3 +375,21 @@ def _module(deviation: Deviation) -> str:
     if deviation.kind in ("output", "loss") or deviation.name.startswith("input "):
         return ""
     return deviation.name.rpartition(".")[0]
+
+
+def tables(stats: AccuracyStats, limits: Limits) -> tuple[Table, ...]:
+    """Every tensor with its errors and limit, the nearest to its limit first."""
+    rows: list[tuple[float, Sequence[Scalar]]] = []
+    for d in stats.deviations:
+        limit = stats.limit(d, limits.precision)
+        verdict = "beyond" if stats.beyond(d, limits.precision) else "not comparable" if d.unknown else "within"
+        times = d.least_compiled / limit if limit else 0.0
+        rows.append((times, (d.kind, d.name, d.step, d.dtype, d.worst_eager, d.least_compiled, limit, verdict)))
+    if not rows:
+        return ()
+    rows.sort(key=lambda row: -row[0])
+    note = f"relative to {stats.reference}, Euclidean norms"
+    if len(rows) > ROWS:
+        note = f"the {ROWS} nearest to their limit of {len(rows)}; {note}"
+    columns = ("kind", "name", "step", "dtype", "eager", "compiled", "limit", "verdict")
+    return (Table(f"Eager and compiled: {who(stats)}", columns, [r for _, r in rows[:ROWS]], "compiled-error", note),)

@@ -27,15 +27,17 @@ def deviations(
     compiled: Sequence[Trajectory],
     hairs: Sequence[Trajectory],
     turned: Sequence[Trajectory] = (),
+    rounded: Sequence[Trajectory] = (),
     *,
     masked: bool = False,
 ) -> tuple[Deviation, ...]:
     """Every tensor that eager mode and float64 gave; the n-th compiled arm is that of the n-th draw.
 
-    hairs: float64 with its data rounded to float32. turned: float64 with decisions near a tie taken otherwise. masked:
-    of weights only those are compared whose gradient the arms know: an optimizer that divides by the gradient's size
-    makes a full step of what is zero but for rounding. A tensor that compiled code did not give, or in another shape,
-    is infinitely far off; one that an arm could not keep is left out.
+    hairs: float64 with its data rounded to float32. turned: float64 with decisions near a tie taken otherwise.
+    rounded: eager mode with other roundings, on the data of the first draw. masked: of weights only those are compared
+    whose gradient the arms know: an optimizer that divides by the gradient's size makes a full step of what is zero but
+    for rounding. A tensor that compiled code did not give, or in another shape, is infinitely far off; one that an arm
+    could not keep is left out.
     """
     first, wide, mine = draws[0].eager, draws[0].wide, compiled[0]
     pairs = [(d.eager, d.wide) for d in draws] + [(c, d.wide) for c, d in zip(compiled, draws, strict=False)]
@@ -72,12 +74,15 @@ def deviations(
                 float32=_largest(swayed, none=math.inf if hairs else 0.0),
                 sensitivity=_largest(moved),
                 turned=_largest(otherwise),
+                rounded=_usual(here.distance(_held(arm, key, tensor), size) for arm in rounded),
                 share=_share(here.sides[2], twin, size),
                 eager_share=_largest(shares),
                 between=here.distance(here.sides[2], size, tensor),
                 lost=_lost(*here.sides),
                 nonfinite=_unlike(here.sides[2], twin),
                 eager_nonfinite=max(_unlike(view.sides[1], view.sides[0]) for view in views),
+                judged=_known(*here.sides) if mask is None else int(mask.sum()),
+                nan=_both_nan(*here.sides),
                 numel=tensor.numel() if mask is None else int(mask.sum()),
             )
         )
@@ -101,6 +106,12 @@ def left_out(draw: Draw, compiled: Trajectory, judged: Iterable[Deviation]) -> d
 def _largest(distances: Iterable[float], *, none: float = 0.0) -> float:
     """The largest of those that are known; `none` where none is."""
     return max((far for far in distances if math.isfinite(far)), default=none)
+
+
+def _usual(distances: Iterable[float]) -> float:
+    """The root mean square of those that are known."""
+    known = [far for far in distances if math.isfinite(far)]
+    return math.hypot(*known) / math.sqrt(len(known)) if known else 0.0
 
 
 class _View:
@@ -172,6 +183,25 @@ def _lost(wide: torch.Tensor | None, eager: torch.Tensor | None, compiled: torch
     if not wide.shape == eager.shape == compiled.shape:
         return 0
     return int((~_alike(compiled, wide) & _alike(eager, wide)).sum())
+
+
+def _known(*sides: torch.Tensor | None) -> int:
+    """Elements that are finite on all sides, or infinite on all of them in place and sign."""
+    wide = sides[0]
+    if wide is None:
+        return 0
+    known = torch.ones_like(wide, dtype=torch.bool)
+    for side in sides:
+        if side is not None and side.shape == wide.shape and side.is_floating_point() and wide.is_floating_point():
+            known &= ~side.isnan() & _alike(side, wide)
+    return int(known.sum())
+
+
+def _both_nan(wide: torch.Tensor | None, eager: torch.Tensor | None, compiled: torch.Tensor | None = None) -> int:
+    """Elements that are NaN in float64 and in compiled code."""
+    if wide is None or compiled is None or wide.shape != compiled.shape or not wide.is_floating_point():
+        return 0
+    return int((wide.isnan() & compiled.isnan()).sum())
 
 
 def _unlike(tensor: torch.Tensor | None, twin: torch.Tensor | None) -> int:

@@ -17,7 +17,7 @@ import torch
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import lacks_kernel
 from ampcheck.compiled.accuracy.arms import Optimizer, Plan, input_leaves, run_plan
-from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy, who
+from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy, tables
 from ampcheck.compiled.accuracy.compare import left_out
 from ampcheck.compiled.accuracy.ladder import (
     AOT_EAGER,
@@ -25,9 +25,11 @@ from ampcheck.compiled.accuracy.ladder import (
     EMULATED,
     Bench,
     Climb,
+    compared,
     floating_inputs,
     holds_parameters,
     measure_bench,
+    measure_rounding,
     run_rung,
 )
 from ampcheck.compiled.accuracy.stats import AccuracyStats, Exceptions, Trial
@@ -35,12 +37,13 @@ from ampcheck.compiled.options import check_options
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
+from ampcheck.machine import lacks_primitive
 from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.measure import LOSS_SCALES, missing_tool, native_format
 from ampcheck.placement import place
 from ampcheck.places import users_place
 from ampcheck.prepare import prepare
-from ampcheck.record import Coverage, Run, Scalar, Table, Where, merge, verify
+from ampcheck.record import Coverage, Run, Scalar, Where, merge, verify
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject, name_of
 
@@ -48,7 +51,6 @@ KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 STRIDE = 2.0**-7
 """How far the plain gradient descent that stands in for an optimizer moves the weights in one step, relative to their
 norm: one step of bfloat16, the least that 16-bit weights can keep."""
-ROWS = 60
 
 
 def measure_accuracy(
@@ -116,7 +118,7 @@ def judge_accuracy(
         factor=bounds.precision,
     )
     findings = tuple(check_accuracy(stats, bounds, checks))
-    return Run(findings=findings, coverage=stats.coverage, tables=_tables(stats, bounds))
+    return Run(findings=findings, coverage=stats.coverage, tables=tables(stats, bounds))
 
 
 def assert_compiled(
@@ -259,6 +261,8 @@ def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
     if seen.error is not None and seen.phase == "backward" and plan.loss is None:
         return replace(plan, backward=False)  # the default loss is ours: a model for inference need not have a gradient
     outputs = [t for key, t in seen.values.items() if key[0] == "output" and t.is_floating_point()]
+    if plan.loss is None and outputs and not any(bool(t.isfinite().any()) for t in outputs):
+        return replace(plan, backward=False)  # the default loss leaves out what is not finite: nothing would be left
     rate = 0.0
     if plan.steps * len(subject.calls) > 1 and prepared.root is not None:
         weights = [p.detach().double() for p in prepared.root.parameters() if p.requires_grad and p.numel()]
@@ -297,8 +301,10 @@ def _measure(
         return stats
     stats = replace(stats, deviations=climb.deviations)
     if stats.excess(factor):
-        every = run_rung(bench, draws=range(len(bench.draws)))
-        stats = replace(stats, deviations=every.deviations)
+        climb = run_rung(bench, draws=range(len(bench.draws)))
+        stats = replace(stats, deviations=climb.deviations)
+    while stats.excess(factor) and measure_rounding(bench):
+        stats = replace(stats, deviations=compared(bench, climb.arms), near_ties=bench.near_ties)
     if stats.excess(factor):
         stats = replace(stats, trials=_trials(bench, stats, factor))
     return replace(stats, coverage=_coverage(stats, climb, bench))
@@ -344,12 +350,11 @@ def _exceptions(bench: Bench, climb: Climb) -> Exceptions:
             plain = replace(bench.plan, autocast=None, scale=1.0)
             wide = run_plan(plain, prepare(bench.subject, device=bench.plan.device), around=[eagerly()]).error
         float32 = brief(wide) if wide is not None else ""
-    missing = ""
-    raised = climb.arm.error
-    if error is not None and lacks_kernel(error):
+    missing, raised = "", climb.arm.error
+    if error is not None and (lacks_kernel(error) or lacks_primitive(error)):
         missing = brief(error)
-    elif raised is not None and missing_tool(raised):
-        missing = brief(raised)
+    elif raised is not None:
+        missing = missing_tool(raised)
     file, line = users_place(error) if error is not None else ("", None)
     phase = bench.eager.phase if error is not None else "compile"
     step = (bench.eager if error is not None else climb.arm).step
@@ -362,7 +367,11 @@ def _no_gradients(bench: Bench) -> str:
         return ""
     if not (bench.plan.leaves or holds_parameters(bench.subject)):
         return "nothing requires a gradient"
-    return "no floating output has a gradient" if bench.plan.backward else "backward raises in eager mode"
+    if bench.plan.backward:
+        return "no floating output has a gradient"
+    outputs = [t for key, t in bench.eager.values.items() if key[0] == "output" and t.is_floating_point()]
+    finite = not outputs or any(bool(t.isfinite().any()) for t in outputs)
+    return "backward raises in eager mode" if finite else "no output has a finite value to be differentiated"
 
 
 def _coverage(stats: AccuracyStats, climb: Climb, bench: Bench) -> Coverage:
@@ -381,20 +390,3 @@ def _arm(plan: Plan, narrow: torch.dtype) -> str:
     name = format_of(narrow).name + (" native" if plan.autocast is None and narrow.itemsize <= 2 else "")
     emulation = active()
     return name + (f", {emulation.policy.device} emulated" if emulation is not None else "")
-
-
-def _tables(stats: AccuracyStats, limits: Limits) -> tuple[Table, ...]:
-    rows: list[tuple[float, Sequence[Scalar]]] = []
-    for d in stats.deviations:
-        limit = stats.limit(d, limits.precision)
-        verdict = "beyond" if stats.beyond(d, limits.precision) else "not comparable" if d.unknown else "within"
-        times = d.least_compiled / limit if limit else 0.0
-        rows.append((times, (d.kind, d.name, d.step, d.dtype, d.worst_eager, d.least_compiled, limit, verdict)))
-    if not rows:
-        return ()
-    rows.sort(key=lambda row: -row[0])
-    note = f"relative to {stats.reference}, Euclidean norms"
-    if len(rows) > ROWS:
-        note = f"the {ROWS} nearest to their limit of {len(rows)}; {note}"
-    columns = ("kind", "name", "step", "dtype", "eager", "compiled", "limit", "verdict")
-    return (Table(f"Eager and compiled: {who(stats)}", columns, [r for _, r in rows[:ROWS]], "compiled-error", note),)

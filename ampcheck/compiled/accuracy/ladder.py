@@ -41,6 +41,7 @@ from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.reference import PromoteMixed, WholeNumbers
+from ampcheck.numerics.rounding import REROUNDINGS, Rerounded
 from ampcheck.prepare import Prepared, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.subject import Subject
 from ampcheck.trace import Observer, Trace
@@ -54,7 +55,9 @@ __all__ = [
     "LADDER",
     "Bench",
     "Climb",
+    "compared",
     "measure_bench",
+    "measure_rounding",
     "run_rung",
 ]
 
@@ -70,8 +73,9 @@ class Bench:
     draws: eager mode and float64 on the same data, as they are and nudged; empty where nothing can be compared, and
     `incomparable` says why. hairs: float64 with its data rounded to float32, in other directions too where that is not
     finite. turned: float64 with those decisions taken otherwise that a rounding of the data turns, `near_ties` at most.
-    Of these only runs that came to their end. how: what the reference is. options: of `torch.compile`. settings: of the
-    compiler, in every compiled arm. random: whether the model draws.
+    rounded: eager mode with other roundings, see `measure_rounding`. Of these only runs that came to their end.
+    how: what the reference is. options: of `torch.compile`. settings: of the compiler, in every compiled arm. random:
+    whether the model draws.
     """
 
     subject: Subject
@@ -84,6 +88,7 @@ class Bench:
     draws: tuple[Draw, ...] = ()
     hairs: tuple[Trajectory, ...] = ()
     turned: tuple[Trajectory, ...] = ()
+    rounded: tuple[Trajectory, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     random: bool = False
     chain: int = 1
@@ -92,6 +97,9 @@ class Bench:
     ops: int = 0
     near_ties: int = 0
     _nudged: tuple[Subject, ...] = ()
+    _reroundings: int = 0
+    _again: Callable[[Decisions], Trajectory] | None = None
+    _plain: tuple[Decisions, Decisions] | None = None
 
     @property
     def masked(self) -> bool:
@@ -114,6 +122,7 @@ class Climb:
     unsupported: str = ""
     unseen: Mapping[str, int] = field(default_factory=dict)
     arm: Trajectory = field(default_factory=Trajectory, repr=False, compare=False)
+    arms: tuple[Trajectory, ...] = field(default=(), repr=False, compare=False)
 
 
 def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Mapping[str, Any] | None = None) -> Bench:
@@ -160,7 +169,34 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
     runs = [_wide(subject, plan, width, mode, Decisions(other)) for other in forced]
     bench.turned = tuple(run for run in runs if run.error is None)
     bench.hairs = tuple(_hairs(partial(_wide, subject, plan, width, mode), wide))
+    bench._again, bench._plain = partial(_wide, subject, plan, width, mode), (decisions, turned)
     return bench
+
+
+def measure_rounding(bench: Bench) -> bool:
+    """Run eager mode with other roundings, a few times more on each call; False once there have been enough.
+
+    Runs that take eager mode's decisions tell how large its errors usually are (`Bench.rounded`); where another
+    rounding turns a decision, that is a near tie (`Bench.turned`).
+    """
+    if bench._again is None or bench._plain is None or bench._reroundings >= max(REROUNDINGS):
+        return False
+    plain, wide = bench._plain
+    enough = next(count for count in REROUNDINGS if count > bench._reroundings)
+    while bench._reroundings < enough:
+        bench._reroundings += 1
+        mine, prepared = Decisions(), prepare(bench.subject, device=bench.plan.device)
+        trace = Trace(prepared.root, observers=(Rerounded(bench._reroundings), mine))
+        found = run_plan(bench.plan, prepared, around=[eagerly(), EqualRandom(), trace])
+        if found.error is not None:
+            continue
+        if not plain.flips(mine):
+            bench.rounded = (*bench.rounded, found)
+        elif flips := wide.flips(mine):
+            bench.near_ties = max(bench.near_ties, len(flips))
+            turned = bench._again(Decisions(mine))
+            bench.turned = (*bench.turned, turned) if turned.error is None else bench.turned
+    return True
 
 
 def _hairs(run: Callable[..., Trajectory], wide: Trajectory) -> Iterator[Trajectory]:
@@ -202,7 +238,12 @@ def run_rung(
             climb = replace(climb, graphs=graphs.count, unsupported=graphs.unsupported, unseen=graphs.unseen)
             if error is not None or not bench.draws or bench.incomparable:
                 return climb
-    return replace(climb, deviations=deviations(bench.draws, arms, bench.hairs, bench.turned, masked=bench.masked))
+    return replace(climb, arms=tuple(arms), deviations=compared(bench, arms))
+
+
+def compared(bench: Bench, arms: Sequence[Trajectory]) -> tuple[Deviation, ...]:
+    """Every tensor of compiled arms, one for each draw of the data from the first on, judged by all that is known."""
+    return deviations(bench.draws, arms, bench.hairs, bench.turned, bench.rounded, masked=bench.masked)
 
 
 def _compiled(original: Subject | None, options: Mapping[str, Any], prepared: Prepared) -> Sequence[Any]:

@@ -29,9 +29,13 @@ class Deviation:
     difference over that of the reference; of integers the part that differs), the first on the data as they are, the
     others on data nudged by a rounding. grain: what storing the tensor in its own dtype costs by itself. float32: how
     far the reference moves when its data are rounded to float32; sensitivity: when they are rounded to the arm's
-    format; turned: when its decisions near a tie are taken otherwise, and nothing else. share, eager_share: the norms
-    of the difference over that of all tensors of this kind together. between: how far the two lie from each other.
-    All these are taken over the elements that are finite on all sides; infinite is what cannot be known.
+    format; turned: when its decisions near a tie are taken otherwise, and nothing else. rounded: the root mean square
+    of eager mode's errors when its ops round otherwise (`ampcheck.numerics.rounding`); 0 where that was not measured.
+    share, eager_share: the norms of the difference over that of all tensors of this kind together. between: how far the
+    two lie from each other. All these are taken over the elements that are finite on all sides; infinite is what cannot
+    be known.
+    judged: elements of which something is known: finite on all sides, or infinite on all sides in place and sign. nan:
+    NaN in float64 and compiled code alike, which is no agreement.
     nonfinite, eager_nonfinite: elements that are inf or NaN where float64 is not, or the other way round; in eager mode
     the most on any of the data. lost: of these, in compiled code on the data as they are, where eager mode agrees with
     float64.
@@ -47,6 +51,7 @@ class Deviation:
     float32: float = 0.0
     sensitivity: float = 0.0
     turned: float = 0.0
+    rounded: float = 0.0
     share: float = 0.0
     eager_share: float = 0.0
     between: float = 0.0
@@ -54,6 +59,8 @@ class Deviation:
     eager_nonfinite: int = 0
     lost: int = 0
     numel: int = 1
+    judged: int = 1
+    nan: int = 0
 
     @property
     def worst_eager(self) -> float:
@@ -70,6 +77,8 @@ class Deviation:
     def unknown(self) -> str:
         """Why there is no limit that could judge it; "" where there is one."""
         pairs = zip(self.eager, self.compiled, strict=False)
+        if not self.judged:
+            return "it is NaN in float64 too" if self.nan else "no element of it is finite on all sides"
         if not any(math.isfinite(eager) for eager, _ in pairs):
             return "nothing of it is finite in eager mode and in float64 alike"
         if not math.isfinite(self.float32) and not self._measured_again:
@@ -161,23 +170,12 @@ class AccuracyStats:
         """The largest error that compiled code may have.
 
         Compiled code does the same roundings as eager mode, or fewer, in another order: its error is another draw of
-        the same kind. To that comes what one storage in the tensor's dtype costs, and the float32 floor, since a lucky
-        eager error of zero is no measure.
+        the same kind, and within `factor` squared of its usual size, `factor` for either draw. That size is eager
+        mode's error, or, where that one is small by luck, the one it has when its ops round otherwise. To that comes
+        what one storage in the tensor's dtype costs, and the float32 floor.
         """
         floor = deviation.grain + self.float32_floor(factor, deviation.float32)
-        return self.luck(deviation, factor) * deviation.worst_eager + floor
-
-    def luck(self, deviation: Deviation, factor: float) -> float:
-        """How many times eager mode's error compiled code may have by chance.
-
-        Two errors of the same kind lie within `factor` times of their usual size each, hence the square, if eager mode
-        was measured on several data. Measured once it may have been right by luck: of n independent normal errors the
-        ratio of two norms stays below 4 in all but one case in 2,000 for n = 8 (an F distribution), and for n = 1
-        below some 1,000 (a Cauchy distribution). How many of a tensor's errors are independent nobody knows.
-        """
-        if deviation._measured_again:
-            return factor**2
-        return factor**4 if deviation.numel >= 8 else factor**10
+        return factor**2 * max(deviation.worst_eager, deviation.rounded) + floor
 
     def beyond(self, deviation: Deviation, factor: float) -> bool:
         """Whether compiled code is worse than eager mode by more than chance and reordering explain.

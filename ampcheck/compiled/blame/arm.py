@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from ampcheck.compiled.accuracy.arms import run_plan
-from ampcheck.compiled.accuracy.compare import deviations
 from ampcheck.compiled.accuracy.judge import plans
-from ampcheck.compiled.accuracy.ladder import Bench, Climb, measure_bench, run_rung
+from ampcheck.compiled.accuracy.ladder import Bench, Climb, compared, measure_bench, measure_rounding, run_rung
 from ampcheck.compiled.accuracy.stats import AOT_EAGER, EMULATE, EMULATED, AccuracyStats, Deviation
 from ampcheck.compiled.blame.cut import Backend, Bisected, first_failing_node
 from ampcheck.compiler import backend, configured
@@ -112,7 +111,10 @@ class Arm:
         again = run_rung(bench, rung, settings=settings, draws=range(len(bench.draws)))
         if again.raised:
             return climb, []
-        return climb, self.beyond(bench, again.deviations) or None
+        found = self.beyond(bench, again.deviations)
+        while found and measure_rounding(bench):
+            found = self.beyond(bench, compared(bench, again.arms))
+        return climb, found or None
 
     def mended_by(self, bench: Bench, rung: str, settings: Mapping[str, Any]) -> bool:
         """Whether the rung passes under these settings of the compiler."""
@@ -169,7 +171,7 @@ class Arm:
             arm = run_plan(bench.plan, prepared, compiled=partial(_compiled, how))
         if arm.error is not None:
             return RAISES
-        found = self.beyond(bench, deviations(bench.draws, [arm], bench.hairs, bench.turned, masked=bench.masked))
+        found = self.beyond(bench, compared(bench, [arm]))
         again = [d for d in found if not names or (d.kind, d.name, d.step) in names]
         return FAILS if again else PASSES
 

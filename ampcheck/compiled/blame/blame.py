@@ -138,7 +138,7 @@ class Search:
             eager, failures = self.arm.eager(self.arm.subject)
             self._saw(eager_runs=1, ops=len(eager.stats.ops))
             if eager.stats.raised is not None and eager.stats.raised.missing:
-                self._add(unjudged=f"for want of what this machine lacks: {eager.stats.raised.message}")
+                self._add(unjudged=f"this machine cannot run it: {eager.stats.raised.message}")
                 return self.found
             self._add(failures=tuple(failures), rungs=(_judged_rung(EAGER, eager.stats, failures),))
         if self.compile and self.found.stage != EAGER:

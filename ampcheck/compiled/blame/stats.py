@@ -10,7 +10,7 @@ from ampcheck.compiled.blame.cost import Cost
 from ampcheck.compiled.blame.cut import Bisected
 from ampcheck.compiled.blame.keep import Kept
 from ampcheck.compiled.blame.locate import Step
-from ampcheck.record import Coverage, Finding, Table, Verdict, Where
+from ampcheck.record import Coverage, Finding, Table, Verdict, Where, passed
 
 CODE = "Code that keeps these modules in float32"
 """Title of the table whose rows are the lines to paste."""
@@ -77,7 +77,7 @@ def check_blame(stats: BlameStats) -> list[Finding]:
         return [Finding(slug, Verdict.SKIP, stats.subject, f"not judged: {stats.unjudged}")]
     if not stats.stage:
         said = ", ".join(f"{rung.name} {rung.said}" for rung in stats.rungs)
-        return [Finding(slug, Verdict.PASS, stats.subject, f"nothing to blame: {said} ({stats.coverage})")]
+        return [passed(slug, stats.subject, f"nothing to blame: {said} ({stats.coverage})", stats.coverage.total)]
     message = f"every stage must lie within what rounding explains of float64; the first that fails is {_stage(stats)}"
     message += f"; {_place(stats)}"
     message += f"; {_mending(stats)}"

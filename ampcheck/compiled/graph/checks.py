@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ampcheck.compiled.graph.records import SEE_IT, Fallback, GraphBreak, GraphStats, Recompile
-from ampcheck.record import Finding, Scalar, Table, Verdict, Where
+from ampcheck.record import Finding, Scalar, Table, Verdict, Where, passed
 
 GRAPH_CHECKS = (
     "graph-break",
@@ -76,7 +76,7 @@ def check_breaks(stats: GraphStats, limit: int) -> list[Finding]:
             return [_finding(slug, Verdict.SKIP, stats, told, hint=SEE_IT.replace("the reason", "them"))]
         told = f"{_number(count, 'graph break')} in one call, at most {limit} allowed"
         told += f": {_listed(_placed(found) for found in stats.breaks)}" if stats.breaks else ""
-        return [_finding(slug, Verdict.PASS, stats, told, observed=count, limit=limit, unit="breaks")]
+        return [_passed(slug, stats, told, observed=count, limit=limit, unit="breaks")]
     findings = []
     for found in stats.breaks:
         message = f"at most {limit} graph breaks are allowed in one call, it has {count}"
@@ -123,7 +123,7 @@ def check_recompiles(stats: GraphStats, limit: int) -> list[Finding]:
             return []
         told = f"{_number(len(found), 'recompilation')}{' beyond the warm-up' if stats.warm else ''}, at most {limit} "
         told += f"allowed{f' ({_kinds(found)})' if found else ''}{spared}"
-        return [_finding(slug, Verdict.PASS, stats, told, observed=len(found), limit=limit, unit="recompilations")]
+        return [_passed(slug, stats, told, observed=len(found), limit=limit, unit="recompilations")]
     groups: dict[tuple[str, str], list[Recompile]] = {}
     for one in found:
         groups.setdefault((one.frame, one.kind), []).append(one)
@@ -179,7 +179,7 @@ def check_fallbacks(stats: GraphStats) -> list[Finding]:
     broken = _broken(stats)
     told = "nothing runs eager" if not broken else f"eager because of graph breaks alone: {_listed(broken)}"
     told += " by what Dynamo tells; calls could not be counted" if stats.ran is None else ""
-    return [_finding(slug, Verdict.PASS, stats, told, observed=0, limit=0, unit="left eager")]
+    return [_passed(slug, stats, told, observed=0, limit=0, unit="left eager")]
 
 
 def _broken(stats: GraphStats) -> list[str]:
@@ -200,11 +200,11 @@ def check_artifacts(stats: GraphStats) -> list[Finding]:
     slug = "cache-artifacts"
     findings = []
     for call in stats.artifacts:
-        verdict, hint = Verdict.PASS, ""
+        bad, hint = False, ""
         if call.action == "save":
             message = f"torch.compiler.save_cache_artifacts saved {call.keys} artifacts of {call.compiled} graphs"
             if not call.keys:
-                verdict = Verdict.FAIL
+                bad = True
                 message = "torch.compiler.save_cache_artifacts must be called after compilation; it returned None "
                 message += f"and saved nothing, with {_number(call.compiled, 'graph')} compiled before it"
                 hint = "run the compiled function first, and its backward, in the process that saves"
@@ -213,19 +213,23 @@ def check_artifacts(stats: GraphStats) -> list[Finding]:
         else:
             message = f"{call.hits} of {call.keys} loaded artifacts were used"
             if not call.keys:
-                verdict = Verdict.FAIL
+                bad = True
                 message = (
                     "torch.compiler.load_cache_artifacts must load what was saved; it found no artifact in its bytes"
                 )
                 hint = "save and load with one release of PyTorch, and pass on the bytes, the first of the pair"
             elif not call.hits:
-                verdict = Verdict.FAIL
+                bad = True
                 message = f"loaded artifacts must be used; none of {call.keys} was, and {_number(call.later, 'graph')} "
                 message += "compiled afterwards"
                 hint = (
                     "load before the first compiled call; model, inputs, PyTorch, device and settings must be the same"
                 )
-        findings.append(_finding(slug, verdict, stats, f"{message} ({call.process})", call.where, hint))
+        message += f" ({call.process})"
+        if bad:
+            findings.append(_finding(slug, Verdict.FAIL, stats, message, call.where, hint))
+        else:
+            findings.append(passed(slug, stats.subject, message, call.keys, where=call.where, hint=hint))
     return findings
 
 
@@ -254,7 +258,7 @@ def check_cudagraphs(stats: GraphStats) -> list[Finding]:
         message = f"{asks} asks for CUDA graphs; they were skipped: {told}"
         hint = "keep every input on the device and unchanged in place, or leave out the mode"
         return [_finding(slug, verdict, stats, message, Where("compile"), hint)]
-    return [_finding(slug, Verdict.PASS, stats, "no CUDA graph was skipped")]
+    return [_passed(slug, stats, "no CUDA graph was skipped")]
 
 
 # State, exceptions, evidence -------------------------------------------------------------------------------------
@@ -276,10 +280,10 @@ def check_state(stats: GraphStats) -> list[Finding]:
 def check_stopped(stats: GraphStats) -> list[Finding]:
     """The compiled run raises nothing that the eager run does not."""
     stopped = stats.stopped
+    if stopped is not None and stopped.machine:
+        return [_finding("compiled-exception", Verdict.SKIP, stats, f"not judged: {stopped.machine}")]
     if stopped is None or stopped.eager != "" or (stopped.asked and stats.breaks) or "overwritten" in stopped.message:
         return []
-    if "InvalidCxxCompiler" in stopped.kind + stopped.message:
-        return [_finding("compiled-exception", Verdict.SKIP, stats, f"nothing compiles here: {stopped.message}")]
     message = f"the compiled run must not raise where the eager run does not; it raised {stopped.message}"
     return [_finding("compiled-exception", Verdict.FAIL, stats, message, stopped.where)]
 
@@ -288,6 +292,8 @@ def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:
     """Something was compiled or ran compiled, and the subject ran to its end."""
     slug = "coverage"
     stopped = stats.stopped
+    if stopped is not None and stopped.machine:
+        return [] if failed else [_finding(slug, Verdict.SKIP, stats, f"not judged: {stopped.machine}")]
     if stopped is not None and stopped.eager != "" and not failed:
         told = f"raised {stopped.message}" if stopped.eager is None else f"raises {stopped.eager} in eager mode too"
         message = f"what is judged must run to its end, but it {told}"
@@ -322,6 +328,19 @@ def _finding(
     unit: str = "",
 ) -> Finding:
     return Finding(slug, verdict, stats.subject, message, where, observed, limit, unit, hint)
+
+
+def _passed(
+    slug: str,
+    stats: GraphStats,
+    message: str,
+    observed: float | None = None,
+    limit: float | None = None,
+    unit: str = "",
+) -> Finding:
+    """A pass that rests on the graphs that were compiled and the compiled runs."""
+    seen = stats.coverage.seen.get("graphs", 0) + stats.coverage.seen.get("compiled runs", 0)
+    return passed(slug, stats.subject, message, seen, observed=observed, limit=limit, unit=unit)
 
 
 def _number(count: int, what: str) -> str:

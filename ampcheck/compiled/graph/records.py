@@ -94,6 +94,7 @@ class Stopped:
 
     eager: what the same run raised in eager mode; "" where it ran through; None where the user's own code was watched,
     which does not run twice. asked: raised by `fullgraph=True` at a graph break, or by a limit that is to be an error.
+    machine: what this machine lacks, where that is the reason (`ampcheck.machine`).
     """
 
     message: str
@@ -101,6 +102,7 @@ class Stopped:
     eager: str | None = ""
     asked: bool = False
     where: Where = field(default_factory=Where)
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import torch
 from ampcheck import compiler
 from ampcheck.compiled.options import MODES
 from ampcheck.errors import UsageError, brief
+from ampcheck.machine import machine_error
 from ampcheck.prepare import prepare
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Scalar, Verdict
@@ -198,7 +199,8 @@ class _Room:
                 peak = peak_memory(step, device=self.device, held=held)
                 arm.cell = replace(arm.cell, peak=peak.bytes)
         except Exception as error:  # noqa: BLE001  # the workload's or the compiler's: the cell tells it
-            arm.cell = replace(arm.cell, reason=f"it raised {brief(error)}", failed=True)
+            machine = machine_error(error)
+            arm.cell = replace(arm.cell, reason=machine or f"it raised {brief(error)}", failed=not machine)
             return arm
         made = made_since()
         arm.cell = replace(arm.cell, graphs=made.graphs, breaks=made.breaks)

@@ -1,0 +1,140 @@
+"""Eager mode with other roundings: how far an honest run may lie from float64, whatever this one run's luck was.
+
+One run shows one draw of its rounding errors, and that draw may be zero: a sum that came out exact, an output whose
+roundings cancel. Stochastic arithmetic (Vignes, 1993; Parker, 1997) shows more of them. Each op is evaluated in float64
+on the inputs that it has in the run, moved by what a float32 sum of its length may lose, and rounded up or down at
+random, in proportion to the distance, to the dtype that the op gives. A result that its format represents stays exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ampcheck.formats import format_of
+from ampcheck.nest import map_tensors, tensors
+from ampcheck.numerics.arms import run_arm
+from ampcheck.numerics.compare import compare
+from ampcheck.numerics.decisions import Decisions
+from ampcheck.numerics.equal_random import DRAWS, EqualRandom
+from ampcheck.numerics.measure import Eager
+from ampcheck.numerics.ops import EXACT, draws_numbers_itself, floating, in_float64, is_plain, summed_terms
+from ampcheck.numerics.reference import Reference
+from ampcheck.prepare import prepare
+from ampcheck.subject import Subject
+from ampcheck.trace import OpEvent, Trace
+
+_CASTS = frozenset(("aten::_to_copy", "aten::copy_", "aten::set_"))
+"""Rounded to nearest in every arm: what the user casts is part of the function, and compiled code must round it too."""
+
+_LINEAR = frozenset(
+    "sum mean cumsum nansum mm addmm bmm baddbmm dot mv linear convolution _convolution addmv addbmm".split()
+)
+"""Sums whose terms are the inputs or products of them: they cancel as their inputs do."""
+
+
+REROUNDINGS = (3, 12)
+"""How often eager mode is run with other roundings before an excess counts: the size of a large tensor's error is known
+after a few, that of a single number after a dozen."""
+
+
+class Rerounded:
+    """An observer of `ampcheck.trace.Trace` that gives every rounding another outcome, forward and backward.
+
+    Casts, ops that only move values, and draws of random numbers are left alone, and so is what float64 cannot repeat.
+    seed: of the outcomes. rounded: how many results have been rounded again.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rounded = 0
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def before(self, op: Any, args: Any, kwargs: Any) -> Any:
+        """Keep the inputs of an op that overwrites them."""
+        if op._schema.is_mutable:
+            return map_tensors(lambda t: t.clone() if t.is_floating_point() else t, (args, kwargs))
+        return None
+
+    def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> Any:
+        """Replace the result."""
+        name = op._schema.name
+        if op.is_view or name in EXACT or name in _CASTS or name in DRAWS:
+            return None
+        given = held if held is not None else (args, kwargs)
+        results = floating(out)
+        if not results or not floating(given) or draws_numbers_itself(op, given):
+            return None
+        if any(not is_plain(t) or t.is_complex() for _, t in tensors((given, out))):
+            return None
+        terms = summed_terms(op, given, results)
+        slack = math.sqrt(terms) * format_of("float32").unit_roundoff if terms > 1 else 0.0
+        linear = name.rpartition("::")[2] in _LINEAR
+        wide = in_float64(op, map_tensors(lambda t: self._moved(t, slack), given) if linear and slack else given)
+        twins = floating(wide)
+        if [t.shape for t in twins] != [r.shape for r in results]:
+            return None
+        self.rounded += len(results)
+        written = {id(t) for _, t in tensors((args, kwargs))}
+        again = iter([self._round(r, self._moved(w, slack)) for r, w in zip(results, twins, strict=True)])
+
+        def replaced(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_floating_point() or not tensor.numel():
+                return tensor
+            target = tensor if id(tensor) in written else tensor.clone()
+            return target.copy_(next(again))
+
+        return map_tensors(replaced, out)
+
+    def _moved(self, tensor: torch.Tensor, amount: float) -> torch.Tensor:
+        """Each element up or down by this part of itself, in float64."""
+        if not amount or not tensor.is_floating_point() or not tensor.numel():
+            return tensor
+        signs = torch.randint(0, 2, tensor.shape, generator=self._generator).to(tensor.device, torch.float64) * 2 - 1
+        return tensor.double() * (1 + amount * signs)
+
+    def _round(self, result: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+        """`wide` to one of its two neighbours in the dtype of `result`; `result` where one of them is not finite."""
+        fmt = format_of(result.dtype)
+        exponent = torch.frexp(wide).exponent
+        step = torch.ldexp(torch.full_like(wide, fmt.unit_roundoff), exponent).clamp_(min=fmt.smallest_subnormal)
+        chance = torch.rand(wide.shape, dtype=torch.float64, generator=self._generator).to(wide.device)
+        rounded = ((wide / step + chance).floor() * step).to(result.dtype)
+        return torch.where(rounded.isfinite() & wide.isfinite() & result.isfinite(), rounded, result)
+
+
+def usual_errors(
+    subject: Subject,
+    reference: Reference,
+    eager: Eager,
+    dtype: torch.dtype,
+    *,
+    times: int,
+    device: str = "cpu",
+    native: bool = False,
+) -> dict[tuple[str, str], float]:
+    """How far outputs and gradients of eager mode usually lie from the reference, by kind and name.
+
+    The root mean square over so many runs with other roundings; those in which a decision falls otherwise are left out.
+    eager: what `measure_numerics` gave for the same dtype, device and `native`.
+    """
+    wide = reference.following(eager.decisions) if eager.stats.followed else reference.wide
+    squares: dict[tuple[str, str], list[float]] = {}
+    for seed in range(1, times + 1):
+        prepared, decisions = prepare(subject, device=device), Decisions()
+        outcome = run_arm(
+            prepared,
+            device=device,
+            dtype=None if native else dtype,
+            loss=subject.loss,
+            around=[EqualRandom(), Trace(prepared.root, observers=(Rerounded(seed), decisions))],
+            scale=eager.stats.scale,
+            keep_modules=False,
+            finite_loss=reference.finite_loss,
+        )
+        if outcome.error is None and not eager.decisions.flips(decisions):
+            for error in compare(outcome, wide, [], []):
+                if math.isfinite(error.error):
+                    squares.setdefault((error.kind, error.name), []).append(error.error**2)
+    return {key: math.sqrt(sum(found) / len(found)) for key, found in squares.items()}

@@ -1,0 +1,76 @@
+"""TorchScript modules are judged in every dtype as the Python modules that they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcheck.audit import audit
+from ampcheck.record import Finding, Verdict
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::UserWarning")
+BAD = (Verdict.FAIL, Verdict.WARN)
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x))).softmax(-1)
+
+
+class Refuses(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        if y.dtype == torch.bfloat16:
+            raise ValueError("it takes no bfloat16")
+        return self.down(y)
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * 2
+
+
+WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "scripted": torch.jit.script,
+    "traced": lambda module: torch.jit.trace(module, torch.randn(4, 8)),
+    "scripted inside": lambda module: Around(torch.jit.script(module)),
+}
+
+
+def bad(model: nn.Module, compile: bool = False) -> list[Finding]:
+    run = audit((model, (torch.randn(4, 8),)), compile=compile)
+    return [f for f in run.findings if f.verdict in BAD]
+
+
+@pytest.mark.parametrize(
+    "way", ["scripted", *(pytest.param(way, marks=pytest.mark.slow) for way in ("traced", "scripted inside"))]
+)
+def test_torchscript_passes_in_both_dtypes_as_its_python_twin(way: str) -> None:
+    torch.manual_seed(0)
+    assert bad(Network()) == []
+    model = WAYS[way](Network())
+    assert bad(model) == []
+    assert bad(model) == [], "the user's own module is left as it was"
+
+
+def test_what_scripted_code_raises_is_told_by_its_last_line() -> None:
+    (found,) = bad(torch.jit.script(Refuses()))
+    assert found.check == "low-precision-error"
+    assert "it takes no bfloat16" in found.message
+
+
+def test_torchscript_is_not_compiled_and_the_finding_says_so() -> None:
+    run = audit((torch.jit.script(Network()), (torch.randn(4, 8),)), compile=True)
+    assert not run.failed
+    assert any("torch.compile takes no TorchScript" in f.message for f in run.findings if f.verdict is Verdict.SKIP)
