@@ -32,6 +32,7 @@ from ampcheck.numerics import (
 )
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.placement import Placement, place
+from ampcheck.places import naming_users_errors
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, verify
 from ampcheck.settings import Limits, load_settings
@@ -48,6 +49,7 @@ USES = (Kind.TRAINING, Kind.CALL)
 """Kinds that run as they are: no copy of them can be made."""
 
 
+@naming_users_errors
 def audit(
     subject: Any,
     *,
@@ -161,7 +163,7 @@ def _use(
 
 
 def _called(made: Subject) -> Run:
-    made.shape()
+    made.run_call()
     return Run(findings=(Finding("coverage", Verdict.PASS, made.name, "it was called once"),))
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.errors import as_result, require_ran
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.places import hookable
-from ampcheck.prepare import Prepared
+from ampcheck.prepare import Prepared, forward_through
 from ampcheck.subject import Call
 
 KEPT_BYTES = 2 << 30
@@ -35,10 +36,11 @@ class Outcome:
     gradient_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     losses: list[torch.dtype] = field(default_factory=list)
     scale: float = 1.0
-    error: Exception | None = None
+    error: BaseException | None = None
     phase: str = "forward"
     no_backward: str = ""
     dropped: int = 0
+    batched: int = 0
     drew: bool = False
 
 
@@ -94,8 +96,8 @@ def run_arm(
                 # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
                 first = torch.full_like(total, scale)
                 torch.autograd.backward(total, first, inputs=list(leaves.values()))
-        except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
-            outcome.error = error
+        except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
+            outcome.error = as_result(error)
         outcome.drew = drew()
     for name, leaf in leaves.items():
         if leaf.grad is not None and not outcome.no_backward:
@@ -118,12 +120,11 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
         return torch.view_as_real(copy.resolve_conj()) if copy.is_complex() else copy
 
 
-def forward_through(blocks: Sequence[Callable[..., Any]], call: Call) -> Any:
-    """The output of the first block fed to the next, and so on."""
-    result: Any = blocks[0](*call.args, **call.kwargs)
-    for block in blocks[1:]:
-        result = block(*result) if isinstance(result, tuple) else block(result)
-    return result
+def _outside(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor behind the wrappers of `torch.func.grad` and its kin; None for one of vmap, which ends with it."""
+    while torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return None if torch._C._functorch.is_functorch_wrapped_tensor(tensor) else tensor
 
 
 def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
@@ -148,7 +149,7 @@ def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
 def total_loss(result: Any, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
     """The loss: the user's, or the mean of squares of every floating output, whose ops are ours and not traced."""
     if loss is not None:
-        return loss(result)
+        return require_ran(loss(result), "the loss")
     total: torch.Tensor | None = None
     with _disable_current_modes():
         for _, tensor in tensors(result):
@@ -181,6 +182,9 @@ def _kept_outputs(root: torch.nn.Module, outcome: Outcome) -> Iterator[None]:
             call = calls.get(name, 0)
             calls[name] = call + 1
             for path, tensor in tensors(output):
+                if (tensor := _outside(tensor)) is None:
+                    outcome.batched += 1
+                    continue
                 size = tensor.numel() * tensor.element_size()
                 if kept + size > KEPT_BYTES:
                     outcome.dropped += 1

@@ -11,7 +11,7 @@ import torch
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacks_fft, lacks_kernel
-from ampcheck.errors import brief
+from ampcheck.errors import brief, message_of
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.nest import tensors
@@ -260,6 +260,7 @@ def _unseen(outcome: Outcome, wide: WideRun, moved: Sequence[WideRun]) -> dict[s
     return _positive(
         {
             "module outputs beyond the memory that one run keeps": outcome.dropped + wide.outcome.dropped,
+            "module outputs inside torch.vmap": outcome.batched,
             "module outputs without a counterpart in float64": without_counterpart(outcome, wide),
             "models that raise when their weights are moved by a rounding": int(not moved),
             "results that have 16 bits in float64 too, by casts of the model's own": wide.low,
@@ -287,11 +288,12 @@ def _overflowed(outcome: Outcome, reference: Reference) -> bool:
     )
 
 
-def missing_tool(error: Exception) -> bool:
+def missing_tool(error: BaseException) -> bool:
     """Whether compilation lacks a compiler, or the emulation a kernel: that says nothing about the model."""
     if active() is not None and (lacks_kernel(error) or lacks_fft(error)):
         return True
-    return "InvalidCxxCompiler" in repr(error) or "No working C++ compiler" in str(error)
+    told = f"{type(error).__name__} {message_of(error)}"
+    return "InvalidCxxCompiler" in told or "No working C++ compiler" in told
 
 
 def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Raised:

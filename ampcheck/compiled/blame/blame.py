@@ -25,6 +25,7 @@ from ampcheck.formats import format_of
 from ampcheck.numerics import NumericsStats, measure_compiled, measure_reference, native_format
 from ampcheck.numerics.measure import Eager
 from ampcheck.placement import place
+from ampcheck.places import naming_users_errors
 from ampcheck.prepare import is_compiled_already, prepare
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Where, merge
@@ -36,6 +37,7 @@ COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""
 
 
+@naming_users_errors
 def blame(
     subject: Any,
     *,

@@ -19,7 +19,7 @@ import torch
 
 from ampcheck import compiler
 from ampcheck.compiled.options import MODES
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.prepare import prepare
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Scalar, Verdict
@@ -197,8 +197,8 @@ class _Room:
             if self.memory:
                 peak = peak_memory(step, device=self.device, held=held)
                 arm.cell = replace(arm.cell, peak=peak.bytes)
-        except Exception as error:  # noqa: BLE001  # the workload's or the compiler's: the cell tells it
-            arm.cell = replace(arm.cell, reason=f"it raised {brief(error)}", failed=True)
+        except BaseException as error:  # noqa: BLE001  # the workload's or the compiler's: the cell tells it
+            arm.cell = replace(arm.cell, reason=f"it raised {brief(as_result(error))}", failed=True)
             return arm
         made = made_since()
         arm.cell = replace(arm.cell, graphs=made.graphs, breaks=made.breaks)
