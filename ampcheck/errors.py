@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -72,11 +73,14 @@ def require_ran(result: _T, what: str) -> _T:
     return result
 
 
-_NOT_RUN = (
+_MANAGERS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
+_NOT_RUN: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("a coroutine", inspect.iscoroutine, "wrap it, such as in lambda: asyncio.run(...)"),
     ("an async generator", inspect.isasyncgen, "make it a function without yield"),
     ("a generator", inspect.isgenerator, "return a list or a tuple, or make it a function without yield"),
     ("an awaitable", inspect.isawaitable, "wait for it, such as with asyncio.run(...)"),
+    ("a lazy iterator", lambda made: isinstance(made, (map, filter)), "return a list or a tuple"),
+    ("a context manager", lambda made: isinstance(made, _MANAGERS), "enter it with a with statement"),
 )
 
 

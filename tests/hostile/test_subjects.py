@@ -6,7 +6,10 @@ import re
 import warnings
 from typing import Any
 
+import odd_calls
+import odd_forwards
 import odd_modules
+import odd_values
 import pytest
 import torch
 from odd_rows import ROWS
@@ -15,7 +18,7 @@ from ampcheck.audit import audit
 from ampcheck.errors import UsageError
 from ampcheck.record import Run, Verdict
 
-assert all((odd_modules,))
+assert all((odd_calls, odd_forwards, odd_modules, odd_values))
 
 
 def _audited(make: Any) -> Run:
