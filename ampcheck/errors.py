@@ -36,8 +36,8 @@ class UsageError(ValueError):
     """
 
 
-class NotRunError(UsageError):
-    """A callable returned a coroutine or a generator: none of its code has run."""
+class SubjectError(UsageError):
+    """The subject is not as required, which shows only when it runs: its step is a coroutine, its loss a vector."""
 
 
 def as_result(error: BaseException) -> BaseException:
@@ -46,9 +46,9 @@ def as_result(error: BaseException) -> BaseException:
     Every `except BaseException` around the user's code goes through here. `SystemExit`, `GeneratorExit` and other
     exceptions that `except Exception` misses are results: a model that calls `sys.exit(0)` must not end the run with
     exit code 0. Raised again: KeyboardInterrupt, the outcomes of pytest and unittest (skip, fail, exit), `assume` of
-    Hypothesis, and `NotRunError`.
+    Hypothesis, and `SubjectError`.
     """
-    if isinstance(error, NotRunError) or is_for_the_runner(error):
+    if isinstance(error, SubjectError) or is_for_the_runner(error):
         raise error
     return error
 
@@ -61,7 +61,7 @@ def is_for_the_runner(error: BaseException) -> bool:
 def require_ran(result: _T, what: str) -> _T:
     """Return `result` of calling the user's code, unless nothing has run yet.
 
-    what: names the callable. Raises `NotRunError` for a coroutine, another awaitable, a generator or an async
+    what: names the callable. Raises `SubjectError` for a coroutine, another awaitable, a generator or an async
     generator.
     """
     for made, is_made, mend in _NOT_RUN:
@@ -69,7 +69,7 @@ def require_ran(result: _T, what: str) -> _T:
             text = f"{what} must run when it is called; it returned {made}, of which nothing has run: {mend}"
             if inspect.iscoroutine(result):
                 result.close()  # else Python warns that it was never awaited
-            raise NotRunError(text)
+            raise SubjectError(text)
     return result
 
 

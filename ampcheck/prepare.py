@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ampcheck import compiler
-from ampcheck.errors import UsageError, as_result, brief, require_ran
+from ampcheck.errors import SubjectError, UsageError, as_result, brief, require_ran
 from ampcheck.held import rebound, walk
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.subject import Call, Kind, Subject
@@ -78,12 +78,25 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
 
 
 def forward_through(blocks: Sequence[Callable[..., Any]], call: Call) -> Any:
-    """Run all blocks, the output of each fed to the next. Raises `NotRunError` for what `require_ran` refuses."""
+    """Run all blocks, the output of each fed to the next. Raises `SubjectError` for what `require_ran` refuses."""
     result: Any = require_ran(blocks[0](*call.args, **call.kwargs), "the model")
     for block in blocks[1:]:
         result = block(*result) if isinstance(result, tuple) else block(result)
         require_ran(result, "the model")
     return result
+
+
+def loss_of(loss: Callable[[Any], Any], result: Any) -> torch.Tensor:
+    """The user's loss of an output. Raises `SubjectError` for what is no floating tensor of one element."""
+    total = require_ran(loss(result), "the loss")
+    if isinstance(total, torch.Tensor) and total.numel() == 1 and total.is_floating_point():
+        return total
+    found = (
+        f"a tensor of shape {tuple(total.shape)}, {total.dtype}"
+        if isinstance(total, torch.Tensor)
+        else (f"an object of type {type(total).__name__}")
+    )
+    raise SubjectError(f"the loss must return a floating tensor of one element, for backward; it returned {found}")
 
 
 def recompiled(subject: Subject, prepared: Prepared) -> tuple[Any, ...]:

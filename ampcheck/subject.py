@@ -77,11 +77,11 @@ class Subject:
         object.__setattr__(self, "calls", calls)
 
     def run_call(self) -> Any:
-        """Call a callable without arguments. Raises `NotRunError` where that runs nothing."""
+        """Call a callable without arguments. Raises `SubjectError` where that runs nothing."""
         return require_ran(self.shape(), self.name)
 
     def run_step(self, number: int) -> Any:
-        """Run one step of a training loop. Raises `NotRunError` where that runs nothing."""
+        """Run one step of a training loop. Raises `SubjectError` where that runs nothing."""
         return require_ran(self.shape["step"](number), f"step({number}) of {self.name}")
 
 
@@ -150,6 +150,8 @@ def _parse(shape: Any, name: str) -> tuple[Kind, Any, tuple[Call, ...]]:
             return Kind.REGIONAL, tuple(model), (_call(given[0], {}),)
         if not callable(model):
             raise _wrong(name, f"a first element of type {type(model).__name__}, which cannot be called")
+        if isinstance(model, type) and any(base.__module__.startswith("torch.nn.") for base in model.__mro__):
+            raise _wrong(name, f"the class {model.__name__} where an instance belongs, {model.__name__}(...)")
         if isinstance(given, list):
             if not given:
                 raise _wrong(name, "an empty list of calls")

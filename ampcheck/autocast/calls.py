@@ -25,10 +25,10 @@ from ampcheck.autocast.missing import MissingKernels
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type, devices, registered
-from ampcheck.errors import UsageError, as_result, brief, message_of, require_ran
+from ampcheck.errors import UsageError, as_result, brief, message_of
 from ampcheck.nest import tensors
 from ampcheck.places import Scopes, is_users, naming_users_errors, short_path, users_place
-from ampcheck.prepare import forward_through, prepare
+from ampcheck.prepare import forward_through, loss_of, prepare
 from ampcheck.record import Where
 from ampcheck.subject import Call, Kind, Subject, as_subject
 from ampcheck.trace import Trace
@@ -163,7 +163,7 @@ def _forward(blocks: Sequence[Callable[..., Any]], call: Call, low: torch.dtype,
     with torch.enable_grad(), torch.autocast("cpu", low):
         result = forward_through(blocks, call)
         if subject.loss is not None:
-            return require_ran(subject.loss(result), "the loss")
+            return loss_of(subject.loss, result)
     found = [t for _, t in tensors(result) if t.is_floating_point() and t.requires_grad and t.numel()]
     parts = [t.float().square().mean() for t in found if t.layout is torch.strided and not t.is_nested]
     return sum(parts[1:], parts[0]) if parts else None

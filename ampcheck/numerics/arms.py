@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.errors import as_result, require_ran
+from ampcheck.errors import as_result
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.places import hookable
-from ampcheck.prepare import Prepared, forward_through
+from ampcheck.prepare import Prepared, forward_through, loss_of
 from ampcheck.subject import Call
 
 KEPT_BYTES = 2 << 30
@@ -40,7 +41,7 @@ class Outcome:
     phase: str = "forward"
     no_backward: str = ""
     dropped: int = 0
-    batched: int = 0
+    unseen: Counter[str] = field(default_factory=Counter)
     drew: bool = False
 
 
@@ -84,6 +85,8 @@ def run_arm(
                     for path, tensor in tensors(result):
                         if (values := _values(tensor)) is not None:
                             outcome.outputs[prefix + path] = values
+                        elif (tensor.is_floating_point() or tensor.is_complex()) and not _is_plain(tensor):
+                            outcome.unseen["outputs that are sparse, nested, float8 or on meta"] += 1
                     total = None if outcome.no_backward else total_loss(result, loss, finite_loss)
                 if loss is not None or not any(name.startswith("input.") for name in leaves):
                     outcome.losses += _scalar_losses(result, total if loss else None)
@@ -103,7 +106,7 @@ def run_arm(
         if leaf.grad is not None and not outcome.no_backward:
             grad = leaf.grad.to_dense() if leaf.grad.layout is not torch.strided else leaf.grad
             outcome.gradient_dtypes[name] = grad.dtype
-            real = torch.view_as_real(grad) if grad.is_complex() else grad
+            real = torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
             outcome.gradients[name] = real.detach().to(torch.float64) / scale
         leaf.grad = None
     return outcome
@@ -113,7 +116,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     """A copy of the floating values, which no trace sees since it is ours; None for what has none."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return None
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if not _is_plain(tensor):
         return None
     with _disable_current_modes():
         copy = tensor.detach().clone()
@@ -125,6 +128,11 @@ def _outside(tensor: torch.Tensor) -> torch.Tensor | None:
     while torch._C._functorch.is_gradtrackingtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return None if torch._C._functorch.is_functorch_wrapped_tensor(tensor) else tensor
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the values can be compared: float8 has no comparisons, and a meta tensor no values."""
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta) and tensor.dtype.itemsize > 1
 
 
 def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
@@ -149,14 +157,14 @@ def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
 def total_loss(result: Any, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
     """The loss: the user's, or the mean of squares of every floating output, whose ops are ours and not traced."""
     if loss is not None:
-        return require_ran(loss(result), "the loss")
+        return loss_of(loss, result)
     total: torch.Tensor | None = None
     with _disable_current_modes():
         for _, tensor in tensors(result):
             if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
                 continue
-            if tensor.requires_grad and tensor.layout is torch.strided and not tensor.is_nested:
-                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            if tensor.requires_grad and _is_plain(tensor):
+                real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
                 wide = real if real.dtype is torch.float64 else real.float()
                 wide = torch.where(wide.isfinite(), wide, 0.0) if finite else wide
                 part = wide.square().mean()
@@ -181,9 +189,14 @@ def _kept_outputs(root: torch.nn.Module, outcome: Outcome) -> Iterator[None]:
             nonlocal kept
             call = calls.get(name, 0)
             calls[name] = call + 1
-            for path, tensor in tensors(output):
+            try:
+                found = list(tensors(output))
+            except Exception:  # noqa: BLE001  # a mapping of the user's that only its own reader understands
+                outcome.unseen["module outputs whose items cannot be read"] += 1
+                return
+            for path, tensor in found:
                 if (tensor := _outside(tensor)) is None:
-                    outcome.batched += 1
+                    outcome.unseen["module outputs inside torch.vmap"] += 1
                     continue
                 size = tensor.numel() * tensor.element_size()
                 if kept + size > KEPT_BYTES:

@@ -259,8 +259,8 @@ def _followed_errors(outcome: Outcome, reference: Reference, eager: Eager, dtype
 def _unseen(outcome: Outcome, wide: WideRun, moved: Sequence[WideRun]) -> dict[str, int]:
     return _positive(
         {
+            **outcome.unseen,
             "module outputs beyond the memory that one run keeps": outcome.dropped + wide.outcome.dropped,
-            "module outputs inside torch.vmap": outcome.batched,
             "module outputs without a counterpart in float64": without_counterpart(outcome, wide),
             "models that raise when their weights are moved by a rounding": int(not moved),
             "results that have 16 bits in float64 too, by casts of the model's own": wide.low,

@@ -19,6 +19,7 @@ class Report:
     phrase: str = ""
     checks: tuple[str, ...] = ()
     error: type[BaseException] | None = None
+    xfail: str = ""
 
 
 def refused(phrase: str) -> Report:

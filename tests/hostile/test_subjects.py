@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import odd_calls
@@ -28,7 +29,18 @@ def _audited(make: Any) -> Run:
         return audit(make(), dtype="float16", compile=False)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.fixture(autouse=True)
+def _default_dtype() -> Iterator[None]:
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def _row(name: str) -> Any:
+    reason = ROWS[name][1].xfail
+    return pytest.param(name, marks=[pytest.mark.xfail(strict=False, reason=reason)] if reason else [])
+
+
+@pytest.mark.parametrize("name", [_row(name) for name in ROWS])
 def test_an_odd_subject_gets_the_verdict_that_it_deserves(name: str) -> None:
     make, report = ROWS[name]
     state = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_dtype()
@@ -46,7 +58,8 @@ def test_an_odd_subject_gets_the_verdict_that_it_deserves(name: str) -> None:
         failed = {finding.check for finding in run.of(Verdict.FAIL)}
         messages = [(finding.check, finding.message) for finding in run.of(Verdict.FAIL)]
         if report.outcome == "fails":
-            assert set(report.checks) <= failed, messages
+            assert failed, run
+            assert failed >= set(report.checks), messages
         elif report.outcome == "passes":
             assert not failed, messages
             assert run.coverage.seen.get("outputs") or run.coverage.seen.get("ops"), run.coverage

@@ -173,7 +173,7 @@ def _keep_state(
             if old is None or old.shape != tensor.shape or torch.equal(old, tensor):
                 continue
             if tensor.is_complex():
-                tensor, old = torch.view_as_real(tensor.detach()), torch.view_as_real(old)
+                tensor, old = (torch.view_as_real(t.detach().resolve_conj()) for t in (tensor, old))
             width = torch.float64 if tensor.is_floating_point() else torch.int64
             found.keep(kind, name, found.step, tensor.detach().to(width) - old.to(width))
             found.size[kind, name, found.step] = float(torch.linalg.vector_norm(tensor.detach().double()))
