@@ -36,6 +36,7 @@ from ampcheck.numerics import (
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.rounding import usual_errors
 from ampcheck.placement import Placement, place
+from ampcheck.places import naming_users_errors
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, passed, verify
 from ampcheck.settings import Limits, load_settings
@@ -52,6 +53,7 @@ USES = (Kind.TRAINING, Kind.CALL)
 """Kinds that run as they are: no copy of them can be made."""
 
 
+@naming_users_errors
 def audit(
     subject: Any,
     *,
@@ -165,7 +167,7 @@ def _use(
 
 
 def _called(made: Subject) -> Run:
-    made.shape()
+    made.run_call()
     return Run(findings=(passed("coverage", made.name, "it was called once", 1),))
 
 

@@ -6,25 +6,34 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
+from typing import NoReturn
 
 from ampcheck import blame_cli, history_cli, lab_cli, policy_cli, speed_cli
 from ampcheck.cli_output import add_output, require_writable, write_output
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, brief, is_for_the_runner
 
-FAILED, USAGE = 1, 2
+FAILED, USAGE, DEFECT, INTERRUPTED = 1, 2, 3, 130
+
+EXIT_CODES = (
+    "Exit code 0: nothing failed; 1: findings; 2: usage error, or a subject that cannot be judged; "
+    "3: a defect of ampcheck itself; 130: interrupted."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 when nothing failed, 1 for findings, 2 for a usage error."""
+    """Run one command. Returns an exit code of `EXIT_CODES`."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.command is None:
         parser.print_help()
         return USAGE
     try:
-        code: int = options.command(options)
+        with _no_silent_exit():
+            code: int = options.command(options)
         return code
     except UsageError as error:
         print(f"ampcheck: {error}", file=sys.stderr)
@@ -34,12 +43,52 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         print("ampcheck: interrupted; nothing was written", file=sys.stderr)
-        return 130
+        return INTERRUPTED
+    except BaseException as error:  # noqa: BLE001  # a crash must not read as findings, nor `sys.exit(0)` as a pass
+        return _crashed(error)
+
+
+def _crashed(error: BaseException) -> int:
+    """Say whether the user's code or ampcheck is to blame for an exception that ended a command."""
+    if is_for_the_runner(error):  # pytest.skip() and the like
+        print(f"ampcheck: the subject raises {brief(error)}, which only a test runner understands", file=sys.stderr)
+        return USAGE
+    try:
+        from ampcheck.places import users_error
+
+        print(f"ampcheck: {users_error(error, 'the subject')}", file=sys.stderr)
+        return USAGE
+    except BaseException:  # noqa: BLE001  # it is ours
+        traceback.print_exception(error)
+        text = "this is a defect of ampcheck, and nothing was judged: please report it with the traceback above"
+        print(f"ampcheck: {brief(error)}; {text}", file=sys.stderr)
+        return DEFECT
+
+
+@contextmanager
+def _no_silent_exit() -> Iterator[None]:
+    """Replace `os._exit` in this process, so that code of the subject that calls it does not end in exit code 0."""
+    end, pid = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() == pid:  # a forked child may end as it likes
+            text = f"the subject ended the process with os._exit({status!r}); nothing was judged"
+            print(f"ampcheck: {text}", file=sys.stderr, flush=True)
+            status = USAGE
+        end(status)
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = end
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="ampcheck", description="Is this model numerically safe under autocast and torch.compile?"
+        prog="ampcheck",
+        description="Is this model numerically safe under autocast and torch.compile?",
+        epilog=EXIT_CODES,
     )
     parser.set_defaults(command=None)
     parser.add_argument("--version", action="version", version=f"ampcheck {version('ampcheck')}")
@@ -49,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "audit",
         help="judge a model in low precision, eager and compiled, forward and backward; or a training loop",
         description="Judge a model in low precision, eager and compiled, forward and backward; or a training loop. "
-        "Exit code 0: nothing failed; 1: findings; 2: usage error.",
+        f"{EXIT_CODES}",
     )
     audit.add_argument(
         "target",

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampcheck.compiler import cache_folder
-from ampcheck.errors import brief
+from ampcheck.errors import brief, message_of
 
 _TOOLS = re.compile(
     r"InvalidCxxCompiler|No working C\+\+ compiler|TritonMissing|working triton installation|GPUTooOldForTriton"
@@ -56,7 +56,7 @@ _COMPILER = re.compile(r"[/\\]torch[/\\](?:_inductor|_functorch|_dynamo)[/\\]|[/
 def machine_error(error: BaseException) -> str:
     """What this machine lacks, and what to do about it, where that is why the run raised; "" where the model is why."""
     chain = list(_chain(error))
-    said = "\n".join(f"{type(one).__name__}: {one}" for one in chain)
+    said = "\n".join(f"{type(one).__name__}: {message_of(one)}" for one in chain)
     if lacks_primitive(error):
         return f"oneDNN has no kernel on this CPU: {brief(error)}"
     if found := _TOOLS.search(said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from types import MemberDescriptorType
@@ -32,7 +33,7 @@ def map_tensors(function: Callable[[Any], Any], value: Any, above: frozenset[int
     items = {key: map_tensors(function, item, above) for key, item in _items(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*items.values())
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return type(value)(items.values())
     twin = copy.copy(value)
     if isinstance(value, Mapping):
@@ -52,7 +53,7 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from value.items()
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         yield from zip(value._fields, value, strict=True)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         yield from enumerate(value)
     elif is_dataclass(value) and not isinstance(value, type):
         # A field may be hidden by a property that raises: what the instance holds is what counts.

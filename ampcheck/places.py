@@ -6,12 +6,19 @@ import os
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+from ampcheck.errors import UsageError, as_result, brief
+from ampcheck.subject import Subject
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -113,6 +120,45 @@ def users_place(error: BaseException) -> tuple[str, int | None]:
     places = ((f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__))
     found = [(short_path(path), line) for path, line in places if is_users(path)]
     return found[-1] if found else ("", None)
+
+
+def naming_users_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function of a subject that raises `UsageError` where the subject's own code raises: a property, `__len__`, ...
+
+    An exception that ampcheck itself raises goes through, since it is a defect of ampcheck.
+    """
+
+    @wraps(function)
+    def named(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        __tracebackhide__ = True
+        try:
+            return function(*args, **kwargs)
+        except UsageError:
+            raise
+        except BaseException as error:
+            subject = args[0] if args else next(iter(kwargs.values()), None)
+            name = subject.name if isinstance(subject, Subject) else "the subject"
+            raise users_error(error, name) from error
+
+    return named
+
+
+def users_error(error: BaseException, name: str) -> UsageError:
+    """The sentence on an exception that the user's own code raised outside of its run; raise any other again."""
+    if not _is_the_users(as_result(error)):
+        raise error
+    file, line = users_place(error)
+    place = f" at {file}:{line}" if file else ""
+    return UsageError(f"{name} cannot be judged: its own code raises {brief(error)}{place}")
+
+
+def _is_the_users(error: BaseException) -> bool:
+    """Whether the user's code raised it: ampcheck raises no `SystemExit`, and recurses as deep as what it is given."""
+    if isinstance(error, (RecursionError, MemoryError)) or not isinstance(error, Exception):
+        return True
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    known = [file for file in files if is_users(file) or file.startswith(_HERE)]
+    return bool(known) and is_users(known[-1])
 
 
 def users_line(frame: FrameType | None) -> tuple[str, int | None]:

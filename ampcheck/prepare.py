@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from ampcheck import compiler
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import SubjectError, UsageError, as_result, brief, require_ran
 from ampcheck.held import rebound, walk
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.subject import Call, Kind, Subject
@@ -50,9 +51,9 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
         model = copied if isinstance(subject.model, tuple) else copied[0]
         calls = tuple(Call(map_tensors(_bare, c.args), map_tensors(_bare, dict(c.kwargs))) for c in subject.calls)
         calls = copy.deepcopy(calls)
-    except Exception as error:  # any __deepcopy__ of the user's may raise anything
+    except BaseException as error:  # any __deepcopy__ of the user's may raise anything
         raise UsageError(
-            f"{subject.name} must be copied to be run more than once, and copying it raised {brief(error)}"
+            f"{subject.name} must be copied to be run more than once, and copying it raised {brief(as_result(error))}"
         ) from error
     copies = modules_of(model)
 
@@ -65,7 +66,8 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
                 warnings.simplefilter("ignore")  # PyTorch's, of modules that TorchScript holds
                 module._apply(move)  # type: ignore[no-untyped-call]
         calls = tuple(Call(map_tensors(move, c.args), map_tensors(move, dict(c.kwargs))) for c in calls)
-    except Exception as error:  # each device and subclass refuses in its own way
+    except BaseException as error:  # each device and subclass refuses in its own way
+        as_result(error)
         name = "its own dtypes" if to is None else str(to).removeprefix("torch.")
         raise UsageError(f"{subject.name} cannot be brought to {device} in {name}: {brief(error)}") from error
     root: torch.nn.Module | None = None
@@ -74,6 +76,28 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
     elif copies:
         root = copies[0]
     return Prepared(subject.kind, model, calls, root, origins)
+
+
+def forward_through(blocks: Sequence[Callable[..., Any]], call: Call) -> Any:
+    """Run all blocks, the output of each fed to the next. Raises `SubjectError` for what `require_ran` refuses."""
+    result: Any = require_ran(blocks[0](*call.args, **call.kwargs), "the model")
+    for block in blocks[1:]:
+        result = block(*result) if isinstance(result, tuple) else block(result)
+        require_ran(result, "the model")
+    return result
+
+
+def loss_of(loss: Callable[[Any], Any], result: Any) -> torch.Tensor:
+    """The user's loss of an output. Raises `SubjectError` for what is no floating tensor of one element."""
+    total = require_ran(loss(result), "the loss")
+    if isinstance(total, torch.Tensor) and total.numel() == 1 and total.is_floating_point():
+        return total
+    found = (
+        f"a tensor of shape {tuple(total.shape)}, {total.dtype}"
+        if isinstance(total, torch.Tensor)
+        else (f"an object of type {type(total).__name__}")
+    )
+    raise SubjectError(f"the loss must return a floating tensor of one element, for backward; it returned {found}")
 
 
 def recompiled(subject: Subject, prepared: Prepared) -> tuple[Any, ...]:

@@ -155,8 +155,8 @@ class Speed:
         self.used = True
         try:
             yield self._item.nodeid, self._asked(given, taken)
-        except Exception as error:
-            with suppress(Exception):
+        except BaseException as error:
+            with suppress(BaseException):
                 self._benchmark.pedantic(_raising(error))
             raise
 
@@ -208,7 +208,7 @@ MEASURED = _keywords(Speed.measure) | {"effect"}
 KEYWORDS = JUDGED | MEASURED
 
 
-def _raising(error: Exception) -> Callable[[], NoReturn]:
+def _raising(error: BaseException) -> Callable[[], NoReturn]:
     def again() -> NoReturn:
         raise error
 

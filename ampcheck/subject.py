@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief, require_ran
 
 SHAPES = (
     "(module, args), (module, args, kwargs), (callable, [args, args, ...]), ([module, ...], [args]), "
@@ -76,6 +76,14 @@ class Subject:
         object.__setattr__(self, "model", model)
         object.__setattr__(self, "calls", calls)
 
+    def run_call(self) -> Any:
+        """Call a callable without arguments. Raises `SubjectError` where that runs nothing."""
+        return require_ran(self.shape(), self.name)
+
+    def run_step(self, number: int) -> Any:
+        """Run one step of a training loop. Raises `SubjectError` where that runs nothing."""
+        return require_ran(self.shape["step"](number), f"step({number}) of {self.name}")
+
 
 def as_subject(value: Any, name: str = "subject") -> Subject:
     """`value` as a subject: a `Subject` stays what it is, a shape becomes one. Raises `UsageError` otherwise."""
@@ -104,16 +112,16 @@ def load_subject(target: str) -> Subject:
     except AttributeError as error:
         found = ", ".join(name for name in vars(module) if not name.startswith("_"))
         raise UsageError(f"{place} has no {attribute!r}; it has {found or 'nothing'}") from error
-    except Exception as error:  # a property, or a module's __getattr__
-        raise UsageError(f"{target} raised {brief(error)}") from error
+    except BaseException as error:  # a property, or a module's __getattr__
+        raise UsageError(f"{target} raised {brief(as_result(error))}") from error
     if isinstance(value, Subject):
         return value if value.name != "subject" else replace(value, name=target)
     if not callable(value):
         return Subject(value, name=target)
     try:
-        made = value()
-    except (Exception, SystemExit) as error:  # the user's code: whatever it raises is theirs to read, in one sentence
-        raise UsageError(f"the factory {target} raised {brief(error)}") from error
+        made = require_ran(value(), f"the factory {target}")
+    except BaseException as error:  # the user's code: whatever it raises is theirs to read, in one sentence
+        raise UsageError(f"the factory {target} raised {brief(as_result(error))}") from error
     if made is None:
         raise UsageError(
             f"the factory {target} returned nothing: it is called to get what is judged; to judge the callable itself "
@@ -142,6 +150,8 @@ def _parse(shape: Any, name: str) -> tuple[Kind, Any, tuple[Call, ...]]:
             return Kind.REGIONAL, tuple(model), (_call(given[0], {}),)
         if not callable(model):
             raise _wrong(name, f"a first element of type {type(model).__name__}, which cannot be called")
+        if isinstance(model, type) and any(base.__module__.startswith("torch.nn.") for base in model.__mro__):
+            raise _wrong(name, f"the class {model.__name__} where an instance belongs, {model.__name__}(...)")
         if isinstance(given, list):
             if not given:
                 raise _wrong(name, "an empty list of calls")
@@ -183,8 +193,8 @@ def _import_module(name: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))  # a console script, unlike `python -m`, leaves out the folder it runs in
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # an import runs the user's code, which may raise anything
-        raise UsageError(f"cannot import {name}: {brief(error)}") from error
+    except BaseException as error:  # an import runs the user's code, which may raise anything
+        raise UsageError(f"cannot import {name}: {brief(as_result(error))}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -201,7 +211,7 @@ def _import_file(path: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent.resolve()))  # its siblings, as when Python runs the file
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a script that exits would exit 0 with nothing judged
+    except BaseException as error:  # a script that exits would exit 0 with nothing judged
         sys.modules.pop(name, None)
-        raise UsageError(f"cannot import {path}: {brief(error)}") from error
+        raise UsageError(f"cannot import {path}: {brief(as_result(error))}") from error
     return module

@@ -111,7 +111,7 @@ class Trace(TorchDispatchMode):
         held = [observer.before(func, args, kwargs) for observer in self._observers]
         try:
             out = func(*args, **kwargs)
-        except Exception:
+        except BaseException:
             self.failed = self._event(place, func, inputs, ())
             raise
         outputs = [t for _, t in tensors(out)]

@@ -11,7 +11,7 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -25,12 +25,12 @@ from ampcheck.autocast.missing import MissingKernels
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type, devices, registered
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief, message_of
 from ampcheck.nest import tensors
-from ampcheck.places import Scopes, is_users, short_path, users_place
-from ampcheck.prepare import prepare
+from ampcheck.places import Scopes, is_users, naming_users_errors, short_path, users_place
+from ampcheck.prepare import forward_through, loss_of, prepare
 from ampcheck.record import Where
-from ampcheck.subject import Kind, Subject, as_subject
+from ampcheck.subject import Call, Kind, Subject, as_subject
 from ampcheck.trace import Trace
 
 PYTORCHS_OWN = frozenset(
@@ -121,6 +121,7 @@ def is_custom(op: str) -> bool:
     return op.partition("::")[0] not in PYTORCHS_OWN
 
 
+@naming_users_errors
 def measure_calls(
     subject: Any, *, device: str = "cuda", dtype: torch.dtype | str = torch.float16, release: str | None = None
 ) -> PolicyCalls:
@@ -142,30 +143,27 @@ def measure_calls(
     prepared = prepare(made)
     recorder = CallRecorder(device, low, model=prepared.root, release=release)
     trace = Trace(prepared.root)
-    error: Exception | None = None
+    error: BaseException | None = None
     no_backward = ""
     substitutes: AbstractContextManager[Any] = nullcontext() if recorder.device == "cpu" else MissingKernels()
     with seeded(), warnings.catch_warnings(), recorder, substitutes, trace:
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:
-                total = _forward(prepared.blocks, call.args, call.kwargs, low, made)
+                total = _forward(prepared.blocks, call, low, made)
                 no_backward = _backward(total) or no_backward
-        except Exception as caught:  # noqa: BLE001  # the user's model: its exception is a result
-            error = caught
+        except BaseException as caught:  # noqa: BLE001  # the user's model: its exception is a result
+            error = as_result(caught)
     raised = _raised(error, recorder, trace) if error is not None else None
     return replace(recorder.calls(made.name, low), raised=raised, no_backward=no_backward)
 
 
-def _forward(blocks: Iterable[Callable[..., Any]], args: Any, kwargs: Any, low: torch.dtype, subject: Subject) -> Any:
+def _forward(blocks: Sequence[Callable[..., Any]], call: Call, low: torch.dtype, subject: Subject) -> Any:
     """Run the blocks under autocast; the subject's loss, or the mean of squares of its outputs, which is ours."""
     with torch.enable_grad(), torch.autocast("cpu", low):
-        first, *others = blocks
-        result = first(*args, **kwargs)
-        for block in others:
-            result = block(*result) if isinstance(result, tuple) else block(result)
+        result = forward_through(blocks, call)
         if subject.loss is not None:
-            return subject.loss(result)
+            return loss_of(subject.loss, result)
     found = [t for _, t in tensors(result) if t.is_floating_point() and t.requires_grad and t.numel()]
     parts = [t.float().square().mean() for t in found if t.layout is torch.strided and not t.is_nested]
     return sum(parts[1:], parts[0]) if parts else None
@@ -177,15 +175,15 @@ def _backward(total: Any) -> str:
         return ""
     try:
         total.backward()  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
-        return brief(error)
+    except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
+        return brief(as_result(error))
     return ""
 
 
-def _raised(error: Exception, recorder: CallRecorder, trace: Trace) -> Raised:
+def _raised(error: BaseException, recorder: CallRecorder, trace: Trace) -> Raised:
     file, line = users_place(error)
     banned = recorder.banned
-    if banned is not None and recorder.policy.ops[banned.op].raises in str(error):
+    if banned is not None and recorder.policy.ops[banned.op].raises in message_of(error):
         return Raised(brief(error), banned.op, banned.where)
     through = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     if trace.failed is not None and Trace.__torch_dispatch__.__code__ in through:  # not one that the model caught

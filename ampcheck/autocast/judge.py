@@ -64,11 +64,9 @@ def judge_use(subject: Subject, checks: Collection[str] | None = None) -> Run:
 
 def _body(subject: Subject) -> Callable[[], Any]:
     if subject.kind is Kind.CALL:
-        call: Callable[[], Any] = subject.shape
-        return call
+        return subject.run_call
     whole = subject.shape.get("run")
     if callable(whole):
         loop: Callable[[], Any] = whole
         return loop
-    step = subject.shape["step"]
-    return lambda: [step(number) for number in range(STEPS)]
+    return lambda: [subject.run_step(number) for number in range(STEPS)]

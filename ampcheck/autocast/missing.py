@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcheck.errors import message_of
 from ampcheck.nest import map_tensors
 
 _LACKING = re.compile("not (implemented|supported) for '?(Half|BFloat16)")
@@ -19,12 +20,13 @@ _NOWHERE = re.compile("linalg|cholesky|svd|eig|qr|lu_|_lu|lstsq|triangular|ldl")
 
 def lacks_kernel(error: BaseException) -> bool:
     """Whether an op was refused because the CPU has no kernel for float16 or bfloat16."""
-    return isinstance(error, RuntimeError) and _LACKING.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and _LACKING.search(message_of(error)) is not None
 
 
 def lacks_fft(error: BaseException) -> bool:
     """Whether a Fourier transform of 16 bits was refused, which cuFFT computes where lengths are powers of two."""
-    return isinstance(error, RuntimeError) and str(error).startswith(("Unsupported dtype Half", "MKL FFT doesn't"))
+    refusals = ("Unsupported dtype Half", "MKL FFT doesn't")
+    return isinstance(error, RuntimeError) and message_of(error).startswith(refusals)
 
 
 class MissingKernels(TorchDispatchMode):

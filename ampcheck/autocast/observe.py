@@ -22,10 +22,10 @@ from ampcheck.autocast.policy import APPEND_DTYPE, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type
 from ampcheck.environment import environment
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.places import Scopes, overload, users_line
-from ampcheck.prepare import Prepared, prepare
+from ampcheck.prepare import Prepared, forward_through, prepare
 from ampcheck.record import Coverage, Finding, Run, Table, Verdict, Where, verify
 from ampcheck.subject import Kind, Subject, as_subject
 
@@ -234,12 +234,9 @@ def _run(prepared: Prepared, low: torch.dtype, emulation: Emulation) -> str:
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:
-                first, *others = prepared.blocks
-                result = first(*call.args, **call.kwargs)
-                for block in others:
-                    result = block(*result) if isinstance(result, tuple) else block(result)
-        except Exception as error:  # noqa: BLE001  # the user's model: what ran before counts
-            return brief(error)
+                forward_through(prepared.blocks, call)
+        except BaseException as error:  # noqa: BLE001  # the user's model: what ran before counts
+            return brief(as_result(error))
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,11 +12,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.errors import as_result
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.numerics.losses import computed_in
 from ampcheck.places import hookable
-from ampcheck.prepare import Prepared
+from ampcheck.prepare import Prepared, forward_through, loss_of
 from ampcheck.subject import Call
 
 KEPT_BYTES = 2 << 30
@@ -37,11 +39,12 @@ class Outcome:
     gradient_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     losses: list[torch.dtype] = field(default_factory=list)
     scale: float = 1.0
-    error: Exception | None = None
+    error: BaseException | None = None
     phase: str = "forward"
     no_backward: str = ""
     prevented: bool = False
     dropped: int = 0
+    unseen: Counter[str] = field(default_factory=Counter)
     drew: bool = False
 
 
@@ -88,6 +91,8 @@ def run_arm(
                         reached(tensor)
                         if (values := _values(tensor)) is not None:
                             outcome.outputs[prefix + path] = values
+                        elif (tensor.is_floating_point() or tensor.is_complex()) and not _is_plain(tensor):
+                            outcome.unseen["outputs that are sparse, nested, float8 or on meta"] += 1
                     total = None if outcome.no_backward else total_loss(result, loss, finite_loss)
                 of_inputs = any(name.startswith("input.") for name in leaves)
                 if loss is not None or not of_inputs or (prepared.root is not None and _is_scalar(result)):
@@ -102,8 +107,8 @@ def run_arm(
                 # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
                 first = torch.full_like(total, scale)
                 torch.autograd.backward(total, first, inputs=list(leaves.values()))
-        except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
-            outcome.error = error
+        except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
+            outcome.error = as_result(error)
         outcome.drew = drew()
     for buffer in prepared.root.buffers() if prepared.root is not None else ():
         reached(buffer)
@@ -111,7 +116,7 @@ def run_arm(
         if leaf.grad is not None and not outcome.no_backward:
             grad = leaf.grad.to_dense() if leaf.grad.layout is not torch.strided else leaf.grad
             outcome.gradient_dtypes[name] = grad.dtype
-            real = torch.view_as_real(grad) if grad.is_complex() else grad
+            real = torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
             outcome.gradients[name] = real.detach().to(torch.float64) / scale
         leaf.grad = None
     return outcome
@@ -121,19 +126,23 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     """A copy of the floating values, which no trace sees since it is ours; None for what has none."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return None
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if not _is_plain(tensor):
         return None
     with _disable_current_modes():
         copy = tensor.detach().clone()
         return torch.view_as_real(copy.resolve_conj()) if copy.is_complex() else copy
 
 
-def forward_through(blocks: Sequence[Callable[..., Any]], call: Call) -> Any:
-    """The output of the first block fed to the next, and so on."""
-    result: Any = blocks[0](*call.args, **call.kwargs)
-    for block in blocks[1:]:
-        result = block(*result) if isinstance(result, tuple) else block(result)
-    return result
+def _outside(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor behind the wrappers of `torch.func.grad` and its kin; None for one of vmap, which ends with it."""
+    while torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return None if torch._C._functorch.is_functorch_wrapped_tensor(tensor) else tensor
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the values can be compared: float8 has no comparisons, and a meta tensor no values."""
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta) and tensor.dtype.itemsize > 1
 
 
 def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
@@ -158,14 +167,14 @@ def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
 def total_loss(result: Any, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
     """The loss: the user's, or the mean of squares of every floating output, whose ops are ours and not traced."""
     if loss is not None:
-        return loss(result)
+        return loss_of(loss, result)
     total: torch.Tensor | None = None
     with _disable_current_modes():
         for _, tensor in tensors(result):
             if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
                 continue
-            if tensor.requires_grad and tensor.layout is torch.strided and not tensor.is_nested:
-                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            if tensor.requires_grad and _is_plain(tensor):
+                real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
                 wide = real if real.dtype is torch.float64 else real.float()
                 wide = torch.where(wide.isfinite(), wide, 0.0) if finite else wide
                 part = wide.square().mean()
@@ -196,7 +205,15 @@ def _kept_outputs(root: torch.nn.Module, outcome: Outcome) -> Iterator[None]:
             nonlocal kept
             call = calls.get(name, 0)
             calls[name] = call + 1
-            for path, tensor in tensors(output):
+            try:
+                found = list(tensors(output))
+            except Exception:  # noqa: BLE001  # a mapping of the user's that only its own reader understands
+                outcome.unseen["module outputs whose items cannot be read"] += 1
+                return
+            for path, tensor in found:
+                if (tensor := _outside(tensor)) is None:
+                    outcome.unseen["module outputs inside torch.vmap"] += 1
+                    continue
                 size = tensor.numel() * tensor.element_size()
                 if kept + size > KEPT_BYTES:
                     outcome.dropped += 1

@@ -78,13 +78,13 @@ class Integers:
         places = self._origins(inputs)
         if places:
             for _, t in (*tensors(out), *tensors(args[:1] if op._schema.is_mutable else ())):
-                self._from[t] = self._from.get(t, frozenset()) | places
+                self._from[t] = self._origins([t]) | places
             if op._schema.name == "aten::_local_scalar_dense":
                 self.used |= places
 
     def collide(self, result: torch.Tensor, place: Hashable) -> None:
         """Note that `result` holds integers that became equal at `place`."""
-        self._from[result] = self._from.get(result, frozenset()) | {place}
+        self._from[result] = self._origins([result]) | {place}
 
     def reach(self, tensor: torch.Tensor) -> None:
         """Note that `tensor` is an output of the model, or a buffer that it keeps."""
@@ -147,4 +147,8 @@ def _collided(exact: torch.Tensor, result: torch.Tensor) -> int:
     """How many fewer different values there are than integers. What overflows is an infinity, and no integer."""
     exact, result = exact.reshape(-1)[:_COUNTED], result.reshape(-1)[:_COUNTED]
     counted = result.isfinite() & (exact.abs() <= _LARGEST)
-    return int(exact[counted].unique().numel() - result[counted].unique().numel())
+    return _distinct(exact[counted]) - _distinct(result[counted])
+
+
+def _distinct(values: torch.Tensor) -> int:
+    return values.unique().numel()  # type: ignore[no-untyped-call]

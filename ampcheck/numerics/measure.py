@@ -291,6 +291,7 @@ def _followed_errors(outcome: Outcome, reference: Reference, eager: Eager, dtype
 def _unseen(outcome: Outcome, wide: WideRun, moved: Sequence[WideRun]) -> dict[str, int]:
     return _positive(
         {
+            **outcome.unseen,
             "module outputs beyond the memory that one run keeps": outcome.dropped + wide.outcome.dropped,
             "module outputs without a counterpart in float64": without_counterpart(outcome, wide),
             "models that raise when their weights are moved by a rounding": int(not moved),

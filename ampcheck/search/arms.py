@@ -17,16 +17,16 @@ import torch
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacks_kernel
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.formats import format_of
 from ampcheck.machine import lacks_primitive
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 from ampcheck.numerics.reference import PromoteMixed
-from ampcheck.prepare import prepare
+from ampcheck.prepare import forward_through, prepare
 from ampcheck.search.lifting import Lifted
 from ampcheck.search.state import kept
-from ampcheck.subject import Subject
+from ampcheck.subject import Call, Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Outputs:
     """What a call gave: detached tensors by path, or the exception that it raised."""
 
     found: dict[str, torch.Tensor] = field(default_factory=dict)
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def lacking(self) -> str:
@@ -275,11 +275,11 @@ class Arms:
         with self._around(prepared):
             try:
                 with inside or nullcontext():
-                    result = called(*example.args, **example.kwargs)
+                    result = forward_through([called], Call(example.args, example.kwargs))
             except UsageError:
                 raise
-            except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
-                outputs.error = error
+            except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
+                outputs.error = as_result(error)
                 return outputs
             if type(result) in (bool, int) and abs(result) <= _LARGEST_INTEGER:
                 result = torch.tensor(result)
@@ -364,6 +364,6 @@ def _dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
-def for_want_of_a_kernel(error: Exception) -> bool:
+def for_want_of_a_kernel(error: BaseException) -> bool:
     """Whether this machine, and not the model, is the reason: a 16-bit kernel is missing."""
     return lacks_kernel(error) or lacks_primitive(error)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ampcheck.errors import as_result
 from ampcheck.nest import tensors
 from ampcheck.search.arms import Arms, Example
 
@@ -58,7 +59,8 @@ def climb(
             value = largest.value
             held = list(leaves.values())
             grads = torch.autograd.grad(value, held, allow_unused=True) if value is not None and held else ()
-        except Exception:  # noqa: BLE001  # the user's model, asked for a gradient that it may refuse
+        except BaseException as error:  # noqa: BLE001  # the user's model, asked for a gradient that it may refuse
+            as_result(error)
             return
         if value is None:
             return

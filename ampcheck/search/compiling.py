@@ -43,7 +43,7 @@ class Compiled:
         self.examples += outputs.error is None
         return outputs
 
-    def lacks_tool(self, error: Exception) -> bool:
+    def lacks_tool(self, error: BaseException) -> bool:
         """Whether the machine lacks a compiler, or a kernel that compiled code calls: the reason for a skip then."""
         if missing := missing_tool(error):
             self.missing = missing

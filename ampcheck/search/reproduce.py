@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.formats import format_of
 from ampcheck.nest import tensors
 from ampcheck.record import write_atomically
@@ -114,8 +114,8 @@ def _model(model: Callable[..., Any], path: Path) -> tuple[list[str], str]:
         beside = path.with_suffix(".model.pt")
         try:
             torch.save(model, beside)
-        except Exception as error:  # whatever a part refuses pickling with
-            raise _Unwritable(f"the model cannot be saved: {brief(error)}") from error
+        except BaseException as error:  # whatever a part refuses pickling with
+            raise _Unwritable(f"the model cannot be saved: {brief(as_result(error))}") from error
         load = f'torch.load(Path(__file__).with_name("{beside.name}"), weights_only=False)'
         return ["from pathlib import Path", *_reaching(kind, path), *lines], load
     if home := _importable(model):
@@ -168,8 +168,10 @@ def _source(model: Callable[..., Any]) -> list[str]:
     lines = [*(_KNOWN[name] for name in used), "\n", source.rstrip()]
     try:  # a decorator, a default or an annotation may need what the body does not
         exec(compile("\n".join(["import torch", *lines]), "<reproduced>", "exec"), {"__name__": "reproduced"})
-    except Exception as error:
-        raise _Unwritable(f"the function cannot be imported by name, and its source raises {brief(error)}") from error
+    except BaseException as error:
+        raise _Unwritable(
+            f"the function cannot be imported by name, and its source raises {brief(as_result(error))}"
+        ) from error
     return lines
 
 

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcheck.errors import as_result
 from ampcheck.formats import format_of
 from ampcheck.nest import tensors
 from ampcheck.numerics.ops import OpWatch
@@ -254,7 +255,8 @@ class Rounding:
         if self._graph is None:
             try:
                 self._graph = self._arms.differentiable(self._example)
-            except Exception:  # noqa: BLE001  # the user's model, asked for a gradient that it may refuse
+            except BaseException as error:  # noqa: BLE001  # the user's model, asked for a gradient that it may refuse
+                as_result(error)
                 self._graph = ()
         if not self._graph:
             return None

@@ -107,12 +107,12 @@ def _on_cpu(step: Callable[[], object]) -> Peak:
     from torch.profiler import ProfilerActivity, profile
 
     for _ in range(2):
-        failed: Exception | None = None
+        failed: BaseException | None = None
         with _quietly(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             torch.empty(_PROBE, dtype=torch.uint8)
             try:
                 step()
-            except Exception as error:  # noqa: BLE001  # the user's; the profiler is ended first
+            except BaseException as error:  # noqa: BLE001  # the user's; the profiler is ended first
                 failed = error
         if failed is not None:
             raise failed

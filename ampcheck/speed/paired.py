@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import median
 
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief, require_ran
 from ampcheck.speed.clock import Clock, clock_of, summarised
 from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.interval import paired_ratio
@@ -59,7 +59,7 @@ class Arm:
 
     def warm_up(self, clock: Clock, *, block: float = BLOCK, least: int = 3, seconds: float = 0.2) -> None:
         """Call it at least `least` times and for `seconds`, and set how many calls make a block."""
-        self.first = clock.block(self.step, 1)
+        self.first = clock.block(lambda: require_ran(self.step(), f"arm {self.name!r}"), 1)
         times: list[float] = []
         while len(times) < least or (sum(times) < seconds and len(times) < 1000):
             times.append(clock.block(self.step, 1))
@@ -210,8 +210,8 @@ def naming(arm: str, subject: str) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except Exception as error:  # the user's code
-        raise UsageError(f"arm {arm!r} of {subject} raised {brief(error)}") from error
+    except BaseException as error:  # the user's code
+        raise UsageError(f"arm {arm!r} of {subject} raised {brief(as_result(error))}") from error
 
 
 @contextmanager

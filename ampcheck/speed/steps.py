@@ -11,8 +11,8 @@ import torch
 
 from ampcheck.compiled.options import MODES
 from ampcheck.errors import UsageError
-from ampcheck.numerics.arms import forward_through, total_loss
-from ampcheck.prepare import Prepared, is_compiled_already, prepare, recompiled
+from ampcheck.numerics.arms import total_loss
+from ampcheck.prepare import Prepared, forward_through, is_compiled_already, prepare, recompiled
 from ampcheck.speed.paired import Step
 from ampcheck.speed.tf32 import tf32
 from ampcheck.subject import Kind, Subject

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief, message_of, require_ran
 from ampcheck.places import users_place
 from ampcheck.subject import Kind, Subject
 from ampcheck.training.state import Reached, Snapshot, preserved, reach
@@ -202,10 +202,11 @@ class TrainingLoop:
 
     def _take(self, number: int) -> float | StepError:
         try:
-            value = self.step(number)
-        except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
+            value = require_ran(self.step(number), f"step({number}) of {self.name}")
+        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
+            as_result(error)
             file, line = users_place(error)
-            memory = isinstance(error, (MemoryError, _OUT_OF_MEMORY)) or "can't allocate memory" in str(error)
+            memory = isinstance(error, (MemoryError, _OUT_OF_MEMORY)) or "can't allocate memory" in message_of(error)
             return StepError(number, "memory" if memory else "raised", brief(error), file, line)
         if hasattr(value, "item") and hasattr(value, "shape") and math.prod(value.shape) == 1:
             with suppress(RuntimeError, TypeError):  # one on meta has no value

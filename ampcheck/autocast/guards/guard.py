@@ -21,7 +21,7 @@ from ampcheck.autocast.guards.records import GuardStats, Raised, Recompute
 from ampcheck.autocast.guards.switches import changed, read_state, restore_state
 from ampcheck.autocast.state import devices
 from ampcheck.environment import environment
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief, require_ran
 from ampcheck.places import users_place
 from ampcheck.record import Coverage, Finding, Run, Verdict, Where, emit, verify
 
@@ -171,9 +171,9 @@ def judge_call(
     watch = Watch(checks, counted=must_run)
     try:
         with watch:
-            function()
-    except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
-        return _run(watch, subject_name, error)
+            require_ran(function(), subject_name)
+    except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
+        return _run(watch, subject_name, as_result(error))
     return _run(watch, subject_name, must_run=must_run)
 
 
@@ -186,7 +186,7 @@ def chosen(checks: Collection[str] | None) -> tuple[str, ...]:
     return asked
 
 
-def _run(watch: Watch, subject: str, unexplained: Exception | None = None, *, must_run: bool = False) -> Run:
+def _run(watch: Watch, subject: str, unexplained: BaseException | None = None, *, must_run: bool = False) -> Run:
     stats = watch.stats(subject)
     findings = check_guard(stats, watch.checks)
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
@@ -214,7 +214,7 @@ def _nothing(stats: GuardStats) -> Finding:
     return Finding("coverage", Verdict.FAIL, stats.subject, text, hint=hint)
 
 
-def _stopped(stats: GuardStats, error: Exception) -> Finding:
+def _stopped(stats: GuardStats, error: BaseException) -> Finding:
     place = Where(file=stats.raised.file, line=stats.raised.line) if stats.raised else Where()
     text = f"what is judged must run to its end, but it raised {brief(error)}: what comes after was not looked at"
     return Finding("coverage", Verdict.FAIL, stats.subject, text, place)

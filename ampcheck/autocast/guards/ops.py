@@ -22,6 +22,7 @@ from ampcheck.autocast.guards.records import Call, Crossing, Recompute, State
 from ampcheck.autocast.guards.spots import Spot, function_context, in_optimizer, spot_of, way_to
 from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
+from ampcheck.errors import brief
 from ampcheck.places import op_name
 
 COMPILED = "ops of code that torch.compile wrote"
@@ -132,7 +133,7 @@ class OpsMode(TorchDispatchMode):
             return func(*args, **kwargs)
         try:
             out = func(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
             _failed(self._notes, seen, error)
             raise
         _after(self._notes, seen, out)
@@ -287,7 +288,7 @@ def _after(notes: Notes, seen: _Seen, out: Any) -> None:
             notes.calls[call] += 1
 
 
-def _failed(notes: Notes, seen: _Seen, error: Exception) -> None:
+def _failed(notes: Notes, seen: _Seen, error: BaseException) -> None:
     """An op raised under autocast: is it because its inputs have several dtypes?"""
     low = seen.state.dtype
     if low is None or len(set(_eligible(seen.flat, seen.state.device))) < 2:
@@ -296,7 +297,7 @@ def _failed(notes: Notes, seen: _Seen, error: Exception) -> None:
     if ran is None or in_optimizer(sys._getframe()):
         return
     how = "bypass" if seen.twin else "mixed"
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = brief(error).removeprefix(f"{type(error).__name__}: ")
     call = _call(notes, how, seen.op, seen.kwargs, seen.flat, seen.state, seen.spot, raised=text, runs_in=ran)
     notes.raising.append((call, error))
 

@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn.parameter import UninitializedParameter
 
+from ampcheck.errors import as_result
 from ampcheck.nest import map_tensors, tensors
-from ampcheck.numerics.arms import KEPT_BYTES, forward_through, total_loss
+from ampcheck.numerics.arms import KEPT_BYTES, total_loss
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.numerics.reference import input_names
-from ampcheck.prepare import Prepared, is_compiled_already, prepare, recompiled
+from ampcheck.prepare import Prepared, forward_through, is_compiled_already, prepare, recompiled
 from ampcheck.subject import Call, Subject
 
 Key: TypeAlias = tuple[str, str, int]
@@ -66,7 +67,7 @@ class Trajectory:
     dropped: dict[Key, str] = field(default_factory=dict)
     drew: bool = False
     streams: tuple[bytes, ...] = ()
-    error: Exception | None = None
+    error: BaseException | None = None
     phase: str = "forward"
     step: int = 0
     kept: int = 0
@@ -120,8 +121,8 @@ def run_plan(
                 for tensor in watched.values():
                     tensor.grad = None
             _keep_state(found, parameters, buffers, begun)
-        except Exception as error:  # noqa: BLE001  # the user's model: its exception is a result
-            found.error = error
+        except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
+            found.error = as_result(error)
         found.drew = drew()
         found.streams = _streams(plan.device)
     return found
@@ -172,7 +173,7 @@ def _keep_state(
             if old is None or old.shape != tensor.shape or torch.equal(old, tensor):
                 continue
             if tensor.is_complex():
-                tensor, old = torch.view_as_real(tensor.detach()), torch.view_as_real(old)
+                tensor, old = (torch.view_as_real(t.detach().resolve_conj()) for t in (tensor, old))
             width = torch.float64 if tensor.is_floating_point() else torch.int64
             found.keep(kind, name, found.step, tensor.detach().to(width) - old.to(width))
             found.size[kind, name, found.step] = float(torch.linalg.vector_norm(tensor.detach().double()))

@@ -345,7 +345,7 @@ def _exceptions(bench: Bench, climb: Climb) -> Exceptions:
         return Exceptions()
     float32 = ""
     if error is not None:
-        wide: Exception | None = error
+        wide: BaseException | None = error
         if bench.plan.autocast is not None:
             plain = replace(bench.plan, autocast=None, scale=1.0)
             wide = run_plan(plain, prepare(bench.subject, device=bench.plan.device), around=[eagerly()]).error

@@ -33,7 +33,7 @@ from ampcheck.compiled.accuracy.stats import (
     Deviation,
 )
 from ampcheck.compiler import configured
-from ampcheck.errors import brief
+from ampcheck.errors import brief, message_of
 from ampcheck.formats import format_of
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.compiled import eagerly, measure_graphs
@@ -260,7 +260,7 @@ class _NarrowKernels(PromoteMixed):
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except (RuntimeError, NotImplementedError) as error:
-            if "double" not in str(error).lower():
+            if "double" not in message_of(error).lower():
                 raise
             args, kwargs = map_tensors(_to(torch.float64, torch.float32), (args, kwargs or {}))
             return map_tensors(_to(torch.float32, torch.float64), func(*args, **kwargs))
@@ -317,7 +317,7 @@ def _same(one: Trajectory, other: Trajectory) -> bool:
     return all(torch.equal(t.nan_to_num(), other.values[key].nan_to_num()) for key, t in one.values.items())
 
 
-def _told(error: Exception | None) -> str:
+def _told(error: BaseException | None) -> str:
     """An exception in one line; of a compiler's that wraps another, both."""
     if error is None:
         return ""

@@ -20,11 +20,12 @@ from ampcheck.compiled.blame.locate import Step, first_cause, measure_steps, ste
 from ampcheck.compiled.blame.stats import BlameStats, Rung, check_blame, tables
 from ampcheck.compiler import configured
 from ampcheck.environment import environment
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.formats import format_of
 from ampcheck.numerics import NumericsStats, measure_compiled, measure_reference, native_format
 from ampcheck.numerics.measure import Eager
 from ampcheck.placement import place
+from ampcheck.places import naming_users_errors
 from ampcheck.prepare import is_compiled_already, prepare
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Where, merge
@@ -36,6 +37,7 @@ COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""
 
 
+@naming_users_errors
 def blame(
     subject: Any,
     *,
@@ -305,7 +307,12 @@ class Search:
             self.tell("timing the step")
             changed = kept_in_float32(arm.subject, self.found.code, device=arm.device)
             dtype = None if arm.native else arm.low
-            self._add(cost=measure_cost(arm.subject, changed, dtype, device=arm.device, compile=compiled))
+            try:
+                self._add(cost=measure_cost(arm.subject, changed, dtype, device=arm.device, compile=compiled))
+            except UsageError:
+                raise
+            except BaseException as error:  # noqa: BLE001  # the user's model, as it fails without the change
+                self._add(uncosted=f"Its cost is not known: the timed step raises {brief(as_result(error))}.")
 
 
 def _judged_rung(name: str, stats: NumericsStats, failures: Sequence[Finding]) -> Rung:

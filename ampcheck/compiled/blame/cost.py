@@ -11,10 +11,10 @@ from statistics import median
 
 import torch
 
-from ampcheck.numerics.arms import forward_through, total_loss
+from ampcheck.numerics.arms import total_loss
 from ampcheck.numerics.compiled import dynamo_still
 from ampcheck.numerics.equal_random import seeded
-from ampcheck.prepare import prepare
+from ampcheck.prepare import forward_through, prepare
 from ampcheck.subject import Subject
 
 PAIRS = 21

@@ -27,7 +27,7 @@ from ampcheck.compiled.graph.trace import LATE, WARM
 from ampcheck.compiled.options import check_options
 from ampcheck.compiler import reset, untold
 from ampcheck.environment import environment
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, as_result, is_for_the_runner
 from ampcheck.formats import format_of
 from ampcheck.numerics.compiled import dynamo_still
 from ampcheck.record import Run, emit, verify
@@ -198,7 +198,7 @@ def observe_graphs(
         with noting.trace(), watched_children() as noting.children, noting.calls_counted({}, frozenset()):
             yield observed
     except BaseException as error:
-        ended.error = error if isinstance(error, Exception) else None
+        ended.error = None if is_for_the_runner(error) else error
         observed.stats = noting.stats(subject, ended, device=_best("cpu"), warm=False)
         observed.run = _run(observed.stats, max_breaks, max_recompiles)
         emit(observed.run)
@@ -226,10 +226,10 @@ def _measure_use(subject: Subject, device: str) -> GraphStats:
                 next_call()
                 noting.notes.stage = LATE if training and step == STEPS - 1 else WARM
                 try:
-                    subject.shape["step"](step) if training else subject.shape()
+                    subject.run_step(step) if training else subject.run_call()
                     ended.calls += 1
-                except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
-                    ended.error = error
+                except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
+                    ended.error = as_result(error)
                     break
     finally:
         reset()

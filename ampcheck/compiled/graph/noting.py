@@ -155,7 +155,7 @@ def _breaks_before(
 
 
 def _fallbacks(
-    reading: Reading, eager: Mapping[int, EagerRun], error: Exception | None, fresh: bool
+    reading: Reading, eager: Mapping[int, EagerRun], error: BaseException | None, fresh: bool
 ) -> tuple[Fallback, ...]:
     """Who ran eager, grouped by the reason; below what runs eager as a whole nothing is named.
 
@@ -181,7 +181,7 @@ def _fallbacks(
     )
 
 
-def _was_raised(failure: Failure, error: Exception | None) -> bool:
+def _was_raised(failure: Failure, error: BaseException | None) -> bool:
     """Whether a failure to compile is what ended the run; Dynamo wraps some exceptions into one of its own."""
     return error is not None and type(error).__name__ in (failure.kind, "InternalTorchDynamoError")
 

@@ -6,7 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +15,12 @@ import torch
 from ampcheck.autocast.guards.switches import changed, read_state, restore_state
 from ampcheck.compiled.graph.records import Code
 from ampcheck.compiler import counters, reset
-from ampcheck.errors import brief
+from ampcheck.errors import as_result, brief
 from ampcheck.nest import map_tensors, tensors
-from ampcheck.numerics.arms import forward_through, total_loss
+from ampcheck.numerics.arms import total_loss
 from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.equal_random import seeded
-from ampcheck.prepare import is_compiled_already, modules_of, prepare, recompiled
+from ampcheck.prepare import forward_through, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.subject import Call, Subject
 
 
@@ -52,8 +52,8 @@ class Ended:
     """
 
     calls: int = 0
-    error: Exception | None = None
-    eager: Exception | None = None
+    error: BaseException | None = None
+    eager: BaseException | None = None
     moved: list[tuple[Call, dict[str, tuple[Any, Any]]]] = field(default_factory=list)
     switches: dict[str, tuple[str, str]] = field(default_factory=dict)
     by: str = ""
@@ -142,13 +142,14 @@ def _switched(
     subject: Subject,
     device: str,
     autocast: AbstractContextManager[Any],
-) -> tuple[Exception | None, dict[str, tuple[Any, Any]]]:
+) -> tuple[BaseException | None, dict[str, tuple[Any, Any]]]:
     """What a call raised, and which switches it left changed; they are put back."""
-    before, error = read_state(), None
+    before = read_state()
+    error: BaseException | None = None
     try:
         run_call(blocks, call, subject, device, autocast)
-    except Exception as raised:  # noqa: BLE001  # the user's model: its exception is a result
-        error = raised
+    except BaseException as raised:  # noqa: BLE001  # the user's model: its exception is a result
+        error = as_result(raised)
     moved = changed(before, read_state())
     restore_state(before)
     return error, moved
@@ -171,8 +172,8 @@ def run_call(
     if total is not None and total.requires_grad and leaves:
         try:
             torch.autograd.grad(total, leaves, allow_unused=True)
-        except Exception as error:
-            raise NoBackwardError(brief(error)) from error
+        except BaseException as error:
+            raise NoBackwardError(brief(as_result(error))) from error
 
 
 def elsewhere(subject: Subject, device: str, dtype: torch.dtype | None) -> dict[str, str]:
@@ -191,8 +192,8 @@ def elsewhere(subject: Subject, device: str, dtype: torch.dtype | None) -> dict[
         try:
             run_call(blocks, subject.calls[0], subject, device, _autocast(device, dtype)())
             found["fullgraph=True"] = "compiles without an error"
-        except Exception as error:  # noqa: BLE001  # whatever it raises is what it says
-            found["fullgraph=True"] = f"raises {type(error).__name__}"
+        except BaseException as error:  # noqa: BLE001  # whatever it raises is what it says
+            found["fullgraph=True"] = f"raises {type(as_result(error)).__name__}"
     reset()
     return found
 
@@ -200,8 +201,8 @@ def elsewhere(subject: Subject, device: str, dtype: torch.dtype | None) -> dict[
 def _explained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     try:
         found = torch._dynamo.explain(function)(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001  # it runs the user's model; what that raises is told by the run itself
-        return f"raises {type(error).__name__}"
+    except BaseException as error:  # noqa: BLE001  # it runs the user's model; what that raises is told by the run itself
+        return f"raises {type(as_result(error)).__name__}"
     return f"{found.graph_break_count} graph breaks" if found.graph_count else "finds no graph"
 
 
@@ -227,8 +228,11 @@ def count_modes(subject: Subject, device: str) -> dict[str, int]:
                 prepared.root.train(train)
             before = counters("stats")["unique_graphs"]
             args, kwargs = _fresh(subject.calls[0], device)
-            with suppress(Exception), context():  # a mode in which the model raises has no graph
-                forward_through(made, Call(args, kwargs))
+            try:
+                with context():
+                    forward_through(made, Call(args, kwargs))
+            except BaseException as error:  # noqa: BLE001  # a mode in which the model raises has no graph
+                as_result(error)
             found[name] = counters("stats")["unique_graphs"] - before
     reset()
     return found

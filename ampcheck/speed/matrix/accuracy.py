@@ -16,7 +16,7 @@ import torch
 
 from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.judge import measure_accuracy
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.numerics import NumericsStats, check_numerics, measure_numerics, measure_reference
 from ampcheck.numerics.reference import Reference
 from ampcheck.record import SEVERITY, Finding, Verdict
@@ -71,8 +71,8 @@ class Judge:
             return eager + self._in(precision, lambda: self._judge_compiled(mode, precision))
         except UsageError as error:
             return Judged(Verdict.SKIP, f"not judged: {error}")
-        except Exception as error:  # noqa: BLE001  # a judge that fails judges nothing; the times stand
-            return Judged(Verdict.SKIP, f"not judged: it raised {brief(error)}")
+        except BaseException as error:  # noqa: BLE001  # a judge that fails judges nothing; the times stand
+            return Judged(Verdict.SKIP, f"not judged: it raised {brief(as_result(error))}")
 
     def _in(self, precision: str, judge: Callable[[], Judged]) -> Judged:
         around: Callable[[], AbstractContextManager[Any]] = tf32(precision, torch.device(self.device).type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, as_result
 from ampcheck.prepare import modules_of
 from ampcheck.speed.matrix.workloads import Workload
 from ampcheck.speed.memory import available_memory
@@ -31,7 +31,8 @@ def copy_bytes(workload: Workload, size: str) -> int:
         modules = modules_of(workload.subject(size).model)
     except UsageError:
         raise
-    except Exception:  # noqa: BLE001  # the workload's own: its cells tell it
+    except BaseException as error:  # noqa: BLE001  # the workload's own: its cells tell it
+        as_result(error)
         return 0
     tensors: dict[int, torch.Tensor] = {}
     for module in modules:

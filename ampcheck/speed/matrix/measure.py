@@ -19,7 +19,7 @@ import torch
 
 from ampcheck import compiler
 from ampcheck.compiled.options import MODES
-from ampcheck.errors import UsageError, brief
+from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.machine import machine_error
 from ampcheck.prepare import prepare
 from ampcheck.progress import Progress, silent
@@ -198,8 +198,8 @@ class _Room:
             if self.memory:
                 peak = peak_memory(step, device=self.device, held=held)
                 arm.cell = replace(arm.cell, peak=peak.bytes)
-        except Exception as error:  # noqa: BLE001  # the workload's or the compiler's: the cell tells it
-            machine = machine_error(error)
+        except BaseException as error:  # noqa: BLE001  # the workload's or the compiler's: the cell tells it
+            machine = machine_error(as_result(error))
             arm.cell = replace(arm.cell, reason=machine or f"it raised {brief(error)}", failed=not machine)
             return arm
         made = made_since()

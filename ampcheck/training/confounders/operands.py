@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.errors import brief
+from ampcheck.errors import as_result, brief, require_ran
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.places import op_name, users_line
 from ampcheck.record import Finding, Verdict, Where, passed
@@ -258,9 +258,9 @@ def measure_operands(function: Callable[[], Any], subject: str = "subject") -> O
     watch = OperandWatch()
     with watch:
         try:
-            function()
-        except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the stats
-            raised = brief(error)
+            require_ran(function(), subject)
+        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the stats
+            raised = brief(as_result(error))
     return watch.stats(subject, raised)
 
 

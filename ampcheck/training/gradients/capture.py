@@ -107,7 +107,7 @@ def plain_values(grad: torch.Tensor) -> torch.Tensor:
         grad = grad.to_local()
     if grad.layout is not torch.strided:
         grad = grad.to_dense()
-    return torch.view_as_real(grad) if grad.is_complex() else grad
+    return torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampcheck.errors import require_ran
 from ampcheck.formats import format_of
 from ampcheck.record import Coverage, Finding, Scalar, Table, Verdict, Where, passed
 from ampcheck.settings import Limits
@@ -34,7 +35,7 @@ def measure_reductions(function: Callable[[], Any], subject: str = "") -> Reduct
     Inside compiled graphs nothing is seen. What the function raises is raised.
     """
     with ReductionWatch() as watch:
-        function()
+        require_ran(function(), subject)
     return stats_of(watch, subject or getattr(function, "__name__", "this function"))
 
 

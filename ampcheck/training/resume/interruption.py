@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.errors import brief
+from ampcheck.errors import as_result, brief, require_ran
 from ampcheck.places import users_place
 from ampcheck.training.distributed.ranks import agreed, gather, handed_by
 from ampcheck.training.distributed.together import settled
@@ -180,14 +180,15 @@ def _disturb_scalers(loop: TrainingLoop) -> None:
 
 def _written(loop: TrainingLoop) -> tuple[bytes, bool]:
     """The checkpoint of this process, or that of the first that gave one; whether it is its own."""
-    given, what, caught = None, "save() raised", None
+    given, what = None, "save() raised"
+    caught: BaseException | None = None
     stream = io.BytesIO()
     try:
-        given = loop.save() if loop.save is not None else None
+        given = require_ran(loop.save(), f"save() of {loop.name}") if loop.save is not None else None
         what = "torch.save cannot write what save() returned:"
         torch.save(given, stream)
-    except Exception as error:  # noqa: BLE001  # the user's code, or whatever the pickled objects raise
-        caught = error
+    except BaseException as error:  # noqa: BLE001  # the user's code, or whatever the pickled objects raise
+        caught = as_result(error)
     _all_came_through(what, caught)
     gave = gather(given is not None)
     if all(gave) or not any(gave):
@@ -199,18 +200,18 @@ def _written(loop: TrainingLoop) -> tuple[bytes, bool]:
 def _loaded(loop: TrainingLoop, start: Snapshot, checkpoint: bytes) -> _State:
     """The loop in its initial state, as a new process has it, with the checkpoint loaded."""
     start.restore()
-    caught = None
+    caught: BaseException | None = None
     try:
         given = torch.load(io.BytesIO(checkpoint), weights_only=False)
         if loop.load is not None:
-            loop.load(given)
-    except Exception as error:  # noqa: BLE001  # the user's code; it is told in the run
-        caught = error
+            require_ran(loop.load(given), f"load(checkpoint) of {loop.name}")
+    except BaseException as error:  # noqa: BLE001  # the user's code; it is told in the run
+        caught = as_result(error)
     _all_came_through("load(checkpoint) raised", caught)
     return _state(loop)
 
 
-def _all_came_through(what: str, caught: Exception | None) -> None:
+def _all_came_through(what: str, caught: BaseException | None) -> None:
     """Stop on all processes where one of them raised: who goes on alone waits for ever."""
     mine = 0.0 if caught is None else StepError(-1, "raised", f"{what} {brief(caught)}", *users_place(caught))
     found = settled(mine)
