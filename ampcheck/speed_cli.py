@@ -86,7 +86,7 @@ def _speed(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from ampcheck.record import write_atomically
+    from ampcheck.files import write_atomically
     from ampcheck.report import print_run, print_tables, progress_bar
     from ampcheck.speed.base.comment import comment_of
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ampcheck.errors import UsageError, require_schema
-from ampcheck.record import write_atomically
+from ampcheck.files import read_json, write_atomically
 
 SCHEMA = 1
 """Version of a snapshot's JSON form. 1: the first."""
@@ -149,8 +149,8 @@ class Snapshot:
         """The snapshot kept at `path`. Raises `UsageError` for what is none."""
         name = Path(path).name
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            data = read_json(path)
+        except (OSError, ValueError) as error:
             raise UsageError(f"no autocast snapshot could be read from {name}: {error}") from error
         require_schema(data, name, "autocast snapshot", SCHEMA)
         try:

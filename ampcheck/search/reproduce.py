@@ -20,7 +20,7 @@ import torch
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
 from ampcheck.nest import tensors
-from ampcheck.record import write_atomically
+from ampcheck.files import write_atomically
 from ampcheck.search import invariances
 from ampcheck.search.arms import Example
 from ampcheck.search.look import Looker
