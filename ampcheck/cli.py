@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from ampcheck import blame_cli, history_cli, lab_cli, policy_cli, speed_cli
-from ampcheck.cli_output import add_output, require_writable, write_output
+from ampcheck.cli_output import Stdout, add_output, finish, open_standard_files, require_writable
 from ampcheck.errors import UsageError
 
 FAILED, USAGE = 1, 2
@@ -18,6 +18,7 @@ FAILED, USAGE = 1, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 when nothing failed, 1 for findings, 2 for a usage error."""
+    open_standard_files()
     parser = _parser()
     options = parser.parse_args(argv)
     if options.command is None:
@@ -132,27 +133,26 @@ def _audit(options: argparse.Namespace) -> int:
         if whole is None:
             return 0
         run = whole
-    print_run(run, console, verbose=options.verbose)
-    write_output(run, options)
-    return FAILED if run.failed else 0
+    return finish(run, options, lambda: print_run(run, console, verbose=options.verbose))
 
 
 def _explain(options: argparse.Namespace) -> int:
     from ampcheck.catalog import EXPLANATIONS, explain
 
-    if options.slug is None:
-        for page in EXPLANATIONS.values():
-            print(f"{page.slug:20} {page.requires.split('. ')[0].rstrip('.')}.")
-        return 0
-    page = explain(options.slug)
-    for title, text in (
-        (page.slug, page.requires),
-        ("how it is measured", page.measured),
-        ("what usually causes it", page.causes),
-        ("how to mend it", page.mend),
-    ):
-        print(f"{title}\n{textwrap.indent(textwrap.fill(text, 98), '  ')}\n")
-    return 0
+    pages = list(EXPLANATIONS.values()) if options.slug is None else [explain(options.slug)]
+    with Stdout() as out:
+        for page in pages:
+            if options.slug is None:
+                print(f"{page.slug:20} {page.requires.split('. ')[0].rstrip('.')}.")
+                continue
+            for title, text in (
+                (page.slug, page.requires),
+                ("how it is measured", page.measured),
+                ("what usually causes it", page.causes),
+                ("how to mend it", page.mend),
+            ):
+                print(f"{title}\n{textwrap.indent(textwrap.fill(text, 98), '  ')}\n")
+    return out.code()
 
 
 def _formats(options: argparse.Namespace) -> int:
@@ -168,8 +168,9 @@ def _formats(options: argparse.Namespace) -> int:
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     # What does not fit a narrow terminal is wrapped by it; cut facts would be wrong facts.
-    Console(width=max(Console().width, 160)).print(table)
-    return 0
+    with Stdout() as out:
+        Console(width=max(Console().width, 160)).print(table)
+    return out.code()
 
 
 def _cell(value: str | int | float | bool) -> str:

@@ -148,7 +148,7 @@ def locked(handle: int, patience: float) -> Iterator[bool | None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             alone = True
-        except BlockingIOError:
+        except BlockingIOError:  # noqa: PERF203  # it waits here
             if time.monotonic() >= until:
                 break
             time.sleep(0.005)

@@ -14,7 +14,6 @@ MIN_WIDTH = 20
 """Narrower terminals get lines of this width: below it, nothing can be read."""
 
 
-
 def number(value: Scalar, digits: int = 3) -> str:
     """A value as people read it: `1,234`, `6.55e4`, `0.031`, `nan`, `-inf`, `yes`; text stays as it is.
 

@@ -135,7 +135,9 @@ def test_what_a_writer_that_was_killed_left_behind_holds_nobody_up(
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
-@pytest.mark.parametrize("kept", [b"{", b'{"schema": 1, "targets": {"a": {}, "a": {}}}', b"<<<<<<< HEAD\n{}\n", b"\xff"])
+@pytest.mark.parametrize(
+    "kept", [b"{", b'{"schema": 1, "targets": {"a": {}, "a": {}}}', b"<<<<<<< HEAD\n{}\n", b"\xff"]
+)
 def test_a_damaged_lock_stays_as_it_is_when_a_model_is_locked(tmp_path: Path, kept: bytes) -> None:
     (tmp_path / NAME).write_bytes(kept)
     with pytest.raises(UsageError, match=NAME):
