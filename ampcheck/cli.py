@@ -12,6 +12,7 @@ from importlib.metadata import version
 from ampcheck import blame_cli, history_cli, lab_cli, policy_cli, speed_cli
 from ampcheck.cli_output import Stdout, add_output, finish, open_standard_files, require_writable
 from ampcheck.errors import UsageError
+from ampcheck.visible import clean
 
 FAILED, USAGE = 1, 2
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = options.command(options)
         return code
     except UsageError as error:
-        print(f"ampcheck: {error}", file=sys.stderr)
+        print(f"ampcheck: {clean(str(error))}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:  # `ampcheck explain | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

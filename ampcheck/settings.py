@@ -42,7 +42,7 @@ class Limits:
         names = [f.name for f in fields(self)]
         for name, value in values.items():
             if name not in names:
-                raise UsageError(f"{source} sets an unknown limit {name!r}; there are {', '.join(names)}")
+                raise UsageError(f"{source} sets an unknown limit {name!r:.40}; there are {', '.join(names)}")
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
                 raise UsageError(f"{source} sets {name} to {_shown(value)}; a positive number is required")
         return replace(self, **{name: float(value) for name, value in values.items()})
@@ -83,7 +83,7 @@ def _parse(path: Path) -> Settings:
         raise UsageError(f"{path.name} cannot be read: {conflict_in(text) or error}") from error
     table = _table(_table(whole, "tool", path), "ampcheck", path)
     if unknown := set(table) - {"limits"}:
-        raise UsageError(f"[tool.ampcheck] of {path.name} has an unknown key {sorted(unknown)[0]!r}; there is limits")
+        raise UsageError(f"[tool.ampcheck] of {path.name} has an unknown key {sorted(unknown)[0]!r:.40}; there is limits")
     return Settings(Limits().with_(_table(table, "limits", path), f"[tool.ampcheck.limits] of {path.name}"))
 
 

@@ -341,6 +341,99 @@ def test_a_value_of_the_wrong_type_is_a_usage_error() -> None:
     assert accepted == []
 
 
+def a_line(**more: Any) -> dict[str, Any]:
+    return {"label": "s", "x": [1.0, 2.0], "y": [1.0, 2.0], **more}
+
+
+TABLE, CHART, SERIES_OF = ("tables", 0), ("charts", 0), ("charts", 0, "series")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((*TABLE, "rows"), [[1, 2]]),
+        ((*TABLE, "rows"), [[]]),
+        ((*TABLE, "rows"), [[1], []]),
+        ((*TABLE, "rows"), ["a"]),
+        ((*TABLE, "rows"), [[[1]]]),
+        ((*TABLE, "rows"), [[{"a": 1}]]),
+        ((*TABLE, "rows"), [[10**5000]]),
+        ((*TABLE, "rows"), {"a": 1}),
+        ((*TABLE, "columns"), []),
+        ((*TABLE, "columns"), [1]),
+        ((*TABLE, "columns"), {"a": 1}),
+        ((*CHART, "kind"), "pie"),
+        ((*CHART, "scale"), "log"),
+        ((*CHART, "x_scale"), "cubic"),
+        ((*CHART, "y_scale"), "cubic"),
+        (SERIES_OF, [a_line(y=[1.0])]),
+        (SERIES_OF, [a_line(y=[1.0, "2"])]),
+        (SERIES_OF, [a_line(x=[1.0, True])]),
+        (SERIES_OF, [a_line(x=[1.0, None])]),
+        (SERIES_OF, [a_line(x=[1.0, 10**400])]),
+        (SERIES_OF, [a_line(low=[1.0])]),
+        (SERIES_OF, [a_line(low=[1.0, 2.0], high=[1.0])]),
+        ((*CHART, "bands"), [{"label": "b", "low": 10**400, "high": 1}]),
+        ((*CHART, "bands"), [{"label": "b", "low": None, "high": 1}]),
+        (("environment",), {"torch": ["2"]}),
+        (("environment",), {"torch": {"version": 2}}),
+        (("coverage", "seen"), {"ops": -1}),
+        (("coverage", "seen"), {"ops": 10**5000}),
+        (("findings", 0, "observed"), 10**400),
+        (("findings", 0, "seen"), True),
+        (("findings", 0, "where", "step"), 10**5000),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else "value",
+)
+def test_what_cannot_be_drawn_is_refused(path: tuple[Any, ...], value: Any) -> None:
+    with pytest.raises(UsageError, match="damaged") as caught:
+        Run.from_json(changed(CHARTED.to_json(), path, lambda holder, key: holder.__setitem__(key, value)))
+    assert one_sentence(str(caught.value))
+    assert len(str(caught.value)) < 300
+
+
+NAN, INF = {"float": "nan"}, {"float": "inf"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "series", "fits"),
+    [
+        ("histogram", a_line(x=[0.0, 1.0, 2.0]), True),
+        ("histogram", a_line(x=[], y=[]), True),
+        ("histogram", a_line(), False),
+        ("histogram", a_line(x=[0.0, NAN, 2.0]), False),
+        ("histogram", a_line(x=[0.0, 1.0, INF]), False),
+        ("histogram", a_line(x=[0.0, 2.0, 1.0]), False),
+        ("range", a_line(x=[INF, NAN, 1.0, 2.0, 3.0], y=[]), True),
+        ("range", a_line(x=[1.0] * 6, y=[]), False),
+        ("line", a_line(x=[INF, NAN], low=[NAN, 1.0], high=[1.0, 2.0]), True),
+    ],
+)
+def test_a_series_fits_its_kind_of_chart(kind: str, series: dict[str, Any], fits: bool) -> None:
+    data = CHARTED.to_json()
+    data["charts"][0] |= {"kind": kind, "series": [series]}
+    if fits:
+        assert Run.from_json(data).charts[0].kind == kind
+    else:
+        with pytest.raises(UsageError, match="damaged"):
+            Run.from_json(data)
+
+
+def test_data_that_nests_deep_is_a_usage_error() -> None:
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    for path in (("environment", "torch"), ("findings", 0, "check"), ("tables", 0, "rows")):
+        data = CHARTED.to_json()
+        holder = data
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = deep
+        with pytest.raises(UsageError) as caught:
+            Run.from_json(data)
+        assert one_sentence(str(caught.value))
+
+
 @given(st.data())
 def test_damage_is_a_usage_error_or_no_damage_never_another_exception(data: st.DataObject) -> None:
     whole = CHARTED.to_json()
@@ -594,6 +687,22 @@ def test_a_description_has_check_verdict_message_place_and_hint(found: Finding) 
     text = describe(found)
     for part in (found.check, str(found.verdict), found.subject, found.message, str(found.where), found.hint):
         assert clean(part) in text
+
+
+HOSTILE_NAME = "net\x1b[2J\x07\x9b31m\u202e\ud800"
+
+
+def test_no_control_character_of_a_name_or_an_error_reaches_a_terminal_or_an_assertion() -> None:
+    named = Finding(
+        HOSTILE_NAME, Verdict.FAIL, HOSTILE_NAME, HOSTILE_NAME, Where(module=HOSTILE_NAME), hint=HOSTILE_NAME
+    )
+    run = Run(findings=(named,), coverage=Coverage({HOSTILE_NAME: 1}))
+    with pytest.raises(AssertionError) as caught:
+        verify(run)
+    for text in (str(run), describe(named), str(caught.value)):
+        text.encode()
+        assert not set(text) & set("\x1b\x07\x9b\u202e\ud800")
+        assert "net\\x1b[2J" in text
 
 
 def test_a_place_names_what_is_known_and_nothing_else() -> None:
