@@ -80,11 +80,18 @@ def _parse(path: Path) -> Settings:
     except RecursionError:
         raise UsageError(f"{path.name} cannot be read: its arrays or tables nest too deep; write them flat") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path.name} cannot be read: {conflict_in(text) or error}") from error
+        raise UsageError(f"{path.name} cannot be read: {conflict_in(text) or _short(str(error))}") from error
     table = _table(_table(whole, "tool", path), "ampcheck", path)
     if unknown := set(table) - {"limits"}:
-        raise UsageError(f"[tool.ampcheck] of {path.name} has an unknown key {sorted(unknown)[0]!r:.40}; there is limits")
+        raise UsageError(
+            f"[tool.ampcheck] of {path.name} has an unknown key {sorted(unknown)[0]!r:.40}; there is limits"
+        )
     return Settings(Limits().with_(_table(table, "limits", path), f"[tool.ampcheck.limits] of {path.name}"))
+
+
+def _short(message: str) -> str:
+    """Both ends of a message; tomllib repeats keys of any length in its own."""
+    return message if len(message) <= 300 else f"{message[:220]} … {message[-70:]}"
 
 
 def _shown(value: Any) -> str:

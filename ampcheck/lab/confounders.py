@@ -172,8 +172,10 @@ def check_lab_confounders(stats: LabConfounders) -> list[Finding]:
         expected = f"{what}: each element of a product of {SIZE} terms within {product.bound:.2g} of |A| |B|"
         found = f"at most {product.worst:.2g}"
         right = product.worst <= product.bound
-        figures = {"observed": product.worst, "limit": product.bound}
-        findings.append(told(CHECK, stats.device, expected, found, right, seen=SIZE * SIZE, **figures))
+        worst, bound = product.worst, product.bound
+        findings.append(
+            told(CHECK, stats.device, expected, found, right, seen=SIZE * SIZE, observed=worst, limit=bound)
+        )
     repeated = [one for one in stats.spread[1:] if one.repeated]
     if repeated:
         same = sum(one.same for one in repeated)

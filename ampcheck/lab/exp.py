@@ -122,8 +122,10 @@ def check_exp(stats: ExpStats) -> list[Finding]:
             f"log({form.overflows_at:.6g}) = {distinct(math.log(form.overflows_at), form)}"
         )
         close = abs(edge.found - edge.derived) <= form.ulp(edge.derived)  # a kernel may be off by one ULP of exp
-        found, figures = f"up to {distinct(edge.found, form)}", {"observed": edge.found, "limit": edge.derived}
-        findings.append(told(CHECK, stats.device, expected, found, close, seen=2 * NEAR + 1, **figures))
+        found, last, right = f"up to {distinct(edge.found, form)}", edge.found, edge.derived
+        findings.append(
+            told(CHECK, stats.device, expected, found, close, seen=2 * NEAR + 1, observed=last, limit=right)
+        )
     for name in stats.places:
         findings += _check_functions(stats, name)
     return findings + [skipped(CHECK, stats.device, why) for why in stats.lacking.values()]

@@ -154,8 +154,20 @@ def check_underflow(stats: UnderflowStats) -> list[Finding]:
         )
         found = f"{cast.zeros:,} zeros"
         right = cast.zeros == cast.expected
-        figures = {"observed": float(cast.zeros), "limit": float(cast.expected)}
-        findings.append(told(CHECK, stats.device, expected, found, right, seen=cast.count, **figures, unit="zeros"))
+        observed, limit = float(cast.zeros), float(cast.expected)
+        findings.append(
+            told(
+                CHECK,
+                stats.device,
+                expected,
+                found,
+                right,
+                seen=cast.count,
+                observed=observed,
+                limit=limit,
+                unit="zeros",
+            )
+        )
     if stats.layers:
         nonzero = sum(layer.nonzero for layer in stats.layers)
         plain, scaled = (sum(getattr(layer, what) for layer in stats.layers) for what in ("plain", "scaled"))

@@ -199,8 +199,8 @@ def _finding(stats: SpeedStats, arm: ArmTimes, rule: Rule, check: str, other: li
             )
     where, unit = Where(phase="speed"), "times as fast"
     if verdict is Verdict.PASS:
-        cycles, limit = stats.cycles, rule.limit
-        return passed(check, stats.subject, message, cycles, where=where, observed=found.ratio, limit=limit, unit=unit)
+        ratio, limit = found.ratio, rule.limit
+        return passed(check, stats.subject, message, stats.cycles, where=where, observed=ratio, limit=limit, unit=unit)
     return Finding(check, verdict, stats.subject, message, where, found.ratio, rule.limit, unit, hint, stats.cycles)
 
 

@@ -89,7 +89,7 @@ class LockFile:
         try:
             return cls({_text(name): _entries_from(held) for name, held in data["targets"].items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{file} is damaged ({error!r}): restore it, or delete it and lock anew") from error
+            raise UsageError(f"{file} is damaged ({error!r:.300}): restore it, or delete it and lock anew") from error
 
     @classmethod
     def load(cls, path: Path) -> LockFile:
@@ -168,7 +168,7 @@ def _entries_from(data: Mapping[str, Any]) -> Entries:
     entries = {}
     for key, held in data.items():
         if len(key.split("/")) != 2:
-            raise ValueError(f"{key!r} is no device/dtype")
+            raise ValueError(f"{key!r:.80} is no device/dtype")
         ops = {_text(name): _op_from(op) for name, op in held["ops"].items()}
         entries[key] = Locked(_text(held["torch"]), _text(held["build"]), ops)
     return entries

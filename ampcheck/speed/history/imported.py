@@ -81,7 +81,7 @@ def _points(path: Path, notes: list[Note]) -> Iterator[Point]:
         time = datetime.fromisoformat(str(data["datetime"]))
         name, dirty = str(commit.get("id") or ""), commit.get("dirty")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"cannot import {path}: it is no JSON of pytest-benchmark ({error!r})") from error
+        raise UsageError(f"cannot import {path}: it is no JSON of pytest-benchmark ({error!r:.300})") from error
     if time.tzinfo is None:
         time = time.replace(tzinfo=timezone.utc)
     name = "" if name == "unversioned" else name
