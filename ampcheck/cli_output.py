@@ -114,7 +114,7 @@ def open_standard_files() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def finish(
