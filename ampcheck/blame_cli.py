@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ampcheck.cli_output import add_output, require_writable, write_output
+from ampcheck.cli_output import add_output, finish, require_writable
 
 
 def add_command(commands: Any) -> None:
@@ -49,6 +49,7 @@ def _blame(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ampcheck.report import print_run, print_tables, progress_bar
+    from ampcheck.report.text import clean
 
     with progress_bar() as progress:
         progress("loading torch and the subject", 0, 1)
@@ -70,13 +71,15 @@ def _blame(options: argparse.Namespace) -> int:
             progress=progress,
         )
     console = Console()
-    print_run(run, console, verbose=options.verbose)
-    for table in run.tables:
-        console.print()
-        if is_code(table):
-            console.print(table.title, style="bold", highlight=False, markup=False)
-            print("\n".join(str(row[0]) for row in table.rows), flush=True)  # as it is: no line is folded
-        else:
-            print_tables([table])
-    write_output(run, options)
-    return 1 if run.failed else 0
+
+    def show() -> None:
+        print_run(run, console, verbose=options.verbose)
+        for table in run.tables:
+            console.print()
+            if is_code(table):
+                console.print(clean(table.title), style="bold", highlight=False, markup=False)
+                print(clean("\n".join(str(row[0]) for row in table.rows)), flush=True)  # no line is folded
+            else:
+                print_tables([table])
+
+    return finish(run, options, show)

@@ -13,19 +13,21 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from ampcheck import blame_cli, history_cli, lab_cli, policy_cli, speed_cli
-from ampcheck.cli_output import add_output, require_writable, write_output
+from ampcheck.cli_output import UNABLE, Stdout, add_output, finish, open_standard_files, require_writable
 from ampcheck.errors import UsageError, brief, is_for_the_runner
+from ampcheck.visible import clean
 
-FAILED, USAGE, DEFECT, INTERRUPTED = 1, 2, 3, 130
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 EXIT_CODES = (
     "Exit code 0: nothing failed; 1: findings; 2: usage error, or a subject that cannot be judged; "
-    "3: a defect of ampcheck itself; 130: interrupted."
+    "3: ampcheck could not do its work, for a defect of its own or a full stdout; 130: interrupted."
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns an exit code of `EXIT_CODES`."""
+    open_standard_files()
     parser = _parser()
     options = parser.parse_args(argv)
     if options.command is None:
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = options.command(options)
         return code
     except UsageError as error:
-        print(f"ampcheck: {error}", file=sys.stderr)
+        print(f"ampcheck: {clean(str(error))}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:  # `ampcheck explain | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -62,7 +64,7 @@ def _crashed(error: BaseException) -> int:
         traceback.print_exception(error)
         text = "this is a defect of ampcheck, and nothing was judged: please report it with the traceback above"
         print(f"ampcheck: {brief(error)}; {text}", file=sys.stderr)
-        return DEFECT
+        return UNABLE
 
 
 @contextmanager
@@ -181,27 +183,26 @@ def _audit(options: argparse.Namespace) -> int:
         if whole is None:
             return 0
         run = whole
-    print_run(run, console, verbose=options.verbose)
-    write_output(run, options)
-    return FAILED if run.failed else 0
+    return finish(run, options, lambda: print_run(run, console, verbose=options.verbose))
 
 
 def _explain(options: argparse.Namespace) -> int:
     from ampcheck.catalog import EXPLANATIONS, explain
 
-    if options.slug is None:
-        for page in EXPLANATIONS.values():
-            print(f"{page.slug:20} {page.requires.split('. ')[0].rstrip('.')}.")
-        return 0
-    page = explain(options.slug)
-    for title, text in (
-        (page.slug, page.requires),
-        ("how it is measured", page.measured),
-        ("what usually causes it", page.causes),
-        ("how to mend it", page.mend),
-    ):
-        print(f"{title}\n{textwrap.indent(textwrap.fill(text, 98), '  ')}\n")
-    return 0
+    pages = list(EXPLANATIONS.values()) if options.slug is None else [explain(options.slug)]
+    with Stdout() as out:
+        for page in pages:
+            if options.slug is None:
+                print(f"{page.slug:20} {page.requires.split('. ')[0].rstrip('.')}.")
+                continue
+            for title, text in (
+                (page.slug, page.requires),
+                ("how it is measured", page.measured),
+                ("what usually causes it", page.causes),
+                ("how to mend it", page.mend),
+            ):
+                print(f"{title}\n{textwrap.indent(textwrap.fill(text, 98), '  ')}\n")
+    return out.code()
 
 
 def _formats(options: argparse.Namespace) -> int:
@@ -217,8 +218,9 @@ def _formats(options: argparse.Namespace) -> int:
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     # What does not fit a narrow terminal is wrapped by it; cut facts would be wrong facts.
-    Console(width=max(Console().width, 160)).print(table)
-    return 0
+    with Stdout() as out:
+        Console(width=max(Console().width, 160)).print(table)
+    return out.code()
 
 
 def _cell(value: str | int | float | bool) -> str:

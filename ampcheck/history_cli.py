@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from ampcheck.cli_output import add_output, require_writable, write_output
+from ampcheck.cli_output import Stdout, add_output, finish, require_writable
 from ampcheck.errors import UsageError
 
 
@@ -48,19 +48,19 @@ def _history(options: argparse.Namespace) -> int:
 
     from ampcheck.record import Verdict
     from ampcheck.report import print_run, print_tables
+    from ampcheck.report.text import clean
     from ampcheck.speed.history import import_benchmarks, load
     from ampcheck.speed.trend import trend_run
 
-    console = Console()
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False)
-
+    console, out = Console(), Stdout()
     if options.imports:
         done = import_benchmarks(options.folder, options.imports)
-        say(f"imported: {done.added:,} new, {done.known:,} known already")
-        for note in done.notes:
-            say(f"not imported: {note}")
+        with out:
+            for text in (
+                f"imported: {done.added:,} new, {done.known:,} known already",
+                *(f"not imported: {note}" for note in done.notes),
+            ):
+                console.print(clean(text), highlight=False, markup=False)
     run = trend_run(
         load(options.folder),
         effect=options.effect / 100,
@@ -68,9 +68,11 @@ def _history(options: argparse.Namespace) -> int:
         title=f"history {options.folder}",
         environment={"ampcheck": version("ampcheck")},
     )
-    print_run(run, console, verbose=options.verbose)
-    if run.tables:
-        console.print()
-        print_tables(run.tables)
-    write_output(run, options)
-    return 1 if run.failed else 0
+
+    def show() -> None:
+        print_run(run, console, verbose=options.verbose)
+        if run.tables:
+            console.print()
+            print_tables(run.tables)
+
+    return finish(run, options, show, out=out)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ampcheck.cli_output import add_output, require_writable, write_output
+from ampcheck.cli_output import Stdout, add_output, finish, require_writable
 from ampcheck.errors import UsageError
 from ampcheck.lab.registry import EXPERIMENTS, Experiment, experiments_of
 
@@ -62,9 +62,10 @@ def _lab(options: argparse.Namespace) -> int:
         if options.html or options.json:
             raise UsageError("--list runs no experiment and has nothing to write: leave --html and --json out")
         width = max(len(experiment.name) for experiment in EXPERIMENTS) + 2
-        for experiment in experiments_of(options.names):
-            print(f"{experiment.name:{width}}{experiment.title}")
-        return 0
+        with Stdout() as listed:
+            for experiment in experiments_of(options.names):
+                print(f"{experiment.name:{width}}{experiment.title}")
+        return listed.code()
     experiments_of(options.names)  # an unknown name is told before torch is loaded
     values = {text: _number(text) for text in options.value or ()}
     if values and set(options.names) != {"anatomy"}:
@@ -80,27 +81,28 @@ def _lab(options: argparse.Namespace) -> int:
     from ampcheck.lab.quiet import quiet
     from ampcheck.report import print_tables, progress_bar
 
+    out = Stdout()
     with progress_bar() as progress, quiet():
         progress("loading torch", 0, 1)
         from ampcheck.lab.lab import judged, run_lab
 
         def ended(experiment: Experiment, run: Run) -> None:
-            _print(_told(experiment, run))
-            if options.verbose or options.names:
+            with out:
+                _print(_told(experiment, run))
                 held = [table for table in run.tables if table.check == experiment.check]
-                if held:
-                    print()
+                if not held or not (options.verbose or options.names):
+                    return
+                print()
                 # Of a page the first table says what one sees; here it stands above.
                 print_tables([replace(table, note=table.note.removeprefix(experiment.about).strip()) for table in held])
 
         run = run_lab(options.names, device=options.device, full=options.full, progress=progress, ended=ended)
     from ampcheck.report.sections import headline
 
-    _print(["", f"{run.title}: {headline(run)}", f"looked at {run.coverage}"])
+    lines = ["", f"{run.title}: {headline(run)}", f"looked at {run.coverage}"]
     if not judged(run):
-        _print(["Nothing passed: every experiment asked for was skipped, for the reasons above (exit code 1)."])
-    write_output(run, options)
-    return 1 if run.failed or not judged(run) else 0
+        lines.append("Nothing passed: every experiment asked for was skipped, for the reasons above (exit code 1).")
+    return finish(run, options, lambda: _print(lines), failed=run.failed or not judged(run), out=out)
 
 
 def _number(text: str) -> float:
@@ -132,10 +134,12 @@ def _dissect(values: dict[str, float], options: argparse.Namespace) -> int:
     from ampcheck.report import print_tables
 
     run = dissect(values, device=options.device)
-    print_tables(run.tables)
-    _print(f"{finding.verdict}: {finding.message}" for finding in run.findings)
-    write_output(run, options)
-    return 1 if run.failed else 0
+
+    def show() -> None:
+        print_tables(run.tables)
+        _print(f"{finding.verdict}: {finding.message}" for finding in run.findings)
+
+    return finish(run, options, show)
 
 
 def _told(experiment: Experiment, run: Run) -> Iterator[str]:

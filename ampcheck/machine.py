@@ -96,7 +96,9 @@ def lacks_primitive(error: BaseException) -> bool:
     An op that has no 16-bit kernel in PyTorch's CPU backend at all ("not implemented for 'Half'") is another matter: it
     raises on every CPU, and the model's users meet it.
     """
-    return any(isinstance(one, RuntimeError) and _PRIMITIVE.search(str(one)) is not None for one in _chain(error))
+    return any(
+        isinstance(one, RuntimeError) and _PRIMITIVE.search(message_of(one)) is not None for one in _chain(error)
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -20,9 +20,11 @@ from ampcheck.autocast.views import (
     policy_view,
     source_of,
 )
+from ampcheck.cli_output import Stdout
 from ampcheck.errors import UsageError
 from ampcheck.record import Table
 from ampcheck.report import print_tables
+from ampcheck.report.text import clean
 
 
 def add_commands(commands: Any) -> None:
@@ -110,10 +112,11 @@ def _lock(options: argparse.Namespace) -> int:
     else:
         run = write_lock(target, devices or DEVICES, dtypes or DTYPES)
     console = Console()
-    print_run(run, console, verbose=options.verbose)
-    if not options.check:
-        console.print(f"lock: {target.file}, entry {target.entry}", highlight=False, markup=False)
-    return 1 if run.failed else 0
+    with Stdout() as out:
+        print_run(run, console, verbose=options.verbose)
+        if not options.check:
+            console.print(clean(f"lock: {target.file}, entry {target.entry}"), highlight=False, markup=False)
+    return out.code(run.failed)
 
 
 def _separated(given: str | None) -> list[str]:
@@ -128,13 +131,14 @@ def _snapshot(options: argparse.Namespace) -> int:
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     taken.save(path)
-    for device, held in taken.policies.items():
-        for dtype, policy in held.items():
-            print(f"{device:14} {dtype:9} {len(policy.ops)} of {policy.registered} overloads, {policy.counts()}")
-            for op, reason in policy.unprobed.items():
-                print(f"{'':24} not probed: {op}: {reason}")
-    print(f"wrote {path}: PyTorch {taken.torch}, {taken.build}, {taken.platform}")
-    return 0
+    with Stdout() as out:
+        for device, held in taken.policies.items():
+            for dtype, policy in held.items():
+                print(f"{device:14} {dtype:9} {len(policy.ops)} of {policy.registered} overloads, {policy.counts()}")
+                for op, reason in policy.unprobed.items():
+                    print(clean(f"{'':24} not probed: {op}: {reason}"))
+        print(f"wrote {path}: PyTorch {taken.torch}, {taken.build}, {taken.platform}")
+    return out.code()
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -183,13 +187,14 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _print(tables: Sequence[Table], data: Any, options: argparse.Namespace) -> int:
-    if options.json:
-        print(json.dumps(data, indent=1))
-    elif options.markdown:
-        print("\n\n".join(map(_markdown, tables)))
-    else:
-        print_tables(tables)
-    return 0
+    with Stdout() as out:
+        if options.json:
+            print(json.dumps(data, indent=1))
+        elif options.markdown:
+            print("\n\n".join(map(_markdown, tables)))
+        else:
+            print_tables(tables)
+    return out.code()
 
 
 def _markdown(table: Table) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampcheck.errors import UsageError
+from ampcheck.visible import clean
 
 if TYPE_CHECKING:
     from ampcheck.pytest_plugin import Settings
@@ -109,7 +110,10 @@ def _to_text(run: Run) -> str:
     import json
 
     try:
-        return json.dumps(run.to_json(), allow_nan=False)
+        data = run.to_json()
+        text = json.dumps(data, allow_nan=False)
+        type(run).from_json(data)  # what cannot be read back or drawn fails its own test, and not the session
+        return text
     except (TypeError, ValueError) as error:
         raise UsageError(f"a run that is emitted must hold plain Python data, this one does not: {error}") from error
 
@@ -194,6 +198,7 @@ class Report:
         if config.option.no_summary:
             return
         run = self._run()
+        written = list(self._write(run))  # first, as the terminal may be full or closed
         terminalreporter.ensure_newline()
         terminalreporter.section("ampcheck")
         for line in (
@@ -201,9 +206,9 @@ class Report:
             *self._failed(),
             *self._locks(),
             *self.notes,
-            *self._write(run),
+            *written,
         ):
-            terminalreporter.write_line(line)
+            terminalreporter.write_line(clean(line))
 
     def _run(self) -> Run:
         return _session_run(sorted(self.entries, key=_Entry.order), self.session.config.rootpath.name)

@@ -7,23 +7,23 @@ plain Python data without torch, and survives a round trip through JSON, NaN and
 from __future__ import annotations
 
 import json
-import math
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from ampcheck.errors import UsageError, require_schema
+from ampcheck.files import read_json, tag_nonfinite, untag_nonfinite, write_atomically
 from ampcheck.picture import Band as Band
 from ampcheck.picture import Chart as Chart
 from ampcheck.picture import Marker as Marker
 from ampcheck.picture import Series as Series
+from ampcheck.picture import is_number, require_drawable
+from ampcheck.visible import clean
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""
@@ -179,9 +179,9 @@ class Run:
         return merge((self, other))
 
     def __str__(self) -> str:
-        """Every finding, the worst first, and how much was looked at."""
+        """Every finding, the worst first, and how much was looked at; control characters are made visible."""
         told = (describe(finding) for verdict in SEVERITY for finding in self.of(verdict))
-        return "\n".join((*told, f"looked at {self.coverage}"))
+        return "\n".join((*told, clean(f"looked at {self.coverage}")))
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
         """The findings with this verdict, in the order in which they were made."""
@@ -204,27 +204,31 @@ class Run:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
-        """The run that `to_json` wrote. Raises `UsageError` for damaged data or a newer schema."""
+        """The run that `to_json` wrote. Raises `UsageError` for a newer schema, for damaged data, and for tables and
+        charts that cannot be drawn."""
         require_schema(data, "this", "run of ampcheck", SCHEMA)
-        plain = untag_nonfinite(dict(data))
         try:
+            plain = untag_nonfinite(dict(data))
+            environment = {key: untag_nonfinite(value) for key, value in data["environment"].items()}
             if not all(isinstance(plain[name], tuple) for name in ("findings", "tables", "charts")):
                 raise TypeError("findings, tables and charts must be lists")
-            if not all(type(count) is int for counts in plain["coverage"].values() for count in counts.values()):
+            if not all(_is_count(count) for counts in plain["coverage"].values() for count in counts.values()):
                 raise TypeError("coverage must be counts")
+            if not all(map(_is_scalar, environment.values())):
+                raise TypeError("environment must be text, numbers, yes or no")
             run: Run = _checked(
                 cls(
-                    environment={key: untag_nonfinite(value) for key, value in data["environment"].items()},
+                    environment=environment,
                     findings=tuple(finding_from_dict(item) for item in plain["findings"]),
                     coverage=_checked(Coverage(**plain["coverage"])),
-                    tables=tuple(_checked(Table(**item)) for item in plain["tables"]),
+                    tables=tuple(_table_from_dict(item) for item in plain["tables"]),
                     charts=tuple(_chart_from_dict(item) for item in plain["charts"]),
                     title=plain.get("title", ""),
                 )
             )
             return run
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"this run of ampcheck is damaged ({error!r}): write it anew") from error
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise UsageError(f"this run of ampcheck is damaged ({error!r:.300}): write it anew") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON form to `path`, whole or not at all."""
@@ -234,8 +238,8 @@ class Run:
     def load(cls, path: str | os.PathLike[str]) -> Run:
         """The run kept at `path`. Raises `UsageError` where there is none."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            data = read_json(path)
+        except (OSError, ValueError) as error:
             raise UsageError(f"no run of ampcheck could be read from {os.fspath(path)}: {error}") from error
         return cls.from_json(data)
 
@@ -263,17 +267,42 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "Where": (Where,),
     "Coverage": (Coverage,),
 }
-"""What a field's annotation allows; all others hold sequences or mappings."""
+"""What a field's annotation allows; all others hold mappings or sequences."""
+
+_BITS = 10_000
+"""Of an integer; Python prints no number of more than 4,300 digits."""
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, (str, float)) or (isinstance(value, int) and value.bit_length() <= _BITS)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0 and _is_scalar(value)
 
 
 def _checked(record: Any) -> Any:
     """A record read from outside, with values of the kinds that its class declares. Raises `TypeError`."""
     for known in fields(record):
         value = getattr(record, known.name)
-        allowed = _KINDS.get(str(known.type), (tuple, Mapping))
-        if not isinstance(value, allowed) or isinstance(value, bool):
+        kind = str(known.type)
+        allowed = _KINDS.get(kind) or ((Mapping,) if kind.startswith("Mapping") else (tuple,))
+        large = isinstance(value, int) and not (is_number(value) if "float" in kind else _is_scalar(value))
+        if not isinstance(value, allowed) or isinstance(value, bool) or large:
             raise TypeError(f"{known.name} of a {type(record).__name__} cannot be {value!r:.40}")
     return record
+
+
+def _table_from_dict(data: Mapping[str, Any]) -> Table:
+    table: Table = _checked(Table(**data))
+    if not all(isinstance(column, str) for column in table.columns):
+        raise TypeError(f"the columns of the table {table.title!r:.40} must be text")
+    for row in table.rows:
+        if not isinstance(row, tuple) or not row or len(row) != len(table.columns):
+            raise ValueError(f"each row of the table {table.title!r:.40} must have a cell for each column")
+        if not all(map(_is_scalar, row)):
+            raise TypeError(f"the cells of the table {table.title!r:.40} must be text, numbers, yes or no")
+    return table
 
 
 def _chart_from_dict(data: Mapping[str, Any]) -> Chart:
@@ -281,6 +310,7 @@ def _chart_from_dict(data: Mapping[str, Any]) -> Chart:
     bands = tuple(_checked(Band(**item)) for item in data["bands"])
     markers = tuple(_checked(Marker(**item)) for item in data.get("markers", ()))  # runs before them had none
     chart: Chart = _checked(Chart(**{**data, "series": series, "bands": bands, "markers": markers}))
+    require_drawable(chart)
     return chart
 
 
@@ -294,54 +324,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
-
-
-def tag_nonfinite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they travel as {"float": "nan"}, which no other value looks like."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(float(value))}  # numpy's own repr would not be read back
-    if isinstance(value, dict):
-        return {key: tag_nonfinite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [tag_nonfinite(item) for item in value]
-    return value
-
-
-def untag_nonfinite(value: Any) -> Any:
-    """What `tag_nonfinite` was given; lists become tuples."""
-    if isinstance(value, dict):
-        if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
-            return float(value["float"])
-        return {key: untag_nonfinite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return tuple(untag_nonfinite(item) for item in value)
-    return value
-
-
-def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old file or the new one, never a part.
-
-    Raises `UsageError` where the folder does not exist or cannot be written.
-    """
-    target = Path(path)
-    try:
-        if target.exists() and not target.is_file():  # a device or a pipe is written to, never replaced
-            target.write_text(text, encoding="utf-8")
-            return
-        handle, temporary = tempfile.mkstemp(dir=target.parent or Path(), prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; a report is an ordinary one
-            os.replace(temporary, target)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
 
 
 _collectors: ContextVar[tuple[list[Run], ...]] = ContextVar("ampcheck_collectors", default=())
@@ -375,13 +357,13 @@ def verify(run: Run) -> Run:
 
 
 def describe(finding: Finding) -> str:
-    """A finding in a few lines of text: check and verdict, message, place, hint."""
+    """A finding in a few lines of text: check and verdict, message, place, hint; control characters made visible."""
     lines = [f"[{finding.check}] {finding.verdict}: {finding.subject}: {finding.message}"]
     if place := str(finding.where):
         lines.append(f"  where: {place}")
     if finding.hint:
         lines.append(f"  hint: {finding.hint}")
-    return "\n".join(lines)
+    return clean("\n".join(lines))
 
 
 def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

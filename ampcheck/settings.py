@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.errors import UsageError
+from ampcheck.files import conflict_in
 
 _LARGEST = sys.float_info.max
 
@@ -41,9 +42,9 @@ class Limits:
         names = [f.name for f in fields(self)]
         for name, value in values.items():
             if name not in names:
-                raise UsageError(f"{source} sets an unknown limit {name!r}; there are {', '.join(names)}")
+                raise UsageError(f"{source} sets an unknown limit {name!r:.40}; there are {', '.join(names)}")
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
-                raise UsageError(f"{source} sets {name} to {value!r}; a positive number is required")
+                raise UsageError(f"{source} sets {name} to {_shown(value)}; a positive number is required")
         return replace(self, **{name: float(value) for name, value in values.items()})
 
 
@@ -72,14 +73,32 @@ def _parse(path: Path) -> Settings:
     else:
         import tomli as tomllib
 
+    text = ""
     try:
-        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        whole = tomllib.loads(text)
+    except RecursionError:
+        raise UsageError(f"{path.name} cannot be read: its arrays or tables nest too deep; write them flat") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path.name} cannot be read: {error}") from error
+        raise UsageError(f"{path.name} cannot be read: {conflict_in(text) or _short(str(error))}") from error
     table = _table(_table(whole, "tool", path), "ampcheck", path)
     if unknown := set(table) - {"limits"}:
-        raise UsageError(f"[tool.ampcheck] of {path.name} has an unknown key {sorted(unknown)[0]!r}; there is limits")
+        raise UsageError(
+            f"[tool.ampcheck] of {path.name} has an unknown key {sorted(unknown)[0]!r:.40}; there is limits"
+        )
     return Settings(Limits().with_(_table(table, "limits", path), f"[tool.ampcheck.limits] of {path.name}"))
+
+
+def _short(message: str) -> str:
+    """Both ends of a message; tomllib repeats keys of any length in its own."""
+    return message if len(message) <= 300 else f"{message[:220]} … {message[-70:]}"
+
+
+def _shown(value: Any) -> str:
+    """A value in at most 40 characters."""
+    if isinstance(value, int) and abs(value) > _LARGEST:  # Python refuses to print thousands of digits
+        return "a number beyond those of float64"
+    return f"a {type(value).__name__}" if isinstance(value, (dict, list)) else f"{value!r:.40}"
 
 
 def _table(holder: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ampcheck.cli_output import add_output, require_writable, write_output
+from ampcheck.cli_output import add_output, finish, require_writable
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _speed(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from ampcheck.record import write_atomically
+    from ampcheck.files import write_atomically
     from ampcheck.report import print_run, print_tables, progress_bar
     from ampcheck.speed.base.comment import comment_of
 
@@ -94,12 +94,14 @@ def _speed(options: argparse.Namespace) -> int:
         progress("loading torch and the target", 0, 1)
         run = _measured(options)(options, progress)
     console = Console()
-    # Of two revisions there is little to say: why nothing was decided is told in full.
-    print_run(run, console, verbose=options.verbose or options.base is not None)
-    console.print()
-    print_tables(run.tables if options.verbose or options.base is None else [run.tables[0], *run.tables[2:]])
-    write_output(run, options, {"markdown": lambda path: write_atomically(path, comment_of(run))})
-    return 1 if run.failed else 0
+
+    def show() -> None:
+        # Of two revisions there is little to say: why nothing was decided is told in full.
+        print_run(run, console, verbose=options.verbose or options.base is not None)
+        console.print()
+        print_tables(run.tables if options.verbose or options.base is None else [run.tables[0], *run.tables[2:]])
+
+    return finish(run, options, show, more={"markdown": lambda path: write_atomically(path, comment_of(run))})
 
 
 def _require_sense(options: argparse.Namespace) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.environment import environment
-from ampcheck.record import Scalar, write_atomically
+from ampcheck.files import write_atomically
+from ampcheck.record import Scalar
 from ampcheck.speed.fingerprint import differences
 
 Row = dict[str, Any]

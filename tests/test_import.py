@@ -18,7 +18,7 @@ PACKAGE = Path(ampcheck.__file__).parent
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "jinja2", "rich", "hypothesis", "triton")
 LIGHT = ("ampcheck", "ampcheck.errors", "ampcheck.record", "ampcheck.autocast.locks.file", "ampcheck.pytest_plugin")
 FILES = [
-    *"__init__ errors record pytest_plugin pytest_marker pytest_report autocast/__init__".split(),
+    *"__init__ errors files picture visible record pytest_plugin pytest_marker pytest_report autocast/__init__".split(),
     *"autocast/locks/__init__ autocast/locks/file".split(),
 ]
 

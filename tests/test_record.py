@@ -20,8 +20,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ampcheck import record
 from ampcheck.errors import UsageError
+from ampcheck.files import write_atomically
 from ampcheck.record import (
     SCHEMA,
     SEVERITY,
@@ -42,8 +42,8 @@ from ampcheck.record import (
     merge,
     passed,
     verify,
-    write_atomically,
 )
+from ampcheck.visible import clean
 
 HOSTILE = [
     "float",
@@ -86,11 +86,33 @@ FINDINGS = st.builds(
     hint=TEXT,
 )
 COVERAGES = st.builds(Coverage, COUNTS, COUNTS)
-TABLES = st.builds(Table, TEXT, tuples(TEXT), tuples(tuples(SCALAR)), TEXT, TEXT)
-SERIES = st.builds(Series, TEXT, tuples(st.floats()), tuples(st.floats()), TEXT)
+
+
+def exactly(count: int, of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.tuples(*[of] * count)
+
+
+TABLES = st.integers(0, 3).flatmap(
+    lambda width: st.builds(
+        Table, TEXT, exactly(width, TEXT), tuples(exactly(width, SCALAR)) if width else st.just(()), TEXT, TEXT
+    )
+)
+LINES = st.integers(0, 3).flatmap(
+    lambda count: st.builds(Series, TEXT, exactly(count, st.floats()), exactly(count, st.floats()), TEXT)
+)
+ROWS = st.builds(Series, TEXT, st.lists(st.floats(), max_size=5).map(tuple), st.just(()), TEXT)
+EDGES = st.sets(st.floats(-1e300, 1e300, exclude_min=True, exclude_max=True), min_size=2, max_size=4)
+OUTLINES = EDGES.flatmap(
+    lambda edges: st.builds(
+        Series, TEXT, st.just(tuple(sorted(edges))), exactly(len(edges) - 1, st.floats(allow_nan=False)), TEXT
+    )
+)
 BANDS = st.builds(Band, TEXT, st.floats(), st.floats())
-CHARTS = st.builds(
-    Chart, st.sampled_from(["line", "range"]), TEXT, TEXT, TEXT, tuples(SERIES), tuples(BANDS), TEXT, TEXT
+CHARTS = st.one_of(
+    *(
+        st.builds(Chart, st.just(kind), TEXT, TEXT, TEXT, tuples(series), tuples(BANDS), TEXT, TEXT)
+        for kind, series in (("line", LINES), ("range", ROWS), ("histogram", OUTLINES))
+    )
 )
 RUNS = st.builds(
     Run,
@@ -319,6 +341,99 @@ def test_a_value_of_the_wrong_type_is_a_usage_error() -> None:
     assert accepted == []
 
 
+def a_line(**more: Any) -> dict[str, Any]:
+    return {"label": "s", "x": [1.0, 2.0], "y": [1.0, 2.0], **more}
+
+
+TABLE, CHART, SERIES_OF = ("tables", 0), ("charts", 0), ("charts", 0, "series")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((*TABLE, "rows"), [[1, 2]]),
+        ((*TABLE, "rows"), [[]]),
+        ((*TABLE, "rows"), [[1], []]),
+        ((*TABLE, "rows"), ["a"]),
+        ((*TABLE, "rows"), [[[1]]]),
+        ((*TABLE, "rows"), [[{"a": 1}]]),
+        ((*TABLE, "rows"), [[10**5000]]),
+        ((*TABLE, "rows"), {"a": 1}),
+        ((*TABLE, "columns"), []),
+        ((*TABLE, "columns"), [1]),
+        ((*TABLE, "columns"), {"a": 1}),
+        ((*CHART, "kind"), "pie"),
+        ((*CHART, "scale"), "log"),
+        ((*CHART, "x_scale"), "cubic"),
+        ((*CHART, "y_scale"), "cubic"),
+        (SERIES_OF, [a_line(y=[1.0])]),
+        (SERIES_OF, [a_line(y=[1.0, "2"])]),
+        (SERIES_OF, [a_line(x=[1.0, True])]),
+        (SERIES_OF, [a_line(x=[1.0, None])]),
+        (SERIES_OF, [a_line(x=[1.0, 10**400])]),
+        (SERIES_OF, [a_line(low=[1.0])]),
+        (SERIES_OF, [a_line(low=[1.0, 2.0], high=[1.0])]),
+        ((*CHART, "bands"), [{"label": "b", "low": 10**400, "high": 1}]),
+        ((*CHART, "bands"), [{"label": "b", "low": None, "high": 1}]),
+        (("environment",), {"torch": ["2"]}),
+        (("environment",), {"torch": {"version": 2}}),
+        (("coverage", "seen"), {"ops": -1}),
+        (("coverage", "seen"), {"ops": 10**5000}),
+        (("findings", 0, "observed"), 10**400),
+        (("findings", 0, "seen"), True),
+        (("findings", 0, "where", "step"), 10**5000),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else "value",
+)
+def test_what_cannot_be_drawn_is_refused(path: tuple[Any, ...], value: Any) -> None:
+    with pytest.raises(UsageError, match="damaged") as caught:
+        Run.from_json(changed(CHARTED.to_json(), path, lambda holder, key: holder.__setitem__(key, value)))
+    assert one_sentence(str(caught.value))
+    assert len(str(caught.value)) < 300
+
+
+NAN, INF = {"float": "nan"}, {"float": "inf"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "series", "fits"),
+    [
+        ("histogram", a_line(x=[0.0, 1.0, 2.0]), True),
+        ("histogram", a_line(x=[], y=[]), True),
+        ("histogram", a_line(), False),
+        ("histogram", a_line(x=[0.0, NAN, 2.0]), False),
+        ("histogram", a_line(x=[0.0, 1.0, INF]), False),
+        ("histogram", a_line(x=[0.0, 2.0, 1.0]), False),
+        ("range", a_line(x=[INF, NAN, 1.0, 2.0, 3.0], y=[]), True),
+        ("range", a_line(x=[1.0] * 6, y=[]), False),
+        ("line", a_line(x=[INF, NAN], low=[NAN, 1.0], high=[1.0, 2.0]), True),
+    ],
+)
+def test_a_series_fits_its_kind_of_chart(kind: str, series: dict[str, Any], fits: bool) -> None:
+    data = CHARTED.to_json()
+    data["charts"][0] |= {"kind": kind, "series": [series]}
+    if fits:
+        assert Run.from_json(data).charts[0].kind == kind
+    else:
+        with pytest.raises(UsageError, match="damaged"):
+            Run.from_json(data)
+
+
+def test_data_that_nests_deep_is_a_usage_error() -> None:
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    for path in (("environment", "torch"), ("findings", 0, "check"), ("tables", 0, "rows")):
+        data = CHARTED.to_json()
+        holder = data
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = deep
+        with pytest.raises(UsageError) as caught:
+            Run.from_json(data)
+        assert one_sentence(str(caught.value))
+
+
 @given(st.data())
 def test_damage_is_a_usage_error_or_no_damage_never_another_exception(data: st.DataObject) -> None:
     whole = CHARTED.to_json()
@@ -395,7 +510,7 @@ def test_a_failing_write_leaves_the_old_file_and_no_other(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(record.os, step, fail)
+        patch.setattr(os, step, fail)
         with pytest.raises(UsageError if isinstance(error, OSError) else KeyboardInterrupt):
             Run(title="new").save(path)
     assert Run.load(path).title == "old"
@@ -571,7 +686,23 @@ def test_verify_hides_its_frame(pytester: pytest.Pytester) -> None:
 def test_a_description_has_check_verdict_message_place_and_hint(found: Finding) -> None:
     text = describe(found)
     for part in (found.check, str(found.verdict), found.subject, found.message, str(found.where), found.hint):
-        assert part in text
+        assert clean(part) in text
+
+
+HOSTILE_NAME = "net\x1b[2J\x07\x9b31m\u202e\ud800"
+
+
+def test_no_control_character_of_a_name_or_an_error_reaches_a_terminal_or_an_assertion() -> None:
+    named = Finding(
+        HOSTILE_NAME, Verdict.FAIL, HOSTILE_NAME, HOSTILE_NAME, Where(module=HOSTILE_NAME), hint=HOSTILE_NAME
+    )
+    run = Run(findings=(named,), coverage=Coverage({HOSTILE_NAME: 1}))
+    with pytest.raises(AssertionError) as caught:
+        verify(run)
+    for text in (str(run), describe(named), str(caught.value)):
+        text.encode()
+        assert not set(text) & set("\x1b\x07\x9b\u202e\ud800")
+        assert "net\\x1b[2J" in text
 
 
 def test_a_place_names_what_is_known_and_nothing_else() -> None:

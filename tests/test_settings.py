@@ -152,6 +152,26 @@ def test_a_file_that_is_no_toml_is_a_usage_error(tmp_path: Path, content: bytes)
     assert "pyproject.toml cannot be read" in complaint(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a = " + "[" * 5000 + "]" * 5000, "nest too deep"),
+        ("a = " + "{a = " * 5000 + "1" + "}" * 5000, "nest too deep"),
+        ("[tool.ampcheck.limits]\nprecision = " + "[" * 60 + "]" * 60, "a list; a positive number is required"),
+        ("[tool.ampcheck.limits]\nprecision = 0x" + "f" * 4000, "beyond those of float64"),
+        ("[tool.ampcheck.limits]\nprecision = '" + "x" * 4000 + "'", "a positive number is required"),
+        ("[a]\n<<<<<<< HEAD\nb = 1\n=======\nb = 2\n>>>>>>> main\n", "line 2 is a conflict marker of git"),
+    ],
+    ids=lambda value: value[:60],
+)
+def test_a_file_that_nests_deep_or_holds_half_a_merge_is_one_short_sentence(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    message = complaint(write(tmp_path, text))
+    assert said in message
+    assert len(message) < 300
+
+
 # The limits of one subject.
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot, release_of
 from ampcheck.autocast.snapshots import load_release, nearest, releases
 from ampcheck.errors import UsageError
-from ampcheck.record import Coverage, Finding, Run, Verdict, Where, verify
+from ampcheck.record import Coverage, Finding, Run, Verdict, Where, passed, verify
 
 if TYPE_CHECKING:
     import torch
@@ -164,7 +164,7 @@ def check_policy(measured: Policy, snapshot: Snapshot, *, build: str) -> list[Fi
             message += f"; of {', '.join(unknown)} the snapshot knows no rule"
         if custom := measured.registered - found.registered:
             message += f"; {custom} custom {'op' if custom == 1 else 'ops'} of other namespaces not compared"
-        findings.append(Finding("policy-drift", Verdict.PASS, subject, message))
+        findings.append(passed("policy-drift", subject, message, compared.count))
     return findings
 
 

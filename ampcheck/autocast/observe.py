@@ -26,7 +26,7 @@ from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.places import Scopes, overload, users_line
 from ampcheck.prepare import Prepared, forward_through, prepare
-from ampcheck.record import Coverage, Finding, Run, Table, Verdict, Where, verify
+from ampcheck.record import Coverage, Finding, Run, Table, Verdict, Where, passed, verify
 from ampcheck.subject import Kind, Subject, as_subject
 
 BATCH = 16
@@ -162,7 +162,7 @@ def check_op_dtypes(stats: OpDtypes) -> list[Finding]:
         findings.append(Finding(check, Verdict.WARN, stats.subject, message))
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         message = f"{both} ops give the same dtypes compiled as in eager mode"
-        findings.append(Finding(check, Verdict.PASS, stats.subject, message, observed=both, unit="ops"))
+        findings.append(passed(check, stats.subject, message, both, observed=both, unit="ops"))
     return findings
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ampcheck.errors import UsageError, require_schema
-from ampcheck.record import write_atomically
+from ampcheck.files import read_json, write_atomically
 
 SCHEMA = 1
 """Version of a snapshot's JSON form. 1: the first."""
@@ -149,8 +149,8 @@ class Snapshot:
         """The snapshot kept at `path`. Raises `UsageError` for what is none."""
         name = Path(path).name
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            data = read_json(path)
+        except (OSError, ValueError) as error:
             raise UsageError(f"no autocast snapshot could be read from {name}: {error}") from error
         require_schema(data, name, "autocast snapshot", SCHEMA)
         try:
@@ -160,7 +160,9 @@ class Snapshot:
                 raise ValueError("it names no device")
             return cls(version, _text(data["build"]), _text(data["platform"]), _text(data["date"]), policies)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{name} is damaged ({error!r}): write it anew with ampcheck policy snapshot") from error
+            raise UsageError(
+                f"{name} is damaged ({error!r:.300}): write it anew with ampcheck policy snapshot"
+            ) from error
 
 
 def release_of(version: str) -> str:
@@ -199,7 +201,7 @@ def _op_from_json(data: Mapping[str, Any]) -> OpPolicy:
     facts = {_text(given): _text(handed) for given, handed in data.get("facts", {}).items()}
     rule = _text(data["rule"])
     if rule not in RULES and not (rule.startswith(FIXED) and rule != FIXED):
-        raise ValueError(f"there is no rule {rule!r}")
+        raise ValueError(f"there is no rule {rule!r:.80}")
     restores = data.get("restores", False)
     if not isinstance(restores, bool):
         raise TypeError(f"restores cannot be {restores!r:.40}")

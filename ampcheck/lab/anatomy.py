@@ -129,7 +129,7 @@ def check_anatomy(stats: AnatomyStats) -> list[Finding]:
         else ", ".join(f"{row.value} becomes {row.cast!r} in {row.format}, not {row.expected[0]!r}" for row in wrong)
     )
     expected = "a cast rounds to the nearest value of the format, as its bits say"
-    findings = [told(CHECK, stats.device, expected, found, bool(compared) and not wrong)]
+    findings = [told(CHECK, stats.device, expected, found, bool(compared) and not wrong, seen=len(compared))]
     asked = {
         f"{name}, {how}": kept
         for name, support in stats.subnormals.get(stats.device, {}).items()
@@ -146,6 +146,7 @@ def check_anatomy(stats: AnatomyStats) -> list[Finding]:
             if lost
             else f"{len(asked)} of {len(asked)} cases keep them",
             bool(asked) and not lost,
+            seen=len(asked),
             otherwise=Verdict.WARN,
             hint="what lies below the smallest normal value is zero here; torch.set_flush_denormal(False) on a CPU",
         )

@@ -234,11 +234,13 @@ def check_compiling(stats: CompilingStats) -> list[Finding]:
         if way.lacking:
             findings.append(skipped(CHECK, stats.device, f"{way.name} was not measured: {way.raised}"))
         elif way.raised:
-            findings.append(told(CHECK, stats.device, f"{way.name} runs", f"it raised {way.raised}", False))
+            findings.append(told(CHECK, stats.device, f"{way.name} runs", f"it raised {way.raised}", False, seen=0))
         elif way is not eager:
             found = f"{way.graphs} {'graph' if way.graphs == 1 else 'graphs'}, {way.breaks} breaks"
             whole = way.graphs == 1 and not way.breaks
-            findings.append(told(CHECK, stats.device, f"{way.name}: one graph without a break", found, whole))
+            findings.append(
+                told(CHECK, stats.device, f"{way.name}: one graph without a break", found, whole, seen=way.graphs)
+            )
             if eager is not None:
                 findings.append(_as_right(stats, way, eager))
     if stats.speeds is not None:
@@ -266,6 +268,7 @@ def _as_right(stats: CompilingStats, way: WayStats, eager: WayStats) -> Finding:
         expected,
         f"{way.gradient:.2g}",
         way.gradient <= limit,
+        seen=2,  # errors: of this way and of eager mode
         otherwise=Verdict.WARN,
         observed=way.gradient,
         limit=limit,

@@ -172,7 +172,10 @@ def check_lab_confounders(stats: LabConfounders) -> list[Finding]:
         expected = f"{what}: each element of a product of {SIZE} terms within {product.bound:.2g} of |A| |B|"
         found = f"at most {product.worst:.2g}"
         right = product.worst <= product.bound
-        findings.append(told(CHECK, stats.device, expected, found, right, observed=product.worst, limit=product.bound))
+        worst, bound = product.worst, product.bound
+        findings.append(
+            told(CHECK, stats.device, expected, found, right, seen=SIZE * SIZE, observed=worst, limit=bound)
+        )
     repeated = [one for one in stats.spread[1:] if one.repeated]
     if repeated:
         same = sum(one.same for one in repeated)
@@ -186,6 +189,7 @@ def check_lab_confounders(stats: LabConfounders) -> list[Finding]:
                 expected,
                 found,
                 same == len(repeated),
+                seen=len(repeated),
                 otherwise=Verdict.WARN,
                 hint="torch.use_deterministic_algorithms(True) names the ops; until then smaller differences mean "
                 "nothing",

@@ -20,6 +20,8 @@ CHECK = check_of("exp")
 
 LOGITS = (0.0, 20.0, 40.0, 80.0)
 RANGE = (-80.0, 80.0)
+NEAR = 200
+"""Numbers at each side of where exp should end."""
 
 _SHOWN = ("float32", "tf32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
 """In the table of edges: PyTorch computes in some of them nowhere, and their edges follow from their bits."""
@@ -90,7 +92,7 @@ def measure_exp(device: str = "cpu") -> ExpStats:
         form, dtype = format_of(name), getattr(torch, name)
         edge = last_finite(form)
         code = form.encode(edge)
-        near = [form.decode(other) for other in range(code - 200, code + 201)]
+        near = [form.decode(other) for other in range(code - NEAR, code + NEAR + 1)]
         finite = torch.tensor(near, dtype=dtype, device=device).exp().isfinite().tolist()
         edges.append(ExpEdge(name, edge, max((x for x, ok in zip(near, finite, strict=True) if ok), default=math.nan)))
         x = torch.linspace(*RANGE, 321, dtype=torch.float64).to(dtype)
@@ -120,8 +122,10 @@ def check_exp(stats: ExpStats) -> list[Finding]:
             f"log({form.overflows_at:.6g}) = {distinct(math.log(form.overflows_at), form)}"
         )
         close = abs(edge.found - edge.derived) <= form.ulp(edge.derived)  # a kernel may be off by one ULP of exp
-        found = f"up to {distinct(edge.found, form)}"
-        findings.append(told(CHECK, stats.device, expected, found, close, observed=edge.found, limit=edge.derived))
+        found, last, right = f"up to {distinct(edge.found, form)}", edge.found, edge.derived
+        findings.append(
+            told(CHECK, stats.device, expected, found, close, seen=2 * NEAR + 1, observed=last, limit=right)
+        )
     for name in stats.places:
         findings += _check_functions(stats, name)
     return findings + [skipped(CHECK, stats.device, why) for why in stats.lacking.values()]
@@ -137,7 +141,7 @@ def _check_functions(stats: ExpStats, name: str) -> list[Finding]:
     told_over = f", infinite above {last_finite(form):.5g}" if last_finite(form) < RANGE[1] else ""
     expected = f"log(1 + exp(x)) in {name} is 0 below log(unit roundoff) = {lost:.4g}{told_over}"
     found = "so it is" if not gone and not over else f"not so at {len(gone) + len(over)} places"
-    findings = [told(CHECK, stats.device, expected, found, not gone and not over)]
+    findings = [told(CHECK, stats.device, expected, found, not gone and not over, seen=len(naive))]
     # Where the result itself is subnormal or zero its relative error is no matter of the function. exp and log1p are
     # right to one ULP each, as those of SLEEF and of CUDA are documented: four unit roundoffs.
     sound = [
@@ -155,6 +159,7 @@ def _check_functions(stats: ExpStats, name: str) -> list[Finding]:
             f"{RANGE[1]:g}, as far as its result is a normal number",
             f"at most {worst:.2g}",
             worst <= limit,
+            seen=len(sound),
             otherwise=Verdict.WARN,
             observed=worst,
             limit=limit,
@@ -164,7 +169,7 @@ def _check_functions(stats: ExpStats, name: str) -> list[Finding]:
     fits = max(LOGITS) <= last_finite(form)  # the sum overflows with the largest power
     expected = f"naive softmax of {_list(LOGITS)} in {name} is {'finite' if fits else 'NaN'}"
     found = "finite" if finite else f"{sum(map(math.isnan, stats.softmax[name, 'naive']))} of {len(LOGITS)} are NaN"
-    findings.append(told(CHECK, stats.device, expected, found, finite == fits))
+    findings.append(told(CHECK, stats.device, expected, found, finite == fits, seen=len(LOGITS)))
     return [*findings, _check_softmax(stats, name)]
 
 
@@ -190,6 +195,7 @@ def _check_softmax(stats: ExpStats, name: str) -> Finding:
         f"the smallest subnormal, {form.smallest_subnormal:.2g}",
         f"at most {worst:.2g}",
         worst <= limit,
+        seen=len(off),
         otherwise=Verdict.WARN,
         observed=worst,
         limit=limit,

@@ -140,12 +140,12 @@ def check_flow(flow: Flow) -> list[Finding]:
             others = [one for one in modules if {*one.given, *one.gave} - {"float32"}]
             expected = f"without autocast every module of {where} takes and gives float32"
             found = f"{len(modules) - len(others)} of {len(modules)} modules do"
-            findings.append(told(CHECK, flow.device, expected, found, bool(modules) and not others))
+            findings.append(told(CHECK, flow.device, expected, found, bool(modules) and not others, seen=len(modules)))
             continue
         given, there, widened = _linear(arm, modules)
         expected = f"under autocast to {arm} every linear layer of {where} gives {arm}"
         found = f"{given} of {there} do; {_often(widened)} {arm} is widened to float32"
-        findings.append(told(CHECK, flow.device, expected, found, given == there > 0))
+        findings.append(told(CHECK, flow.device, expected, found, given == there > 0, seen=there))
     return findings + [skipped(CHECK, flow.device, f"{where}: {why}") for why in flow.lacking.values()]
 
 

@@ -66,12 +66,13 @@ def check_policies(facts: PolicyFacts) -> list[Finding]:
     asked, there = sum(facts.probed.values()), sum(facts.registered.values())
     expected = f"each overload with an autocast kernel tells its rule, on {len(facts.probed)} kinds of devices"
     found = f"{asked} of {there} do; CPU and CUDA treat {facts.changed} overloads differently"
-    findings = [told(CHECK, facts.device, expected, found, asked == there > 0, otherwise=Verdict.FAIL)]
+    findings = [told(CHECK, facts.device, expected, found, asked == there > 0, seen=there)]
     wrong = [one for one in facts.drift if one.verdict in (Verdict.FAIL, Verdict.WARN)]
-    if wrong or any(one.verdict is Verdict.PASS for one in facts.drift):
+    compared = sum(one.seen or 0 for one in facts.drift)
+    if wrong or compared:
         expected = "the installed PyTorch treats ops as the snapshot of its release that ampcheck carries"
         found = "; ".join(one.message for one in wrong[:3]) if wrong else f"so it does on {len(facts.probed)} devices"
-        findings.append(told(CHECK, facts.device, expected, found, not wrong, otherwise=Verdict.WARN))
+        findings.append(told(CHECK, facts.device, expected, found, not wrong, seen=compared, otherwise=Verdict.WARN))
     else:
         why = facts.drift[0].message if facts.drift else "ampcheck carries no snapshot to compare this PyTorch with"
         findings.append(skipped(CHECK, facts.device, why))
@@ -80,7 +81,7 @@ def check_policies(facts: PolicyFacts) -> list[Finding]:
         strayed = [op for op in low if seen.dtype not in op.compute]
         expected = f"what autocast lowers in the demo under {kind} computes in {seen.dtype}"
         found = f"{len(low) - len(strayed)} of {len(low)} do, of {len(seen.ops)} kinds of calls"
-        findings.append(told(CHECK, facts.device, expected, found, bool(low) and not strayed))
+        findings.append(told(CHECK, facts.device, expected, found, bool(low) and not strayed, seen=len(low)))
     return findings
 
 

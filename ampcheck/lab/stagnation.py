@@ -123,8 +123,10 @@ def check_stagnation(stats: StagnationStats) -> list[Finding]:
             far = tolerance(name, way)
             expected = f"{name}, {way}, ends within {far:.2g} of {true:g}"
             holds = abs(path[-1] - true) <= far
-        found = f"{path[-1]:.7g} after {STEPS:,} updates"
-        findings.append(told(CHECK, stats.device, expected, found, holds, observed=path[-1], limit=true))
+        found, last = f"{path[-1]:.7g} after {STEPS:,} updates", path[-1]
+        findings.append(
+            told(CHECK, stats.device, expected, found, holds, seen=len(path) - 1, observed=last, limit=true)
+        )
     return findings + [skipped(CHECK, stats.device, why) for why in stats.lacking.values()]
 
 

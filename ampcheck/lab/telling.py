@@ -11,7 +11,7 @@ from ampcheck.autocast.missing import lacks_kernel
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.numerics.measure import missing_tool
-from ampcheck.record import Band, Finding, Verdict
+from ampcheck.record import Band, Finding, Verdict, Where, passed
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
 """Formats in which PyTorch computes everywhere, widest first."""
@@ -24,6 +24,7 @@ def told(
     found: str,
     holds: bool,
     *,
+    seen: int,
     otherwise: Verdict = Verdict.FAIL,
     observed: float | None = None,
     limit: float | None = None,
@@ -32,13 +33,13 @@ def told(
 ) -> Finding:
     """One expectation beside what came out.
 
-    otherwise: the verdict where it does not hold: FAIL for what follows from the format, WARN for what experience says.
+    seen: how many values, modules or updates were compared. otherwise: the verdict where it does not hold: FAIL for
+    what follows from the format, WARN for what experience says.
     """
-    verdict = Verdict.PASS if holds else otherwise
     message = f"expected: {expected}; came out: {found}"
-    return Finding(
-        check, verdict, device, message, observed=observed, limit=limit, unit=unit, hint="" if holds else hint
-    )
+    if holds:
+        return passed(check, device, message, seen, observed=observed, limit=limit, unit=unit)
+    return Finding(check, otherwise, device, message, Where(), observed, limit, unit, hint, seen)
 
 
 def skipped(check: str, device: str, reason: str) -> Finding:

@@ -196,7 +196,8 @@ def check_training(stats: TrainingStats) -> list[Finding]:
     """Which runs stay finite, how far they end from float32, what a moving scale does, and which are faster."""
     findings = [_finite(stats, run) for run in stats.runs]
     findings += [
-        told(CHECK, stats.device, f"{name} runs", f"it raised {why}", False) for name, why in stats.broken.items()
+        told(CHECK, stats.device, f"{name} runs", f"it raised {why}", False, seen=0)
+        for name, why in stats.broken.items()
     ]
     findings += _close(stats)
     if stats.moving is not None:
@@ -221,6 +222,7 @@ def _finite(stats: TrainingStats, run: TrainingRun) -> Finding:
             found += f", {where.module}" if where.module else ""
             found += f": {run.culprit.elements:,} elements in {run.culprit.dtype}"
             found += " (found in eager mode)" if run.compiled else ""
+    steps = len(run.steps)
     if run.mode == NAIVE:
         edge = format_of("float16").flushes_at
         least = math.sqrt(edge / (1 - BETAS[1]))
@@ -229,10 +231,10 @@ def _finite(stats: TrainingStats, run: TrainingRun) -> Finding:
             f"{run.name} breaks: eps of AdamW, {EPS:g}, is at most {power(edge)} and so zero in float16, and so is "
             f"{1 - BETAS[1]:.3g} times the square of each gradient up to {least:.2g}: AdamW divides by zero"
         )
-        made = told(CHECK, stats.device, expected, found, run.stopped is not None, otherwise=Verdict.WARN)
+        made = told(CHECK, stats.device, expected, found, run.stopped is not None, seen=steps, otherwise=Verdict.WARN)
     else:
         expected = f"{run.name} stays finite for {stats.planned} steps"
-        made = told(CHECK, stats.device, expected, found, run.stopped is None, otherwise=Verdict.WARN)
+        made = told(CHECK, stats.device, expected, found, run.stopped is None, seen=steps, otherwise=Verdict.WARN)
     if run.culprit is not None:
         made = replace(made, where=replace(run.culprit.where, step=run.stopped))
     return made
@@ -247,7 +249,7 @@ def _moving(stats: TrainingStats, run: TrainingRun) -> Finding:
     found = f"{left} of {len(run.steps)} updates left out"
     found += "" if run.stopped is None else f"; inf or NaN at step {run.stopped}"
     right = left > 0 and run.stopped is None
-    return told(CHECK, stats.device, expected, found, right, otherwise=Verdict.WARN)
+    return told(CHECK, stats.device, expected, found, right, seen=len(run.steps), otherwise=Verdict.WARN)
 
 
 def _close(stats: TrainingStats) -> list[Finding]:
@@ -271,6 +273,7 @@ def _close(stats: TrainingStats) -> list[Finding]:
                     expected,
                     f"{distance:.2g} away",
                     distance <= spread,
+                    seen=2 + len(stats.seeds),  # validation losses
                     otherwise=Verdict.WARN,
                     observed=distance,
                     limit=spread,

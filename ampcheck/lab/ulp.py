@@ -63,7 +63,7 @@ def check_ulps(stats: UlpStats) -> list[Finding]:
         name, place, step, wanted = stats.wrong[0]
         found = f"not so at {len(stats.wrong)} magnitudes; first {name} at {place:g}: {step:g} instead of {wanted:g}"
     expected = "the next bit pattern after x is one ULP, 2^(floor(log2 x) - mantissa bits), away"
-    findings = [told(CHECK, stats.device, expected, found, total > 0 and not stats.wrong)]
+    findings = [told(CHECK, stats.device, expected, found, total > 0 and not stats.wrong, seen=total)]
     return findings + [skipped(CHECK, stats.device, why) for why in stats.lacking.values()]
 
 

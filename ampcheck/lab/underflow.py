@@ -155,7 +155,19 @@ def check_underflow(stats: UnderflowStats) -> list[Finding]:
         found = f"{cast.zeros:,} zeros"
         right = cast.zeros == cast.expected
         observed, limit = float(cast.zeros), float(cast.expected)
-        findings.append(told(CHECK, stats.device, expected, found, right, observed=observed, limit=limit, unit="zeros"))
+        findings.append(
+            told(
+                CHECK,
+                stats.device,
+                expected,
+                found,
+                right,
+                seen=cast.count,
+                observed=observed,
+                limit=limit,
+                unit="zeros",
+            )
+        )
     if stats.layers:
         nonzero = sum(layer.nonzero for layer in stats.layers)
         plain, scaled = (sum(getattr(layer, what) for layer in stats.layers) for what in ("plain", "scaled"))
@@ -168,6 +180,7 @@ def check_underflow(stats: UnderflowStats) -> list[Finding]:
                 f"{100 * plain / nonzero:.1f} %, {scaled:,} with it, and "
                 f"{sum(layer.infinite for layer in stats.layers)} are infinite",
                 scaled < plain and not any(layer.infinite for layer in stats.layers),
+                seen=nonzero,
             )
         )
     return findings + [skipped(CHECK, stats.device, why) for why in stats.lacking.values()]

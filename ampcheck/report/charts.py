@@ -12,12 +12,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ampcheck.errors import UsageError
+from ampcheck.picture import require_known
 from ampcheck.record import Chart
 from ampcheck.report.bars import draw_histogram
 from ampcheck.report.canvas import STYLE
-from ampcheck.report.lines import X_SCALES, Y_SCALES, draw_line
+from ampcheck.report.lines import draw_line
 from ampcheck.report.ranges import draw_range
-from ampcheck.report.scales import SCALES
 from ampcheck.report.text import clean, number
 
 _DRAWERS = {"histogram": draw_histogram, "range": draw_range, "line": draw_line}
@@ -31,12 +31,10 @@ def chart_svg(chart: Chart, *, key: str = "chart") -> str:
     """
     from matplotlib import style
 
-    if chart.kind not in _DRAWERS:
-        raise UsageError(f"a chart must be of kind {' or '.join(_DRAWERS)}, not {chart.kind!r}")
-    for name, known in (("scale", SCALES), ("x_scale", X_SCALES), ("y_scale", Y_SCALES)):
-        if getattr(chart, name) not in known:
-            told = " or ".join(one or "empty" for one in known)
-            raise UsageError(f"the {name} of a chart must be {told}, not {getattr(chart, name)!r}")
+    try:
+        require_known(chart)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     with style.context(["default", {**STYLE, "svg.hashsalt": key}]), _without_warnings():
         figure = _DRAWERS[chart.kind](chart)
         stream = io.StringIO()

@@ -22,9 +22,6 @@ _WIDTH, _WIDER = 1.4, 1.2
 _NEAR = 0.01
 """The part of the picture's height within which two lines are one to the eye."""
 
-X_SCALES = ("", "linear", "log", "exponent")
-Y_SCALES = ("", "linear", "log", "exponent")
-
 
 def draw_line(chart: Chart) -> Figure:
     """Series over x; what is not finite is a gap."""

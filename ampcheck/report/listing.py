@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ampcheck.record import Table
-from ampcheck.report.text import MIN_WIDTH, cells, wrap
+from ampcheck.report.text import MIN_WIDTH, cells, clean, wrap
 
 if TYPE_CHECKING:
     import rich.table
@@ -25,14 +25,14 @@ def print_tables(tables: Sequence[Table]) -> None:
 
     console = Console()
     for shown in tables:
-        console.print(text.Text(("\n" if shown is not tables[0] else "") + shown.title, "bold"))
+        console.print(text.Text(("\n" if shown is not tables[0] else "") + clean(shown.title), "bold"))
         if shown.rows and (widths := _widths(shown, console.width)) is not None:
             console.print(_side_by_side(shown, widths))
         else:
             for line in _paragraphs(shown, max(console.width, MIN_WIDTH)):
                 console.print(text.Text(line), soft_wrap=True)
         if shown.note:
-            console.print(text.Text(shown.note))
+            console.print(text.Text(clean(shown.note)))
 
 
 def _widths(shown: Table, total: int) -> list[int] | None:
@@ -41,7 +41,7 @@ def _widths(shown: Table, total: int) -> list[int] | None:
     What stands first names the row and keeps its cells whole; of the others the widest give way, down to their longest
     words.
     """
-    columns = list(zip(shown.columns, *([_cell(cell) for cell in row] for row in shown.rows), strict=True))
+    columns = list(zip(map(clean, shown.columns), *([_cell(cell) for cell in row] for row in shown.rows), strict=True))
     most = [max(cells(text) for text in column) for column in columns]
     least = [max(cells(word) for text in column for word in text.split() or [""]) for column in columns]
     widths = [most[0], *least[1:]]
@@ -62,7 +62,7 @@ def _side_by_side(shown: Table, widths: Sequence[int]) -> rich.table.Table:
         side: Literal["left", "right"] = (
             "right" if isinstance(cell, (int, float)) and not isinstance(cell, bool) else "left"
         )
-        printed.add_column(column, justify=side, overflow="fold", width=max(width, 1))
+        printed.add_column(text.Text(clean(column)), justify=side, overflow="fold", width=max(width, 1))
     for row in shown.rows:
         printed.add_row(*(text.Text(_cell(cell)) for cell in row))
     return printed
@@ -81,4 +81,4 @@ def _cell(cell: object) -> str:
         return ""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    return f"{cell:.3g}" if isinstance(cell, float) else str(cell).strip()
+    return f"{cell:.3g}" if isinstance(cell, float) else clean(str(cell)).strip()

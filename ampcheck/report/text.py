@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from ampcheck.record import Scalar
+from ampcheck.visible import clean as clean
 
 MIN_WIDTH = 20
 """Narrower terminals get lines of this width: below it, nothing can be read."""
-
-_BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def number(value: Scalar, digits: int = 3) -> str:
@@ -46,20 +45,6 @@ def _scientific(text: str) -> str:
 def quantity(value: float | None, unit: str) -> str:
     """A number with its unit, such as `0.31 %`; empty where there is no number."""
     return "" if value is None else f"{number(value)} {unit}".rstrip()
-
-
-def clean(text: str) -> str:
-    """`text` with what could steer a terminal or mislead a reader made visible: control characters, lone surrogates
-    and bidirectional overrides become escapes such as `\\x1b`. Line ends and tabs stay.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_visible(character) for character in text)
-
-
-def _visible(character: str) -> str:
-    hostile = unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS
-    return character.encode("unicode_escape").decode() if hostile and character not in "\n\t" else character
 
 
 def cells(text: str) -> int:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from ampcheck.errors import UsageError, as_result, brief
+from ampcheck.files import write_atomically
 from ampcheck.formats import format_of
 from ampcheck.nest import tensors
-from ampcheck.record import write_atomically
 from ampcheck.search import invariances
 from ampcheck.search.arms import Example
 from ampcheck.search.look import Looker

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from ampcheck.errors import UsageError
-from ampcheck.record import Coverage, Finding, Run, Verdict, Where
+from ampcheck.record import Coverage, Finding, Run, Verdict, Where, passed
 from ampcheck.speed.clock import Clock
 from ampcheck.speed.fingerprint import differences
 from ampcheck.speed.history.lines import load
@@ -343,8 +343,10 @@ def _moved(old: SpeedRecord, new: SpeedRecord, effect: float, told: str) -> Find
         hint = "raise the budget of the test"
         return _finding(new.name, Verdict.UNDECIDED, f"{required}; {told}: too wide to decide", hint, figures)
     if new.ratio > old.ratio * (1 + effect) and new.low > old.high:
-        return _finding(new.name, Verdict.PASS, f"{required}; {told}, so it rose: {_fault(old, new)}", "", figures)
-    return _finding(new.name, Verdict.PASS, f"{required}; {told}", "", figures)
+        return _finding(
+            new.name, Verdict.PASS, f"{required}; {told}, so it rose: {_fault(old, new)}", "", figures, new.cycles
+        )
+    return _finding(new.name, Verdict.PASS, f"{required}; {told}", "", figures, new.cycles)
 
 
 def _fault(old: SpeedRecord, new: SpeedRecord) -> str:
@@ -358,12 +360,22 @@ def _fault(old: SpeedRecord, new: SpeedRecord) -> str:
 
 
 def _finding(
-    name: str, verdict: Verdict, message: str, hint: str = "", figures: tuple[float, float] | None = None
+    name: str,
+    verdict: Verdict,
+    message: str,
+    hint: str = "",
+    figures: tuple[float, float] | None = None,
+    cycles: int = 0,
 ) -> Finding:
-    """figures: the ratio and its limit."""
+    """figures: the ratio and its limit. cycles: paired timings that a pass rests on."""
     observed, limit = figures or (None, None)
     unit = "times as fast" if figures else ""
-    return Finding("regression", verdict, name, message, Where(phase="speed"), observed, limit, unit, hint)
+    where = Where(phase="speed")
+    if verdict is Verdict.PASS:
+        return passed(
+            "regression", name, message, cycles, where=where, observed=observed, limit=limit, unit=unit, hint=hint
+        )
+    return Finding("regression", verdict, name, message, where, observed, limit, unit, hint)
 
 
 def _listed(kept: object) -> list[Any]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampcheck.errors import UsageError
-from ampcheck.record import Finding, Scalar, Verdict, Where
+from ampcheck.record import Finding, Scalar, Verdict, Where, passed
 from ampcheck.speed.fingerprint import differences
 from ampcheck.speed.interval import CONFIDENCE, Logs, cycles_needed, log_ratios, median_bounds, paired_ratio
 from ampcheck.speed.stats import LOOKS, ArmTimes, SpeedRecord, SpeedStats
@@ -197,17 +197,11 @@ def _finding(stats: SpeedStats, arm: ArmTimes, rule: Rule, check: str, other: li
                 if check == "speedup"
                 else "look at what the change does in a profile; torch.profiler shows the ops that grew"
             )
-    return Finding(
-        check,
-        verdict,
-        stats.subject,
-        message,
-        where=Where(phase="speed"),
-        observed=found.ratio,
-        limit=rule.limit,
-        unit="times as fast",
-        hint=hint,
-    )
+    where, unit = Where(phase="speed"), "times as fast"
+    if verdict is Verdict.PASS:
+        ratio, limit = found.ratio, rule.limit
+        return passed(check, stats.subject, message, stats.cycles, where=where, observed=ratio, limit=limit, unit=unit)
+    return Finding(check, verdict, stats.subject, message, where, found.ratio, rule.limit, unit, hint, stats.cycles)
 
 
 def record_of(stats: SpeedStats, arm: str, *, name: str, precision: str = "float32", verdict: str = "") -> SpeedRecord:

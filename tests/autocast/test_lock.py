@@ -126,11 +126,34 @@ def test_writers_at_the_same_time_lose_no_entry(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
-def test_a_writer_that_never_finished_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "PATIENCE", 0.05)
+def test_what_a_writer_that_was_killed_left_behind_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "PATIENCE", 0.0)
     (tmp_path / f".{NAME}.writing").touch()
-    with pytest.raises(UsageError, match="delete it unless another process writes"):
+    update(tmp_path / NAME, "model", {})
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize(
+    "kept", [b"{", b'{"schema": 1, "targets": {"a": {}, "a": {}}}', b"<<<<<<< HEAD\n{}\n", b"\xff"]
+)
+def test_a_damaged_lock_stays_as_it_is_when_a_model_is_locked(tmp_path: Path, kept: bytes) -> None:
+    (tmp_path / NAME).write_bytes(kept)
+    with pytest.raises(UsageError, match=NAME):
         update(tmp_path / NAME, "model", {})
+    assert (tmp_path / NAME).read_bytes() == kept
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_a_lock_behind_a_symlink_is_written_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "all.json").write_text(LockFile({}).to_text())
+    (tmp_path / NAME).symlink_to("shared/all.json")
+    update(tmp_path / NAME, "model", {})
+    assert (tmp_path / NAME).is_symlink()
+    assert set(LockFile.load(tmp_path / "shared" / "all.json").targets) == {"model"}
+    assert {path.name for path in tmp_path.rglob("*")} == {NAME, "all.json", "shared"}
 
 
 @pytest.mark.parametrize("factory", ["gpt2", "t5", "vit"])

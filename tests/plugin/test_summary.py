@@ -202,6 +202,23 @@ def test_a_run_of_things_that_are_not_plain_fails_its_test_alone(sample: pytest.
     result.stdout.fnmatch_lines(["E*UsageError: a run that is emitted must hold plain Python data*object*"])
 
 
+@pytest.mark.parametrize("spread", ["-n0", "-n2"])
+def test_a_run_that_cannot_be_drawn_fails_its_test_alone(sample: pytest.Pytester, spread: str) -> None:
+    sample.makepyfile(
+        """
+        import ampcheck
+        from ampcheck.record import Table
+        from sample import judge
+
+        def test_bad(): ampcheck.emit(ampcheck.Run(tables=(Table("t", ("a", "b"), ((1,),)),)))
+        def test_good(): judge("pass")
+        """
+    )
+    result = sample.runpytest(spread, "--ampcheck")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E*UsageError: *each row of the table 't' must have a cell for each column*"])
+
+
 def test_a_failure_shows_the_test_and_not_the_plugin(suite: pytest.Pytester) -> None:
     result = suite.runpytest("-n0", "--ampcheck")
     result.stdout.fnmatch_lines(["E *AssertionError: [[]overflow[]] fail: Big: an output stays finite"])

@@ -38,6 +38,14 @@ def test_a_row_becomes_a_paragraph_where_words_would_be_broken(capsys: pytest.Ca
     assert "compiler" not in "".join(lines[5:]), "what a row does not have is left out"
 
 
+@pytest.mark.parametrize("width", [200, 30])
+def test_no_control_character_reaches_the_terminal(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "net\x1b[2J\x9b31m\ud800"
+    told = "\n".join(printed(Table(name, (name, name), [(name, 1)], note=name), width, capsys))
+    assert not set(told) & set("\x1b\x9b\ud800")
+    assert told.count("\\x1b") >= 4
+
+
 def test_a_yes_or_no_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     told = "".join(printed(Table("Kept", ("dtype", "survives"), [("float16", True), ("bfloat16", False)]), 80, capsys))
     assert "yes" in told

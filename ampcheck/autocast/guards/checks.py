@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.autocast.guards.records import Call, Crossing, GuardStats, Recompute, StaleCast, short
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, Policy
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 
 _BELOW: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -76,7 +76,7 @@ def check_state(stats: GuardStats) -> Iterator[Finding]:
             hint=_state_hint(stats),
         )
     else:
-        yield _pass(slug, stats, f"{stats.settings} switches are as they were")
+        yield passed(slug, stats.subject, f"{stats.settings} switches are as they were", stats.settings)
 
 
 def check_scope(stats: GuardStats) -> Iterator[Finding]:
@@ -110,7 +110,8 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
         nothing = "no backward pass and no optimizer step ran"
         if passes + steps and not stats.regions:
             nothing = "autocast was never on; torch.autocast for a device that is not there does nothing (emulate it)"
-        yield _pass(slug, stats, text) if passes + steps and stats.regions else _skip(slug, stats, nothing)
+        ran = passes + steps if stats.regions else 0
+        yield passed(slug, stats.subject, text, ran) if ran else _skip(slug, stats, nothing)
 
 
 def check_cache(stats: GuardStats) -> Iterator[Finding]:
@@ -141,7 +142,9 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
     if not groups:
         seen = stats.counts.get("cached casts", 0)
         text = f"{seen} casts of weights were kept and none was used after its weight changed"
-        yield _pass(slug, stats, text) if seen else _skip(slug, stats, "autocast kept no cast of a weight")
+        yield (
+            passed(slug, stats.subject, text, seen) if seen else _skip(slug, stats, "autocast kept no cast of a weight")
+        )
 
 
 def check_bypass(stats: GuardStats) -> Iterator[Finding]:
@@ -290,7 +293,7 @@ def check_banned(stats: GuardStats) -> Iterator[Finding]:
     if not hits:
         seen = stats.counts.get("autocast ops", 0)
         text = f"{seen} autocast ops ran and no ban ended the block; a ban that the block catches is not seen"
-        yield _pass(slug, stats, text) if seen else _skip(slug, stats, "no op ran under autocast")
+        yield passed(slug, stats.subject, text, seen) if seen else _skip(slug, stats, "no op ran under autocast")
 
 
 def banned_by(policy: Policy, message: str) -> list[str]:
@@ -376,11 +379,7 @@ def _times(count: int) -> str:
 
 def _looked(slug: str, stats: GuardStats, what: str, nothing: str) -> Finding:
     seen = stats.counts.get(what, 0)
-    return _pass(slug, stats, f"{seen} {what} were looked at") if seen else _skip(slug, stats, nothing)
-
-
-def _pass(slug: str, stats: GuardStats, message: str) -> Finding:
-    return Finding(slug, Verdict.PASS, stats.subject, message)
+    return passed(slug, stats.subject, f"{seen} {what} were looked at", seen) if seen else _skip(slug, stats, nothing)
 
 
 def _skip(slug: str, stats: GuardStats, message: str) -> Finding:

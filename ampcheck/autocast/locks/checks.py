@@ -10,7 +10,7 @@ from ampcheck.autocast.drift import history, since
 from ampcheck.autocast.locks.file import ANY_WAY, Locked, LockedOp
 from ampcheck.autocast.policy import BANNED, RULES, release_of
 from ampcheck.errors import UsageError
-from ampcheck.record import Finding, Table, Verdict, Where
+from ampcheck.record import Finding, Table, Verdict, Where, passed
 
 _NAMED = 6
 """How many modules, ops or lines a message names."""
@@ -58,7 +58,7 @@ def check_lock(calls: PolicyCalls, locked: Locked, now: Locked, ways: str = ANY_
         return [replace(finding, hint=refresh(ways)) for finding in findings]
     count = sum(len(op.used) for op in now.ops.values())
     message = f"as locked under PyTorch {locked.torch}: {len(now.ops)} ops in {count} combinations of dtypes and module"
-    return [Finding(slug, Verdict.PASS, subject, message, observed=float(len(now.ops)), limit=1.0, unit="ops")]
+    return [passed(slug, subject, message, count, observed=float(len(now.ops)), limit=1.0, unit="ops")]
 
 
 def _broken_off(calls: PolicyCalls, slug: str) -> Finding | None:
@@ -223,7 +223,8 @@ def check_banned(calls: PolicyCalls) -> list[Finding]:
         message = f"no op may be called that autocast bans on {calls.device}; {op} {what}: {first or text} ({modules})"
         hint = rest or "leave autocast around it: torch.autocast(..., enabled=False), with float32 inputs"
         findings.append(Finding(slug, verdict, subject, message, call.where, hint=hint))
-    return findings or [_clean(slug, calls, f"none of {len({c.op for c in calls.ruled})} ops is banned")]
+    ops = len({call.op for call in calls.ruled})
+    return findings or [_clean(slug, calls, f"none of {ops} ops is banned", ops)]
 
 
 def check_unregistered(calls: PolicyCalls) -> list[Finding]:
@@ -244,7 +245,7 @@ def check_unregistered(calls: PolicyCalls) -> list[Finding]:
         verdict = Verdict.FAIL if raised and mixed else Verdict.WARN
         findings.append(Finding(slug, verdict, subject, message, (mixed or found)[0].where, hint=hint))
     custom = {call.op for call in calls.calls if is_custom(call.op)}
-    return findings or [_clean(slug, calls, f"none of {len(custom)} custom ops is left alone by autocast")]
+    return findings or [_clean(slug, calls, f"none of {len(custom)} custom ops is left alone by autocast", len(custom))]
 
 
 def _is_mixed(call: OpCall) -> bool:
@@ -257,11 +258,11 @@ def _floats(dtypes: str) -> set[str]:
     return {word for word in words if "float" in word}
 
 
-def _clean(slug: str, calls: PolicyCalls, text: str) -> Finding:
+def _clean(slug: str, calls: PolicyCalls, text: str, seen: int) -> Finding:
     if calls.raised is not None or not calls.calls:
         reason = f"the run raised {calls.raised.message}" if calls.raised else "no op reached autocast"
         return Finding(slug, Verdict.SKIP, subject_of(calls), f"not judged: {reason}")
-    return Finding(slug, Verdict.PASS, subject_of(calls), text)
+    return passed(slug, subject_of(calls), text, seen)
 
 
 # Between the CPU and a device ------------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ def check_gap(cpu: PolicyCalls, device: PolicyCalls) -> tuple[list[Finding], Tab
     table = Table(title, columns, rows, check=slug, note=f"{subject}, PyTorch {device.torch}.")
     for calls in (cpu, device):
         if _broken_off(calls, slug) or not calls.calls:
-            return [_clean(slug, calls, "")], table
+            return [_clean(slug, calls, "", 0)], table
     banned = sorted({call.op for call in device.calls if call.rule == BANNED} - _banned(cpu))
     found = [call for call in device.calls if _computes(call, device) and _wider(call, cpu, device)]
     causes = sorted({call.op for call in found if _is_cause(call, cpu)})
@@ -292,7 +293,7 @@ def check_gap(cpu: PolicyCalls, device: PolicyCalls) -> tuple[list[Finding], Tab
         message = f"of {seen} ops {len(rows)} are treated otherwise on cpu than on {device.device}"
         message += f" ({_listed([str(row[0]) for row in rows])})" if rows else ""
         message += "; none of them is computed wider on the cpu"
-        return [Finding(slug, Verdict.PASS, subject, message)], table
+        return [passed(slug, subject, message, seen)], table
     told = [f"{_listed(causes or after)} computed in {device.dtype} there and wider on the cpu"] if wider else []
     told += [f"so, by what it is given, is {_listed(after)}"] if causes and after else []
     told += [f"{_listed(banned)} banned there"] if banned else []

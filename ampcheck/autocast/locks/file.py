@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ampcheck.errors import UsageError, require_schema
-from ampcheck.record import write_atomically
+from ampcheck.files import only_writer, parse_json, write_atomically
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""
@@ -84,14 +82,14 @@ class LockFile:
     def from_text(cls, text: str, file: str = NAME) -> LockFile:
         """The file that `to_text` wrote. Raises `UsageError` for what is damaged or of a newer schema."""
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            data = parse_json(text)
+        except ValueError as error:
             raise UsageError(f"{file} is damaged ({error}): restore it, or delete it and lock anew") from error
         require_schema(data, file, "lock of ampcheck", SCHEMA)
         try:
             return cls({_text(name): _entries_from(held) for name, held in data["targets"].items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{file} is damaged ({error!r}): restore it, or delete it and lock anew") from error
+            raise UsageError(f"{file} is damaged ({error!r:.300}): restore it, or delete it and lock anew") from error
 
     @classmethod
     def load(cls, path: Path) -> LockFile:
@@ -108,9 +106,10 @@ def update(path: Path, name: str, entries: Entries, *, whole: bool = False) -> N
 
     whole: entries of this model for other devices and dtypes are dropped.
 
-    Several processes may do so at once: none loses what another wrote. Raises `UsageError` where it cannot be written.
+    Several processes may do so at once: none loses what another wrote, where the system can lock files. Raises
+    `UsageError` where it cannot be written, or is damaged: it stays then.
     """
-    with _alone(path):
+    with only_writer(path, PATIENCE):
         held = LockFile.load(path) if path.exists() else LockFile({})
         text = held.with_(name, entries, whole=whole).to_text()
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -137,31 +136,6 @@ def is_updating() -> bool:
 
 
 _updating: ContextVar[list[tuple[str, str]] | None] = ContextVar("ampcheck_updating", default=None)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Be the only writer of `path`, by a file that one process alone can create."""
-    guard = path.with_name(f".{path.name}.writing")
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            os.close(os.open(guard, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            break
-        except FileExistsError:
-            if time.monotonic() > until:
-                raise UsageError(
-                    f"{path.name} cannot be written: {guard.name} has been there for {PATIENCE:g} s; "
-                    "delete it unless another process writes"
-                ) from None
-            time.sleep(0.02)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            guard.unlink()
 
 
 def _block(items: list[tuple[str, list[str] | str]], indent: str) -> list[str]:
@@ -194,7 +168,7 @@ def _entries_from(data: Mapping[str, Any]) -> Entries:
     entries = {}
     for key, held in data.items():
         if len(key.split("/")) != 2:
-            raise ValueError(f"{key!r} is no device/dtype")
+            raise ValueError(f"{key!r:.80} is no device/dtype")
         ops = {_text(name): _op_from(op) for name, op in held["ops"].items()}
         entries[key] = Locked(_text(held["torch"]), _text(held["build"]), ops)
     return entries

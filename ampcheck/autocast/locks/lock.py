@@ -34,7 +34,7 @@ from ampcheck.autocast.state import device_type
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.places import is_users
-from ampcheck.record import Coverage, Finding, Run, Table, Verdict, verify
+from ampcheck.record import Coverage, Finding, Run, Table, Verdict, passed, verify
 from ampcheck.subject import Subject, as_subject, load_subject
 
 DEVICES = ("cpu", "cuda")
@@ -276,7 +276,7 @@ def _locked_anew(calls: PolicyCalls, file: Path) -> Finding:
     ops = len({call.op for call in calls.ruled})
     ended = f"; it ends where {calls.raised.op} is banned" if calls.raised else ""
     message = f"{ops} ops are locked in {file.name} as PyTorch {calls.torch} treats them{ended}"
-    return Finding("policy-drift", Verdict.PASS, subject_of(calls), message, observed=float(ops), limit=1.0, unit="ops")
+    return passed("policy-drift", subject_of(calls), message, ops, observed=float(ops), limit=1.0, unit="ops")
 
 
 def _run(measured: Sequence[PolicyCalls], findings: Iterable[Finding]) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.speed.base.launches import decide_rounds, luck, rounds_of, twin_noise
 from ampcheck.speed.base.stats import BASE, BUDGET_SPENT, COMPILED, EAGER, HEAD, UNCHANGED, BaseStats, Signals
 from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, requirement, whose_fault
@@ -69,7 +69,8 @@ def _time(stats: BaseStats, found: dict[str, Decision], rule: Rule) -> Finding:
         message += f"; {fault}"
     if stats.idle:
         message += f"; {stats.idle}"
-    return _finding(stats, "regression", one.verdict, message, hint, one.ratio, rule.limit, "times as fast")
+    figures = (one.ratio, rule.limit, "times as fast", stats.cycles)
+    return _finding(stats, "regression", one.verdict, message, hint, *figures)
 
 
 def _reference(stats: BaseStats, found: dict[str, Decision], rule: Rule) -> list[Finding]:
@@ -131,7 +132,8 @@ def _more(stats: BaseStats, base: Signals, head: Signals, slower: bool) -> list[
         numbers = f"{_number(len(before), what)} on {BASE}, {_number(len(now), what)} on {HEAD}"
         if len(now) <= len(before):
             message = f"no more {what}s than on {BASE}: {numbers}, in {base.graphs} and {head.graphs} graphs"
-            findings.append(_finding(stats, slug, Verdict.PASS, message, "", len(now), len(before), f"{what}s"))
+            graphs = base.graphs + head.graphs
+            findings.append(_finding(stats, slug, Verdict.PASS, message, "", len(now), len(before), f"{what}s", graphs))
             continue
         message = f"{HEAD} must have no more {what}s than {BASE}: {numbers}; new: {_new(before, now)}"
         message += f"; {_beside(slower)}"
@@ -179,5 +181,12 @@ def _finding(
     observed: float | None = None,
     limit: float | None = None,
     unit: str = "",
+    seen: int = 0,
 ) -> Finding:
-    return Finding(check, verdict, stats.subject, message, Where(phase="speed"), observed, limit, unit, hint)
+    """seen: the paired cycles, or graphs, that a pass rests on."""
+    place = Where(phase="speed")
+    if verdict is Verdict.PASS:
+        return passed(
+            check, stats.subject, message, seen, where=place, observed=observed, limit=limit, unit=unit, hint=hint
+        )
+    return Finding(check, verdict, stats.subject, message, place, observed, limit, unit, hint)

@@ -13,7 +13,14 @@ from ampcheck.report.text import clean, number
 LENGTH = 60_000
 """Characters of a comment; GitHub takes 65,536."""
 
-_MARKS = {Verdict.FAIL: "❌", Verdict.WARN: "⚠️", Verdict.UNDECIDED: "❔", Verdict.SKIP: "➖", Verdict.PASS: "✅"}
+_MARKS = {
+    Verdict.FAIL: "❌",
+    Verdict.WARN: "⚠️",
+    Verdict.UNDECIDED: "❔",
+    Verdict.INCOMPLETE: "🚧",
+    Verdict.SKIP: "➖",
+    Verdict.PASS: "✅",
+}
 _ACTIVE = re.compile(r"[^\w\s.,;/%'=?]|(?<=\d)\.(?=\s)|_|(?<=www)\.|(?<=WWW)\.")
 """What Markdown or HTML could take for markup, a mention, a reference, a link or a list."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.errors import UsageError
+from ampcheck.files import read_json
 from ampcheck.record import Scalar
 from ampcheck.speed.history.lines import append_points, load
 from ampcheck.speed.history.points import Note, Point, Times, record_from_dict
@@ -70,10 +70,10 @@ def _files(given: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
 
 def _points(path: Path, notes: list[Note]) -> Iterator[Point]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except OSError as error:
         raise UsageError(f"cannot import {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"cannot import {path}: it is no JSON of pytest-benchmark ({error})") from error
     try:
         benchmarks, machine = list(data["benchmarks"]), dict(data["machine_info"])
@@ -81,7 +81,7 @@ def _points(path: Path, notes: list[Note]) -> Iterator[Point]:
         time = datetime.fromisoformat(str(data["datetime"]))
         name, dirty = str(commit.get("id") or ""), commit.get("dirty")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"cannot import {path}: it is no JSON of pytest-benchmark ({error!r})") from error
+        raise UsageError(f"cannot import {path}: it is no JSON of pytest-benchmark ({error!r:.300})") from error
     if time.tzinfo is None:
         time = time.replace(tzinfo=timezone.utc)
     name = "" if name == "unversioned" else name

@@ -14,14 +14,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import time as clock
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 from ampcheck.errors import UsageError
-from ampcheck.record import tag_nonfinite, untag_nonfinite
+from ampcheck.files import conflict_in, locked, parse_json, tag_nonfinite, untag_nonfinite
 from ampcheck.speed.fingerprint import key_of
 from ampcheck.speed.history.points import SCHEMA, History, Note, Point
 from ampcheck.speed.history.working_tree import commit_of
@@ -114,10 +113,9 @@ def _read(name: str, data: bytes, notes: list[Note]) -> Iterator[tuple[str, Poin
             continue
         place = f"{name}, line {number}"
         try:
-            plain = untag_nonfinite(json.loads(line.decode("utf-8")))
-        except (ValueError, RecursionError):
-            torn = number == len(whole) + 1
-            what = "is torn: the process that wrote it did not end it" if torn else "is damaged"
+            plain = untag_nonfinite(parse_json(line))
+        except ValueError as error:
+            what = _damage(line, error, torn=number == len(whole) + 1)
             notes.append(Note(place, f"{what}; it was left as it is"))
             continue
         schema = plain.get("schema") if isinstance(plain, dict) else None
@@ -135,6 +133,14 @@ def _read(name: str, data: bytes, notes: list[Note]) -> Iterator[tuple[str, Poin
         lines = "1 line" if count == 1 else f"{count:,} lines"
         newest = f"newer than this ampcheck reads ({SCHEMA})"
         notes.append(Note(name, f"{lines} of schema {schema}, {newest}: kept, not judged; update ampcheck"))
+
+
+def _damage(line: bytes, error: ValueError, *, torn: bool) -> str:
+    if conflict_in(line.decode("utf-8", "replace")):
+        return "is a conflict marker of git: the lines of both sides are read"
+    if torn:
+        return "is torn: the process that wrote it did not end it"
+    return f"is damaged: {error}" if type(error) is ValueError else "is damaged"  # JSON's own errors say where, not why
 
 
 def _file_of(point: Point) -> str:
@@ -160,7 +166,7 @@ def _write(path: Path, data: bytes) -> None:
     """Add `data`, which ends with a newline, whole or not at all, whatever the file ended with."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
     try:
-        with _locked(handle) as alone:
+        with locked(handle, PATIENCE) as alone:
             size = os.fstat(handle).st_size
             if size:
                 os.lseek(handle, size - 1, os.SEEK_SET)
@@ -177,28 +183,3 @@ def _write(path: Path, data: bytes) -> None:
                 raise
     finally:
         os.close(handle)
-
-
-@contextmanager
-def _locked(handle: int) -> Iterator[bool]:
-    """Whether this process alone writes; False where the system or the file system has no such lock."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield False
-        return
-    until = clock.monotonic() + PATIENCE
-    alone = False
-    while not alone and clock.monotonic() < until:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
-        except BlockingIOError:  # noqa: PERF203  # it waits here
-            clock.sleep(0.005)
-        except OSError:  # a network's file system without locks
-            break
-    try:
-        yield alone
-    finally:
-        if alone:
-            fcntl.flock(handle, fcntl.LOCK_UN)

@@ -42,7 +42,7 @@ class Times:
         try:
             times = cls(str(data["name"]), float(data["seconds"]), str(data["precision"]), dict(data["fingerprint"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise UsageError(f"these times are damaged ({error!r}): import them anew") from error
+            raise UsageError(f"these times are damaged ({error!r:.300}): import them anew") from error
         if wrong := _no_scalar(times.fingerprint):
             raise UsageError(f"these times are damaged: {wrong}: import them anew")
         if not (math.isfinite(times.seconds) and times.seconds > 0):
@@ -150,7 +150,7 @@ class Point:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, UsageError):
                 raise
-            raise UsageError(f"this line is damaged: {error!r}") from error
+            raise UsageError(f"this line is damaged: {error!r:.300}") from error
         if not (math.isfinite(measured_value(measured)) and measured_value(measured) > 0):
             raise UsageError(f"this line is damaged: a ratio or a time cannot be {measured_value(measured)!r}")
         return cls(time, measured, commit, dirty)

@@ -5,7 +5,7 @@ Nothing fails: a mode that does not pay is a fact about the model, and not a def
 
 from __future__ import annotations
 
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.speed.matrix.stats import WRONG, Cell, MatrixStats, WorkloadStats
 from ampcheck.speed.verdict import EFFECT
 
@@ -23,7 +23,12 @@ def check_matrix(stats: MatrixStats) -> list[Finding]:
     for workload in stats.workloads:
         verdict, message, ratio, hint = _best(workload)
         limit, unit = (1 + EFFECT, "times as fast") if ratio else (None, "")
-        found.append(Finding(check, verdict, workload.workload, message, WHERE, ratio, limit, unit, hint))
+        if verdict is Verdict.PASS:
+            seen = len([cell for cell in workload.cells if cell.ratio is not None and cell.verdict])
+            name = workload.workload
+            found.append(passed(check, name, message, seen, where=WHERE, observed=ratio, limit=limit, unit=unit))
+        else:
+            found.append(Finding(check, verdict, workload.workload, message, WHERE, ratio, limit, unit, hint))
         found += [
             Finding(check, Verdict.WARN, workload.workload, text, WHERE, hint=knob)
             for cell in workload.cells

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ampcheck.compiled.graph.checks import check_breaks, check_fallbacks, check_recompiles
 from ampcheck.errors import UsageError
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.speed.startup.breakeven import break_even
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,
@@ -116,7 +116,7 @@ def check_caches(stats: StartupStats, name: str) -> Finding:
         told += _because(launches) + seconds
         return _finding(slug, Verdict.WARN, stats, told, observed=len(traced), limit=0)
     told = f"{what} compiled nothing anew: {hits} of {_number(len(looked), 'lookup')} hit{seconds}"
-    return _finding(slug, Verdict.PASS, stats, told, observed=0, limit=0)
+    return _finding(slug, Verdict.PASS, stats, told, observed=0, limit=0, seen=len(looked))
 
 
 _OFF = "leave the caches on: TORCHINDUCTOR_FORCE_DISABLE_CACHES and the settings named here switch them off"
@@ -188,10 +188,10 @@ def check_memory(stats: StartupStats, arm: StartupArm, limits: StartupLimits) ->
             f"a compiled step may need {limits.memory:g} times the memory of an eager one ({_mib(eager)}), and 1 MiB; "
         )
         told += f"it needs {_mib(peak)}" + (f", {peak / eager:.3g} times as much" if eager else "")
-        findings.append(_bounded(slug, stats, told, peak, limit, "bytes", _MEMORY))
+        findings.append(_bounded(slug, stats, told, peak, limit, len(arm.launches)))
     if limits.bytes is not None:
         told = f"a compiled step may need {_mib(limits.bytes)}; it needs {_mib(peak)}"
-        findings.append(_bounded(slug, stats, told, peak, limits.bytes, "bytes", _MEMORY))
+        findings.append(_bounded(slug, stats, told, peak, limits.bytes, len(arm.launches)))
     return findings
 
 
@@ -218,8 +218,8 @@ def check_compile_time(stats: StartupStats, arm: StartupArm, limits: StartupLimi
             told += f"; fewer than {ENOUGH} launches decide nothing so near, or beyond"
         hint = f"measure {ENOUGH} or more cold launches (cold={ENOUGH})" if few else _FASTER
         hint = "" if verdict is Verdict.PASS else hint
-        cost = arm.typical(costs)
-        findings.append(_finding(slug, verdict, stats, told, hint=hint, observed=cost, limit=limits.compile, unit="s"))
+        figures = {"observed": arm.typical(costs), "limit": limits.compile}
+        findings.append(_finding(slug, verdict, stats, told, hint=hint, seen=len(costs), **figures, unit="s"))
     if limits.calls is not None:
         even = break_even(stats, arm)
         if even is None:
@@ -234,7 +234,17 @@ def check_compile_time(stats: StartupStats, arm: StartupArm, limits: StartupLimi
         told += f"it costs {even.cost:.3g} s and a call saves {even.saving:.3g} s"
         hint = "" if verdict is Verdict.PASS else _FASTER
         findings.append(
-            _finding(slug, verdict, stats, told, hint=hint, observed=even.calls, limit=limits.calls, unit="calls")
+            _finding(
+                slug,
+                verdict,
+                stats,
+                told,
+                hint=hint,
+                observed=even.calls,
+                limit=limits.calls,
+                unit="calls",
+                seen=len(costs),
+            )
         )
     return findings
 
@@ -245,11 +255,11 @@ _FASTER = (
 )
 
 
-def _bounded(slug: str, stats: StartupStats, told: str, observed: float, limit: float, unit: str, hint: str) -> Finding:
+def _bounded(slug: str, stats: StartupStats, told: str, observed: float, limit: float, seen: int) -> Finding:
     fits = observed <= limit
     verdict = Verdict.PASS if fits else Verdict.FAIL
     given = {"observed": float(observed), "limit": float(limit)}
-    return _finding(slug, verdict, stats, told, hint="" if fits else hint, unit=unit, **given)
+    return _finding(slug, verdict, stats, told, hint="" if fits else _MEMORY, unit="bytes", seen=seen, **given)
 
 
 def _finding(
@@ -262,8 +272,15 @@ def _finding(
     observed: float | None = None,
     limit: float | None = None,
     unit: str = "graphs",
+    seen: int = 0,
 ) -> Finding:
+    """seen: the launches, or lookups in caches, that a pass rests on."""
     unit = unit if observed is not None else ""
+    if verdict is Verdict.PASS:
+        place = Where("speed")
+        return passed(
+            slug, stats.subject, message, seen, where=place, observed=observed, limit=limit, unit=unit, hint=hint
+        )
     return Finding(slug, verdict, stats.subject, message, Where("speed"), observed, limit, unit, hint)
 
 

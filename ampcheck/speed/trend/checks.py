@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TypeAlias
 
-from ampcheck.record import Chart, Coverage, Finding, Marker, Run, Scalar, Series, Table, Verdict, Where
+from ampcheck.record import Chart, Coverage, Finding, Marker, Run, Scalar, Series, Table, Verdict, Where, passed
 from ampcheck.speed.history.points import History, Point, SpeedSeries, changed_versions
 from ampcheck.speed.trend.detect import EFFECT, HEIGHTS, LEAST, Change, change_points
 
@@ -114,7 +114,7 @@ def _judged(series: SpeedSeries, changes: list[Change], effect: float, recent: i
         last = changes[-1]
         told += f"; the last step, {_per_cent(last.factor):+.1f} %, is {count - last.index} points old"
         told += " and was made good" if last.slower and _made_good(series, last, effect) else ""
-    return [Finding(SLUG, Verdict.PASS, subject, told, HERE)]
+    return [passed(SLUG, subject, told, count, where=HERE)]
 
 
 def _are(count: int) -> str:

@@ -1,0 +1,38 @@
+"""Every pass of an experiment, and of the checks of autocast and speed, says how much it rests on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import ampcheck
+from ampcheck.lab.registry import EXPERIMENTS, experiments_of
+from ampcheck.lab.telling import told
+from ampcheck.record import Verdict
+
+ROOMS = ("autocast", "lab", "speed")
+
+
+def test_an_expectation_of_which_nothing_was_seen_is_not_fulfilled() -> None:
+    assert told("lab", "cpu", "a", "b", True, seen=3).seen == 3
+    assert told("lab", "cpu", "a", "b", True, seen=3).verdict is Verdict.PASS
+    assert told("lab", "cpu", "a", "b", True, seen=0).verdict is Verdict.SKIP
+    assert told("lab", "cpu", "a", "b", False, seen=0).verdict is Verdict.FAIL
+
+
+def test_no_room_builds_a_pass_by_hand() -> None:
+    folder = Path(ampcheck.__file__).parent
+    sources = {file: file.read_text(encoding="utf-8") for room in ROOMS for file in (folder / room).rglob("*.py")}
+    assert len(sources) > 60
+    assert [str(file) for file, text in sources.items() if re.search(r"\bFinding\([^()]*Verdict\.PASS", text)] == []
+
+
+@pytest.mark.parametrize("name", ["anatomy", "ulp", "exp", "stagnation"])
+def test_every_pass_of_an_experiment_counts(name: str) -> None:
+    (experiment,) = experiments_of([name])
+    assert experiment in EXPERIMENTS
+    passes = experiment.function(device="cpu").of(Verdict.PASS)
+    assert passes
+    assert all((finding.seen or 0) > 0 for finding in passes)
