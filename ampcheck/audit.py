@@ -34,6 +34,7 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.placement import Placement, place
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, verify
+from ampcheck.restored import restoring
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.trace import Trace
@@ -48,6 +49,7 @@ USES = (Kind.TRAINING, Kind.CALL)
 """Kinds that run as they are: no copy of them can be made."""
 
 
+@restoring
 def audit(
     subject: Any,
     *,

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ampcheck
 from ampcheck.autocast.guards.guard import GUARD_CHECKS, guard, judge_call
-from ampcheck.autocast.guards.switches import changed, read_state, restore_state
+from ampcheck.switches import changed, read_state, restore_state
 from ampcheck.autocast.state import nesting
 from ampcheck.errors import UsageError
 from ampcheck.record import Finding, Run, Verdict, collect

@@ -41,6 +41,7 @@ from ampcheck.placement import place
 from ampcheck.places import users_place
 from ampcheck.prepare import prepare
 from ampcheck.record import Coverage, Run, Scalar, Table, Where, merge, verify
+from ampcheck.restored import restoring
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject, name_of
 
@@ -119,6 +120,7 @@ def judge_accuracy(
     return Run(findings=findings, coverage=stats.coverage, tables=_tables(stats, bounds))
 
 
+@restoring
 def assert_compiled(
     model: Any,
     inputs: Any = None,

@@ -28,6 +28,7 @@ from ampcheck.placement import place
 from ampcheck.prepare import is_compiled_already, prepare
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Where, merge
+from ampcheck.restored import restoring
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 
@@ -36,6 +37,7 @@ COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""
 
 
+@restoring
 def blame(
     subject: Any,
     *,
