@@ -5,7 +5,8 @@
 - Functions and classes that a module gains, and modules that are imported: lazy imports. Those replaced or gone are
   compared, in every module of PyTorch, numpy, `random`, `threading`, `multiprocessing` and `concurrent.futures`.
 - `torch._dynamo.utils.counters` and `torch._inductor.metrics`: statistics of what was compiled, which are data.
-- `TORCHINDUCTOR_CACHE_DIR` where it was unset: Inductor writes the folder of its cache there when it first asks for it.
+- `TORCHINDUCTOR_CACHE_DIR` and `_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR` where they were unset: Inductor writes the
+  folder of its cache and an address that generated code reads there when it first needs them.
 - Daemon threads: PyTorch keeps pools of them (compile workers, autograd).
 """
 
@@ -45,7 +46,7 @@ KERNELS = ("aten::mm", "aten::addmm", "aten::linear", "aten::softmax.int", "aten
 OWNERS = ("torch", "numpy.random", "random", "threading", "multiprocessing", "concurrent.futures", "signal", "os")
 """Packages whose functions and classes must be the same objects, with those of all modules inside."""
 
-ENVIRONMENT_SET_LAZILY = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
+ENVIRONMENT_SET_LAZILY = frozenset({"TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"})
 
 
 class Unreadable(str):
@@ -67,14 +68,17 @@ class Same:
         return f"<{type(self.value).__name__} {getattr(self.value, '__qualname__', '')} at {id(self.value):#x}>"
 
 
-def snapshot() -> dict[str, Any]:
-    """Every value that belongs to the process or to this thread, by a name that says what it is."""
+def snapshot(*, functions: bool = True) -> dict[str, Any]:
+    """Every value that belongs to the process or to this thread, by a name that says what it is.
+
+    functions: also the identities of some 60,000 functions and methods.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # to read old switches of precision warns
-        values: dict[str, Any] = {}
+        warnings.simplefilter("ignore")  # to read old switches of precision, or deprecated names, warns
+        values: dict[str, Any] = dict(_functions()) if functions else {}
         for part in (_torch, _backends, _autocast, _configs, _compiler, _modes, _hooks, _kernels):
             values.update(part())
-    for part in (_random, _logging, _python, _functions):
+    for part in (_random, _logging, _python):
         values.update(part())
     return values
 
@@ -82,15 +86,34 @@ def snapshot() -> dict[str, Any]:
 def leaks(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Every name whose value differs, with both values. Names that only one side has are what was added or lost."""
     missing = Unreadable("not there")
-    return {
-        name: (before.get(name, missing), after.get(name, missing))
-        for name in {**before, **after}
-        if before.get(name, missing) != after.get(name, missing) and not _lazy(name, before, after)
-    }
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in {**before, **after}:
+        was, now = before.get(name, missing), after.get(name, missing)
+        if isinstance(was, Functions):
+            found.update(was.replaced_in(name, now))
+        elif was != now and not _lazy(name, before):
+            found[name] = was, now
+    return found
 
 
-def _lazy(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    if name.startswith(("function ", "config ", "logger ")):
+class Functions:
+    """What a module or a class holds by name, of which functions and classes are compared, by identity."""
+
+    def __init__(self, owner: Any) -> None:
+        self.held = dict(vars(owner))
+
+    def replaced_in(self, place: str, later: Any) -> dict[str, tuple[Any, Any]]:
+        now = later.held if isinstance(later, Functions) else {}
+        found = {}
+        for name, value in self.held.items():
+            other = now.get(name)
+            if other is not value and isinstance(value, _PLAIN):
+                found[f"{place}.{name}"] = Same(value), Same(other)
+        return found
+
+
+def _lazy(name: str, before: Mapping[str, Any]) -> bool:
+    if name.startswith(("functions ", "config ", "logger ")):
         return name not in before  # its module was imported meanwhile
     return name.removeprefix("environ ") in ENVIRONMENT_SET_LAZILY and name not in before
 
@@ -250,9 +273,7 @@ def _random() -> Iterator[tuple[str, Any]]:
     state = numpy.random.get_state()
     yield "random: numpy", (state[0], state[1].tobytes(), *state[2:])
     yield "random: Python", random.getstate()
-    seeded: Any = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
     yield "random: numpy's generator", Same(_read(lambda: numpy.random.mtrand._rand))
-    del seeded
 
 
 def _logging() -> Iterator[tuple[str, Any]]:
@@ -330,19 +351,22 @@ _PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type,
 
 def _functions() -> Iterator[tuple[str, Any]]:
     """Every function and class of the packages in `OWNERS`, and every method of these classes."""
-    seen: set[int] = set()
     for place, module in list(sys.modules.items()):
-        if not any(place == owner or place.startswith(f"{owner}.") for owner in OWNERS) or module is None:
+        if place.partition(".")[0] not in _ROOTS or place.startswith(_GENERATED) or module is None:
             continue
+        if not any(place == owner or place.startswith(f"{owner}.") for owner in OWNERS):
+            continue
+        yield f"functions {place}", Functions(module)
         for name, value in list(vars(module).items()):
-            if not isinstance(value, _PLAIN) and not callable(value):
-                continue
-            yield f"function {place}.{name}", Same(value)
-            if isinstance(value, type) and value.__module__ == place and id(value) not in seen:
-                seen.add(id(value))
-                for attribute, member in list(vars(value).items()):
-                    if isinstance(member, _PLAIN) or callable(member):
-                        yield f"function {place}.{name}.{attribute}", Same(member)
+            if isinstance(value, type) and value.__module__ == place and value.__name__ not in _REGISTRIES:
+                yield f"functions {place}.{name}", Functions(value)
+
+
+_ROOTS = frozenset(owner.partition(".")[0] for owner in OWNERS)
+_GENERATED = ("torch._inductor.runtime.compile_tasks",)
+"""Modules that Inductor writes and loads."""
+_REGISTRIES = ("CacheInfo",)
+"""Classes that get a property for each kind of cache when its module is imported."""
 
 
 def of_module(module: torch.nn.Module) -> dict[str, Any]:
