@@ -230,7 +230,7 @@ def random_back() -> Undo:
     numpy = sys.modules.get("numpy")
     ours, pythons = torch.get_rng_state(), random.getstate()
     theirs = None if numpy is None else numpy.random.get_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    devices = torch.cuda.get_rng_state_all() if _initialized() else []
 
     def back() -> None:
         torch.set_rng_state(ours)
@@ -241,6 +241,10 @@ def random_back() -> Undo:
             torch.cuda.set_rng_state_all(devices)
 
     return back
+
+
+def _initialized() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def switches_back() -> Undo:

@@ -109,12 +109,12 @@ _known: list[tuple[str, ...]] = []
 
 def _devices() -> tuple[str, ...]:
     if not _known:  # a property of the build
-        _known.append(tuple(device for device in AUTOCAST_DEVICES if _read(lambda d=device: _dtype(d)) != UNREADABLE))
+        _known.append(
+            tuple(
+                device for device in AUTOCAST_DEVICES if _read(partial(torch.get_autocast_dtype, device)) != UNREADABLE
+            )
+        )
     return _known[0]
-
-
-def _dtype(device: str) -> Any:
-    return torch.get_autocast_dtype(device)
 
 
 def _precision() -> dict[str, tuple[Reader, Writer]]:

@@ -369,11 +369,15 @@ _REGISTRIES = ("CacheInfo",)
 """Classes that get a property for each kind of cache when its module is imported."""
 
 
+_OF_DYNAMO = ("_torch", "_is_torch_compile")
+"""Attributes that `torch.compile` itself gives to a module."""
+
+
 def of_module(module: torch.nn.Module) -> dict[str, Any]:
     """What a module of the user's holds: values and identities of its tensors, hooks, modes, names of attributes."""
     values: dict[str, Any] = {}
     for path, part in module.named_modules():
-        values[f"{path}: attributes"] = sorted(vars(part))
+        values[f"{path}: attributes"] = sorted(name for name in vars(part) if not name.startswith(_OF_DYNAMO))
         values[f"{path}: training"] = part.training
         values[f"{path}: class"] = Same(type(part))
         for name, table in vars(part).items():
