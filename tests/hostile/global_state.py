@@ -97,7 +97,7 @@ def leaks(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tupl
 
 
 class Functions:
-    """What a module or a class holds by name, of which functions and classes are compared, by identity."""
+    """What a module or a class holds by name; functions and classes are compared, by identity, but for Dynamo's code."""
 
     def __init__(self, owner: Any) -> None:
         self.held = dict(vars(owner))
@@ -107,7 +107,11 @@ class Functions:
         found = {}
         for name, value in self.held.items():
             other = now.get(name)
-            if other is not value and isinstance(value, _PLAIN):
+            if (
+                other is not value
+                and isinstance(value, _PLAIN)
+                and not name.startswith(("__compiled_fn", "__resume_at"))
+            ):
                 found[f"{place}.{name}"] = Same(value), Same(other)
         return found
 
@@ -369,8 +373,8 @@ _REGISTRIES = ("CacheInfo",)
 """Classes that get a property for each kind of cache when its module is imported."""
 
 
-_OF_DYNAMO = ("_torch", "_is_torch_compile")
-"""Attributes that `torch.compile` itself gives to a module."""
+_OF_DYNAMO = ("_torch", "_is_torch_compile", "_dynamo_")
+"""Attributes that `torch.compile` itself gives to a module or a tensor."""
 
 
 def of_module(module: torch.nn.Module) -> dict[str, Any]:
@@ -403,7 +407,7 @@ def of_tensor(tensor: torch.Tensor) -> dict[str, Any]:
         "bits of the gradient": None if grad is None else bits(grad),
         "hooks": list((tensor._backward_hooks or {}).items()),
         "hooks after accumulation": list((tensor._post_accumulate_grad_hooks or {}).items()),
-        "attributes": sorted(vars(tensor)),
+        "attributes": sorted(name for name in vars(tensor) if not name.startswith(_OF_DYNAMO)),
     }
 
 
