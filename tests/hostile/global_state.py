@@ -26,7 +26,6 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ def leaks(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tupl
 
 
 class Functions:
-    """What a module or a class holds by name; functions and classes are compared, by identity, but for Dynamo's code."""
+    """What a module or a class holds by name. Functions and classes are compared, by identity; not code of Dynamo's."""
 
     def __init__(self, owner: Any) -> None:
         self.held = dict(vars(owner))
@@ -371,58 +370,3 @@ _GENERATED = ("torch._inductor.runtime.compile_tasks",)
 """Modules that Inductor writes and loads."""
 _REGISTRIES = ("CacheInfo",)
 """Classes that get a property for each kind of cache when its module is imported."""
-
-
-_OF_DYNAMO = ("_torch", "_is_torch_compile", "_dynamo_")
-"""Attributes that `torch.compile` itself gives to a module or a tensor."""
-
-
-def of_module(module: torch.nn.Module) -> dict[str, Any]:
-    """What a module of the user's holds: values and identities of its tensors, hooks, modes, names of attributes."""
-    values: dict[str, Any] = {}
-    for path, part in module.named_modules():
-        values[f"{path}: attributes"] = sorted(name for name in vars(part) if not name.startswith(_OF_DYNAMO))
-        values[f"{path}: training"] = part.training
-        values[f"{path}: class"] = Same(type(part))
-        for name, table in vars(part).items():
-            if "_hooks" in name and isinstance(table, dict):
-                values[f"{path}: {name}"] = [(key, id(hook)) for key, hook in table.items()]
-    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
-        for name, tensor in tensors:
-            values.update((f"{kind} {name}: {what}", value) for what, value in of_tensor(tensor).items())
-    return values
-
-
-def of_tensor(tensor: torch.Tensor) -> dict[str, Any]:
-    """Bits, identity, storage, gradient, hooks and names of the attributes of one tensor."""
-    grad = tensor.grad if tensor.is_leaf else None
-    return {
-        "itself": Same(tensor),
-        "bits": bits(tensor),
-        "storage": tensor.data_ptr(),
-        "dtype": tensor.dtype,
-        "strides": tensor.stride(),
-        "requires grad": tensor.requires_grad,
-        "gradient": Same(grad),
-        "bits of the gradient": None if grad is None else bits(grad),
-        "hooks": list((tensor._backward_hooks or {}).items()),
-        "hooks after accumulation": list((tensor._post_accumulate_grad_hooks or {}).items()),
-        "attributes": sorted(name for name in vars(tensor) if not name.startswith(_OF_DYNAMO)),
-    }
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-
-
-def of_state(value: Any) -> Any:
-    """A copy of a container that can be compared: tensors as bits."""
-    if isinstance(value, torch.Tensor):
-        return bits(value)
-    if isinstance(value, Mapping):
-        return {key: of_state(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [of_state(one) for one in value]
-    with suppress(Exception):
-        return value
-    return None
