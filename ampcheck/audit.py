@@ -39,6 +39,7 @@ from ampcheck.placement import Placement, place
 from ampcheck.places import naming_users_errors
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, passed, verify
+from ampcheck.restored import restoring
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.trace import Trace
@@ -53,6 +54,7 @@ USES = (Kind.TRAINING, Kind.CALL)
 """Kinds that run as they are: no copy of them can be made."""
 
 
+@restoring
 @naming_users_errors
 def audit(
     subject: Any,

@@ -15,6 +15,7 @@ from ampcheck.formats import format_of
 from ampcheck.nest import tensors
 from ampcheck.numerics.execution import check_dtypes
 from ampcheck.record import Coverage, Run, verify
+from ampcheck.restored import restoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ def measure_dtypes(
     return DtypeStats({name: tuple(dtypes) for name, dtypes in found.items()}, count)
 
 
+@restoring
 def assert_dtypes(
     model: torch.nn.Module, inputs: Any, expected: Mapping[str, torch.dtype | str], *, name: str = ""
 ) -> Run:

@@ -27,6 +27,7 @@ from ampcheck.nest import map_tensors, tensors
 from ampcheck.places import Scopes, overload, users_line
 from ampcheck.prepare import Prepared, forward_through, prepare
 from ampcheck.record import Coverage, Finding, Run, Table, Verdict, Where, passed, verify
+from ampcheck.restored import restoring
 from ampcheck.subject import Kind, Subject, as_subject
 
 BATCH = 16
@@ -91,6 +92,7 @@ class OpDtypes:
         return Table(f"Ops of {self.subject} under {self.device} {self.dtype}", columns, rows, "compiled-dtype", note)
 
 
+@restoring
 def observe_ops(
     model: Any,
     inputs: Any = None,

@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 from ampcheck.errors import UsageError
+from ampcheck.switches import nesting as nesting
 
 KEYS = {
     "cpu": "CPU",
@@ -85,10 +86,3 @@ def raw_autocast(device: str, dtype: torch.dtype, *, cache: bool = True) -> Iter
         torch.set_autocast_enabled(device, before[0])
         torch.set_autocast_dtype(device, before[1])
         torch.set_autocast_cache_enabled(before[2])
-
-
-def nesting() -> int:
-    """How many autocast regions this thread is in; at 0 the cached casts are dropped."""
-    depth: int = torch.autocast_increment_nesting() - 1
-    torch.autocast_decrement_nesting()
-    return depth

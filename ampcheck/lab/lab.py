@@ -13,11 +13,13 @@ from ampcheck.lab.registry import Experiment, experiments_of
 from ampcheck.placement import Placement, place
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Scalar, Table, Verdict, merge
+from ampcheck.restored import restoring
 
 Ended: TypeAlias = Callable[[Experiment, Run], None]
 """Is given each experiment with its run as soon as it ends."""
 
 
+@restoring
 def run_lab(
     names: Sequence[str] = (),
     *,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ampcheck.formats import format_of
-from ampcheck.record import Finding, Verdict
+from ampcheck.record import Finding, Verdict, passed
 from ampcheck.search import stats as kinds
 from ampcheck.search.look import describe_value
 from ampcheck.search.remedies import remedy
@@ -52,7 +51,8 @@ def check_property(stats: PropertyStats, headroom: float) -> list[Finding]:
             observed = stats.ratio if check == "property-accuracy" else 0.0
             unit = "of what is allowed" if check == "property-accuracy" else "examples"
             limit = 1.0 if check == "property-accuracy" else 0.0
-            found.append(Finding(check, Verdict.PASS, who(stats), looked, observed=observed, limit=limit, unit=unit))
+            seen = stats.compiled_examples if check == "property-compiled" else stats.elements
+            found.append(passed(check, who(stats), looked, seen, observed=observed, limit=limit, unit=unit))
     return [*found, *_headroom(stats, headroom), _coverage(stats)]
 
 
@@ -106,24 +106,28 @@ def _compiled(problem: kinds.Problem, value: str, low: str, wide: str) -> str:
 
 
 def _looked_at(stats: PropertyStats, check: str) -> str:
-    judged = stats.examples - stats.outside + stats.climbs
-    count = stats.compiled_examples if check == "property-compiled" else judged
+    count = stats.compiled_examples if check == "property-compiled" else _judged(stats)
     return f"{count:,} example{'s' * (count != 1)}, {stats.elements:,} elements"
+
+
+def _judged(stats: PropertyStats) -> int:
+    """Examples that were judged, those of gradient ascent included."""
+    return stats.examples - stats.outside + stats.climbs
 
 
 def _invariances(stats: PropertyStats) -> Iterator[Finding]:
     """Each invariance that was declared and is not broken; one that changed no input shows nothing."""
+    check, subject, unit = "property-invariance", who(stats), "examples"
     for name, count in stats.invariances.items():
-        verdict, hint = Verdict.PASS, ""
-        message = f"{name} held ({count:,} example{'s' * (count != 1)} that it changes)"
-        if not count and stats.breakings:
-            verdict, message = Verdict.SKIP, f"{name} was not looked at: another property breaks first"
-        elif not count:
-            verdict, hint = Verdict.FAIL, "declare what changes the inputs, or draw inputs that it changes"
+        if count:
+            message = f"{name} held ({count:,} example{'s' * (count != 1)} that it changes)"
+            yield passed(check, subject, message, count, observed=float(count), limit=1.0, unit=unit)
+        elif stats.breakings:
+            yield Finding(check, Verdict.SKIP, subject, f"{name} was not looked at: another property breaks first")
+        else:
             message = f"a declared invariance must be looked at, and {name} changed no input that could be judged"
-        observed = float(count)
-        found = Finding("property-invariance", verdict, who(stats), message, unit="examples", hint=hint)
-        yield replace(found, observed=observed, limit=1.0) if verdict is not Verdict.SKIP else replace(found, unit="")
+            hint = "declare what changes the inputs, or draw inputs that it changes"
+            yield Finding(check, Verdict.FAIL, subject, message, observed=0.0, limit=1.0, unit=unit, hint=hint)
 
 
 def _headroom(stats: PropertyStats, factor: float) -> list[Finding]:
@@ -143,7 +147,10 @@ def _headroom(stats: PropertyStats, factor: float) -> list[Finding]:
         f"{_magnitude(room)}x below the maximum of {fmt}"
     )
     if room >= factor:
-        return [Finding("headroom", Verdict.PASS, who(stats), message, peak.where, room, factor, "times")]
+        seen = _judged(stats)
+        return [
+            passed("headroom", who(stats), message, seen, where=peak.where, observed=room, limit=factor, unit="times")
+        ]
     hint = f"larger inputs may overflow; it is reached with {_short(peak.code)}"
     return [Finding("headroom", Verdict.WARN, who(stats), message, peak.where, room, factor, "times", hint)]
 
@@ -178,17 +185,11 @@ def _coverage(stats: PropertyStats) -> Finding:
     if stats.stopped:
         notes.append(f"{stats.examples} of {stats.budget} examples, since {stats.stopped}")
     notes += [f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items()]
-    total = float(stats.coverage.total)
-    refused = stats.outside > stats.examples / 2
-    return Finding(
-        "coverage",
-        Verdict.WARN if refused else Verdict.PASS,
-        who(stats),
-        "; ".join(notes),
-        observed=total,
-        limit=1.0,
-        unit="observations",
-    )
+    total, text = stats.coverage.total, "; ".join(notes)
+    if stats.outside <= stats.examples / 2:
+        unit = "observations"
+        return passed("coverage", who(stats), text, total, observed=float(total), limit=1.0, unit=unit)
+    return Finding("coverage", Verdict.WARN, who(stats), text, observed=float(total), limit=1.0, unit="observations")
 
 
 def _nothing(stats: PropertyStats) -> Finding:

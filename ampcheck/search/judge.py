@@ -18,6 +18,7 @@ from ampcheck.numerics import arm_name, native_format
 from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.placement import place
 from ampcheck.record import Coverage, Run, Table, merge, verify
+from ampcheck.restored import restoring
 from ampcheck.search.arms import Arms, Example, as_example
 from ampcheck.search.blame import locate
 from ampcheck.search.checks import check_property
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 DTYPES = ("float16", "bfloat16")
 
 
+@restoring
 def assert_amp_property(
     model: Callable[..., Any],
     *,

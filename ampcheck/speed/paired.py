@@ -22,6 +22,7 @@ from random import Random
 from statistics import median
 
 from ampcheck.errors import UsageError, as_result, brief, require_ran
+from ampcheck.restored import restoring
 from ampcheck.speed.clock import Clock, clock_of, summarised
 from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.interval import paired_ratio
@@ -150,6 +151,7 @@ class PairedMeasurement:
         )
 
 
+@restoring
 def measure_speed(
     arms: Mapping[str, Step],
     *,

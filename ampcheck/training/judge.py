@@ -13,6 +13,7 @@ from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Verdict, merge, verify
+from ampcheck.restored import restoring
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 from ampcheck.training.confounders.settings import (
@@ -113,6 +114,7 @@ def _kept(finding: Finding, checks: Collection[str] | None) -> bool:
     return checks is None or finding.check in checks or finding.check == "coverage"
 
 
+@restoring
 def assert_training(
     subject: Any, *, checks: Collection[str] | None = None, limits: Limits | None = None, steps: int | None = None
 ) -> Run:

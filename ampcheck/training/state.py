@@ -20,6 +20,7 @@ from ampcheck import held
 from ampcheck.compiler import is_compiled, uncompiled
 from ampcheck.errors import UsageError
 from ampcheck.places import is_users
+from ampcheck.restored import random_back, switches_back
 from ampcheck.training.hooks import DISTRIBUTED, module_hooks_back, tensor_hooks_back
 from ampcheck.training.undo import (
     Globals,
@@ -29,9 +30,7 @@ from ampcheck.training.undo import (
     is_source,
     module_back,
     plain_attributes,
-    random_state,
     same_bits,
-    switches_back,
     tensor_back,
     tensors_in,
     thing_back,
@@ -235,7 +234,7 @@ class Snapshot:
     """
 
     def __init__(self, reached: Reached) -> None:
-        self._undo: list[Callable[[], None]] = [random_state(), switches_back()]
+        self._undo: list[Callable[[], None]] = [random_back(), switches_back()]
         tensors: dict[int, torch.Tensor] = {}
         for part in (reached, reached.within):
             if part is not None:

@@ -6,7 +6,6 @@ import functools
 import random
 import sys
 import types
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.guards.switches import read_state, restore_state
 from ampcheck.held import in_slots
 from ampcheck.training.hooks import DISTRIBUTED
 
@@ -346,35 +344,3 @@ def tensors_in(value: Any, depth: int = 5) -> Iterator[torch.Tensor]:
     elif depth and isinstance(value, (*CONTAINERS, tuple)):
         for one in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(one, depth - 1)
-
-
-def random_state() -> Undo:
-    """The generators that PyTorch, numpy and Python draw from unless told otherwise."""
-    numpy = sys.modules.get("numpy")
-    ours, pythons = torch.get_rng_state(), random.getstate()
-    theirs = None if numpy is None else numpy.random.get_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-    def back() -> None:
-        torch.set_rng_state(ours)
-        random.setstate(pythons)
-        if numpy is not None:
-            numpy.random.set_state(theirs)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-
-    return back
-
-
-def switches_back() -> Undo:
-    """PyTorch's switches of autocast and of precision, of this process and thread."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # to read a switch that PyTorch is about to rename warns
-        then = read_state()
-
-    def back() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            restore_state(then)
-
-    return back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from hypothesis import strategies as st
 
 from ampcheck import UsageError, assert_amp_property
-from ampcheck.record import Finding, Run, Verdict, collect
+from ampcheck.record import Coverage, Finding, Run, Verdict, collect
 from ampcheck.search import BatchOrder
+from ampcheck.search.checks import check_property
+from ampcheck.search.stats import PropertyStats
 from ampcheck.strategies import tensors
 
 ONE = tensors("float16", shape=1, min_value=-4, max_value=4)
@@ -186,3 +189,12 @@ def test_what_would_not_run_by_itself_is_not_written(tmp_path: Path) -> None:
         run = run_of(model, inputs=ONE, reproduce=tmp_path)
         assert told in one(run, "property-accuracy").hint
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_property_of_which_nothing_was_looked_at_is_skipped_and_a_pass_counts_what_it_rests_on() -> None:
+    stats = PropertyStats("f", "float16", "float16", "cpu", "float64", examples=3, budget=3, elements=12)
+    stats = replace(stats, asked=("property-accuracy", "property-compiled"), coverage=Coverage({"examples": 3}))
+    found = {finding.check: finding for finding in check_property(stats, 4.0)}
+    assert found["property-compiled"].verdict is Verdict.SKIP
+    assert found["property-accuracy"].verdict is Verdict.PASS
+    assert (found["property-accuracy"].seen, found["coverage"].seen) == (12, 3)

@@ -18,12 +18,12 @@ from ampcheck.autocast.guards.checks import CHECKS, banned_by, check_guard
 from ampcheck.autocast.guards.hooks import watched_regions, watched_scope, watched_threads
 from ampcheck.autocast.guards.ops import Notes, OpsMode
 from ampcheck.autocast.guards.records import GuardStats, Raised, Recompute
-from ampcheck.autocast.guards.switches import changed, read_state, restore_state
 from ampcheck.autocast.state import devices
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, as_result, brief, require_ran
 from ampcheck.places import users_place
 from ampcheck.record import Coverage, Finding, Run, Verdict, Where, emit, verify
+from ampcheck.switches import changed, read_state, restore_state
 
 GUARD_CHECKS = tuple(CHECKS)
 """The slugs of the guards: what leaks, what is crossed, what is stale, what is bypassed, what is lost."""

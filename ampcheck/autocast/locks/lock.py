@@ -35,6 +35,7 @@ from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.places import is_users
 from ampcheck.record import Coverage, Finding, Run, Table, Verdict, passed, verify
+from ampcheck.restored import restoring
 from ampcheck.subject import Subject, as_subject, load_subject
 
 DEVICES = ("cpu", "cuda")
@@ -44,6 +45,7 @@ Devices: TypeAlias = "str | Sequence[str]"
 Dtypes: TypeAlias = "str | torch.dtype | Sequence[str | torch.dtype]"
 
 
+@restoring
 def assert_policy_lock(
     target: Any,
     *,

@@ -44,6 +44,7 @@ from ampcheck.placement import place
 from ampcheck.places import users_place
 from ampcheck.prepare import prepare
 from ampcheck.record import Coverage, Run, Scalar, Where, merge, verify
+from ampcheck.restored import restoring
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject, name_of
 
@@ -121,6 +122,7 @@ def judge_accuracy(
     return Run(findings=findings, coverage=stats.coverage, tables=tables(stats, bounds))
 
 
+@restoring
 def assert_compiled(
     model: Any,
     inputs: Any = None,

@@ -29,6 +29,7 @@ from ampcheck.places import naming_users_errors
 from ampcheck.prepare import is_compiled_already, prepare
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Coverage, Finding, Run, Where, merge
+from ampcheck.restored import restoring
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
 
@@ -37,6 +38,7 @@ COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""
 
 
+@restoring
 @naming_users_errors
 def blame(
     subject: Any,

@@ -31,12 +31,14 @@ from ampcheck.errors import UsageError, as_result, is_for_the_runner
 from ampcheck.formats import format_of
 from ampcheck.numerics.compiled import dynamo_still
 from ampcheck.record import Run, emit, verify
+from ampcheck.restored import restoring
 from ampcheck.subject import Kind, Subject, name_of
 
 STEPS = 3
 """How many steps of a training loop run; all but the last are its warm-up."""
 
 
+@restoring
 def assert_graph(
     model: Any,
     calls: Any = None,

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.guards.switches import changed, read_state, restore_state
 from ampcheck.compiled.graph.records import Code
 from ampcheck.compiler import counters, reset
 from ampcheck.errors import as_result, brief
@@ -22,6 +21,7 @@ from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.prepare import forward_through, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.subject import Call, Subject
+from ampcheck.switches import changed, read_state, restore_state
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, verify
+from ampcheck.restored import restoring
 from ampcheck.speed.base.check import check_base, decisions, speedup
 from ampcheck.speed.base.launches import luck, rounds_of, twin_noise
 from ampcheck.speed.base.measure import measure_base
@@ -19,6 +20,7 @@ from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Rule
 _QUANTILES = (0, 0.05, 0.5, 0.95, 1)
 
 
+@restoring
 def assert_base(
     target: str,
     base: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ampcheck.record import Coverage, Run, Scalar, Table, verify
+from ampcheck.restored import restoring
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.startup.breakeven import break_even
 from ampcheck.speed.startup.checks import StartupLimits, check_startup
@@ -12,6 +13,7 @@ from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.startup.stats import EAGER, StartupArm, StartupStats
 
 
+@restoring
 def assert_startup(target: str, limits: StartupLimits | None = None, **settings: Any) -> Run:
     """Assert that a subject starts as it should: warm caches and artifacts are used, and the limits hold.
 

@@ -16,6 +16,7 @@ import torch
 from ampcheck.formats import format_of
 from ampcheck.record import Finding, Scalar, Table, Verdict, passed
 from ampcheck.settings import Limits
+from ampcheck.switches import deterministic
 
 UNIT = format_of("float32").unit_roundoff
 
@@ -176,17 +177,13 @@ def allowed_error(terms: int, limits: Limits) -> float:
 def measure_nondeterminism(step: Callable[[], Any]) -> dict[str, int]:
     """The ops that `torch.use_deterministic_algorithms` would refuse in one step, with how often they were called.
 
-    The step runs in deterministic mode with warnings in place of errors; the mode is afterwards as it was. What the
-    step raises is raised.
+    The step runs in deterministic mode with warnings in place of errors; the mode is restored, Inductor's as well. What
+    the step raises is raised.
     """
-    mode = torch.get_deterministic_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
+        with deterministic():
             step()
-        finally:
-            torch.set_deterministic_debug_mode(mode)
     told = Counter(str(one.message).partition(" does not have a deterministic implementation") for one in caught)
     for one in caught:
         if " deterministic implementation" not in str(one.message):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import torch
 
-from ampcheck.autocast.state import devices, nesting
-
 UNREADABLE = "cannot be read: the old flags and fp32_precision are mixed"
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "privateuseone")
+"""Device types whose autocast state is kept, where this PyTorch knows them."""
+
+_UNJUDGED = "Inductor's deterministic mode"
+"""`torch.use_deterministic_algorithms` sets it as well: restored, and named by that switch alone."""
 
 _OLD_FLAGS = ("float32 matmul precision", "TF32 in matmul", "TF32 in cuDNN")
 Reader = Callable[[], Any]
@@ -28,7 +34,8 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
 
     One cause is named once: the old flags of matrix products and their `fp32_precision` show the same thing.
     """
-    found = {name: (old, after[name]) for name, old in before.items() if _meaning(after[name]) != _meaning(old)}
+    judged = {name: old for name, old in before.items() if name != _UNJUDGED}
+    found = {name: (old, after[name]) for name, old in judged.items() if _meaning(after[name]) != _meaning(old)}
     refused = {name for name, pair in found.items() if UNREADABLE in pair}
     newer = {name for name in found if name.endswith("fp32_precision")}
     legible = {name for name in found if name in _OLD_FLAGS} - refused
@@ -49,6 +56,18 @@ def restore_state(before: Mapping[str, Any]) -> None:
         if value not in (now[name], UNREADABLE):
             with suppress(RuntimeError, ValueError):
                 switches[name][1](before[name])
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Deterministic mode with warnings inside, Inductor's own included."""
+    mode, inductor = _deterministic(), _inductor_deterministic()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)  # which leaves Inductor's as it is
+        _set_inductor_deterministic(inductor)
 
 
 def _read(read: Reader) -> Any:
@@ -72,17 +91,29 @@ def _switches() -> dict[str, tuple[Reader, Writer]]:
         )
     found["autocast cache"] = (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
     found["default dtype"] = (torch.get_default_dtype, torch.set_default_dtype)
-    found["deterministic algorithms"] = (_deterministic, _set_deterministic)
+    found["deterministic algorithms"] = (_deterministic, torch.set_deterministic_debug_mode)
+    found[_UNJUDGED] = (_inductor_deterministic, _set_inductor_deterministic)
     found.update(_precision())
     return found
+
+
+def nesting() -> int:
+    """How many autocast regions this thread is in; at 0 the cached casts are dropped."""
+    depth: int = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth
 
 
 _known: list[tuple[str, ...]] = []
 
 
 def _devices() -> tuple[str, ...]:
-    if not _known:  # a property of the build, and not quite cheap to ask
-        _known.append(devices())
+    if not _known:  # a property of the build
+        _known.append(
+            tuple(
+                device for device in AUTOCAST_DEVICES if _read(partial(torch.get_autocast_dtype, device)) != UNREADABLE
+            )
+        )
     return _known[0]
 
 
@@ -147,5 +178,15 @@ def _deterministic() -> str:
     return _DETERMINISTIC[torch.get_deterministic_debug_mode()]
 
 
-def _set_deterministic(mode: str) -> None:
-    torch.use_deterministic_algorithms(mode != "default", warn_only=mode == "warn")
+def _inductor_deterministic() -> bool:
+    """`torch._inductor.config.deterministic` (2.10); what it will be once Inductor is imported, where it is not yet."""
+    config = sys.modules.get("torch._inductor.config")
+    if config is None:
+        return os.environ.get("TORCHINDUCTOR_DETERMINISTIC") == "1"
+    return bool(getattr(config, "deterministic", False))
+
+
+def _set_inductor_deterministic(wanted: bool) -> None:
+    config: Any = sys.modules.get("torch._inductor.config")
+    if hasattr(config, "deterministic"):
+        config.deterministic = wanted
