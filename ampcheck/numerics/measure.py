@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedParameter
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacks_fft, lacks_kernel
@@ -17,7 +14,7 @@ from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.machine import lacks_primitive, machine_error
-from ampcheck.nest import tensors
+from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.arms import Outcome, run_arm
 from ampcheck.numerics.compare import compare, without_counterpart
 from ampcheck.numerics.compiled import measure_graphs
@@ -25,10 +22,11 @@ from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.distance import relative_error
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.numerics.reference import Reference, WideRun, input_names
+from ampcheck.numerics.reference import Reference, WideRun
+from ampcheck.numerics.rounded_inputs import RoundedInputs
 from ampcheck.numerics.stats import NumericsStats, Raised, TensorError
 from ampcheck.places import users_place
-from ampcheck.prepare import Prepared, is_scripted, modules_of, prepare, recompiled
+from ampcheck.prepare import Prepared, is_scripted, prepare, recompiled
 from ampcheck.record import Coverage, Where
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
@@ -37,27 +35,6 @@ from ampcheck.trace import OpEvent, Trace
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
 """Where torch.amp.GradScaler starts, and what it backs off to; float16 is judged at the first without overflow."""
-
-
-def native_format(subject: Subject) -> torch.dtype | None:
-    """The 16-bit dtype in which the model keeps its weights; None where autocast makes the 16 bits.
-
-    Such a model runs without autocast, which would change what its author wrote. Most of the elements of the floating
-    parameters decide (a float32 model may keep a table in 16 bits); without parameters, any buffer or input does.
-    """
-    modules = modules_of(subject.model)
-    sizes: Counter[torch.dtype] = Counter()
-    for module in modules:
-        for parameter in module.parameters():
-            if parameter.is_floating_point() and not isinstance(parameter, UninitializedParameter):
-                sizes[parameter.dtype] += parameter.numel()
-    if sizes:
-        dtype = sizes.most_common(1)[0][0]
-        return dtype if dtype.itemsize == 2 else None
-    data = [buffer for module in modules for buffer in module.buffers()]
-    for call in subject.calls:
-        data += [tensor for _, tensor in tensors((call.args, dict(call.kwargs)))]
-    return next((t.dtype for t in data if t.is_floating_point() and t.dtype.itemsize == 2), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +62,7 @@ def measure_numerics(
     """
     for scale in scales or (LOSS_SCALES if dtype is torch.float16 else (1.0,)):
         prepared = prepare(subject, device=device)
-        decisions, ops, rounded = Decisions(), OpWatch(histogram=True), _RoundedInputs(prepared)
+        decisions, ops, rounded = Decisions(), OpWatch(histogram=True), RoundedInputs(prepared)
         trace = Trace(prepared.root, observers=(decisions, ops, rounded))
         missing = MissingKernels()
         emulated = [missing] if active() is not None else []
@@ -365,44 +342,3 @@ def _module_dtypes(outcome: Outcome) -> dict[str, tuple[str, ...]]:
         if name not in found.setdefault(module, []):
             found[module].append(name)
     return {module: tuple(names) for module, names in found.items()}
-
-
-def arm_name(dtype: torch.dtype, native: bool, *, compiled: bool) -> str:
-    """`float16, eager` under autocast; `float16 native, compiled` for a model that is kept in 16 bits.
-
-    Under an emulation it says so: `float16, eager, cuda emulated`.
-    """
-    return f"{format_of(dtype).name}{' native' if native else ''}, {'compiled' if compiled else 'eager'}{on_device()}"
-
-
-def on_device() -> str:
-    """What the name of an arm ends with under an emulation: `, cuda emulated`."""
-    emulation = active()
-    return f", {emulation.policy.device} emulated" if emulation is not None else ""
-
-
-class _RoundedInputs:
-    """An observer that tells which inputs of the model the run rounds to 16 bits."""
-
-    def __init__(self, prepared: Prepared | None = None) -> None:
-        self.names: set[str] = set()
-        self._storages: dict[int, str] = {}
-        for number, call in enumerate(prepared.calls if prepared else ()):
-            for name, tensor in input_names(call, number).items():
-                if tensor.dtype.itemsize <= 2:
-                    self.names.add(name)
-                elif tensor.layout is torch.strided and tensor.numel():
-                    self._storages[tensor.untyped_storage().data_ptr()] = name
-
-    def before(self, op: Any, args: Any, kwargs: Any) -> None:
-        """Nothing is needed before an op runs."""
-
-    def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> None:
-        """Look at casts only."""
-        if event.op != "aten::_to_copy" or not out.is_floating_point() or out.dtype.itemsize > 2:
-            return
-        source = args[0]
-        if source.layout is torch.strided and source.numel():
-            name = self._storages.get(source.untyped_storage().data_ptr())
-            if name is not None:
-                self.names.add(name)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from ampcheck.nest import tensors
+from ampcheck.numerics.arm_format import on_device
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import LISTED, who
-from ampcheck.numerics.measure import on_device
 from ampcheck.numerics.reference import Reference
 from ampcheck.numerics.stats import NumericsStats, Raised, gradient_module
 from ampcheck.prepare import modules_of

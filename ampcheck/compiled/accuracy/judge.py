@@ -38,8 +38,9 @@ from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
 from ampcheck.machine import lacks_primitive
+from ampcheck.numerics.arm_format import native_format
 from ampcheck.numerics.compiled import eagerly
-from ampcheck.numerics.measure import LOSS_SCALES, missing_tool, native_format
+from ampcheck.numerics.measure import LOSS_SCALES, missing_tool
 from ampcheck.placement import place
 from ampcheck.places import users_place
 from ampcheck.prepare import prepare
