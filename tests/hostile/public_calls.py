@@ -92,7 +92,7 @@ class World:
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return float(loss)
+        return float(loss.detach())
 
     def loop(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler, "step": self.step}
@@ -160,7 +160,7 @@ def _loop_of_compiled(world: World) -> dict[str, Any]:
         loss = compiled(world.x.detach()).square().mean()
         loss.backward()
         world.optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return {"model": compiled, "optimizer": world.optimizer, "step": step}
 

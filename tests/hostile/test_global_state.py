@@ -120,7 +120,7 @@ def _shape(kind: str, model: nn.Module) -> Any:
         if loss.requires_grad:
             loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     if kind == "training":
         return {"model": model, "optimizer": optimizer, "step": step}

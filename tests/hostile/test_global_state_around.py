@@ -141,7 +141,7 @@ def step(i):
     loss = model(x).square().mean()
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return float(loss.detach())
 
 before = snapshot()
 import ampcheck
