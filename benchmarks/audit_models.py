@@ -20,7 +20,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +170,9 @@ def main() -> None:
                 add(audited(name, options))
     else:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(options.jobs, context, max_tasks_per_child=25) as pool:
-            for future in as_completed([pool.submit(audited, name, options) for name in names]):
-                add(future.result())
+        with context.Pool(options.jobs, maxtasksperchild=25) as pool:  # memory of a hundred models adds up
+            for found in pool.imap_unordered(partial(audited, options=options), names):
+                add(found)
     rows.sort(key=lambda found: order.index(found["name"]) if found["name"] in order else -1)
     lines = list(markdown(rows, judged))
     if left:
