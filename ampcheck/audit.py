@@ -80,8 +80,8 @@ def audit(
     device: where to run; one that this machine lacks is emulated on the CPU, which every verdict says. dtype: what
     autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one whose weights or inputs
     are 16-bit already is run as it is, in that dtype alone. compile: also run under `torch.compile`, which resets
-    Dynamo. checks: slugs, all by default; `coverage` and `nonfinite-reference` are always among them. limits: by
-    default those of `[tool.ampcheck]` of the working directory.
+    Dynamo. checks: slugs, all by default; `coverage`, `nonfinite-reference` and whether it ran at all are always among
+    them. limits: by default those of `[tool.ampcheck]` of the working directory.
 
     Raises `UsageError` for a subject that cannot be judged, an unknown check, and a device or dtype that is not there.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +46,22 @@ class Outcome:
     dropped: int = 0
     unseen: Counter[str] = field(default_factory=Counter)
     drew: bool = False
+
+
+KINDS: tuple[tuple[str, Callable[[Outcome], Mapping[Any, torch.Tensor]]], ...] = (
+    ("output", lambda outcome: outcome.outputs),
+    ("module", lambda outcome: outcome.modules),
+    ("gradient", lambda outcome: outcome.gradients),
+)
+"""What an arm gives: its kind, and the tensors by their keys."""
+
+
+def name_of(key: Any) -> str:
+    """The name of a key of `KINDS`: `path[call 1]:path.in.output` of a module output."""
+    if isinstance(key, tuple):
+        module, call, path = key
+        return str(module) + (f"[call {call}]" if call else "") + (f":{path}" if path else "")
+    return str(key)
 
 
 def run_arm(
@@ -94,6 +110,8 @@ def run_arm(
                         elif (tensor.is_floating_point() or tensor.is_complex()) and not _is_plain(tensor):
                             outcome.unseen["outputs that are sparse, nested, float8 or on meta"] += 1
                     total = None if outcome.no_backward else total_loss(result, loss, finite_loss)
+                    if total is not None:
+                        reached(total)
                 of_inputs = any(name.startswith("input.") for name in leaves)
                 if loss is not None or not of_inputs or (prepared.root is not None and _is_scalar(result)):
                     outcome.losses += _scalar_losses(result, total if loss else None)

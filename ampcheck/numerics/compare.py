@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from ampcheck.numerics.arms import Outcome
+from ampcheck.numerics.arms import KINDS, Outcome, name_of
 from ampcheck.numerics.distance import norm, relative_error
 from ampcheck.numerics.reference import WideRun
 from ampcheck.numerics.stats import TensorError
 
 
 def compare(
-    outcome: Outcome, wide: WideRun, moved: Sequence[WideRun], hairsbreadth: Sequence[WideRun]
+    outcome: Outcome,
+    wide: WideRun,
+    moved: Sequence[WideRun],
+    hairsbreadth: Sequence[WideRun],
+    float32: Mapping[tuple[str, str], float] = MappingProxyType({}),
 ) -> tuple[TensorError, ...]:
     """Every output, module output and gradient beside its reference.
 
-    moved: the reference with its data rounded to the low format; hairsbreadth: rounded to float32, which tells what
-    can be known at all. An output or gradient without a counterpart, or of another shape, is infinitely far off.
+    moved: the reference with its data rounded to the low format; hairsbreadth: rounded to float32, what
+    can be known at all; float32: the errors of the float32 run, by kind and name. An output or gradient without a
+    counterpart, or of another shape, is infinitely far off.
     """
     reference = wide.outcome
     whole = math.sqrt(sum(norm(g) ** 2 for g in reference.gradients.values() if bool(g.isfinite().all())))
     found = []
-    for kind, get in _KINDS:
+    for kind, get in KINDS:
         twins, swayed, hair = (
             get(reference),
             [get(run.outcome) for run in moved],
@@ -37,13 +43,13 @@ def compare(
             twin, tensor = twins[key].double(), own.get(key)
             if tensor is None or tensor.shape != twin.shape:
                 if kind != "module" and norm(twin):
-                    found.append(TensorError(kind, _name(key), "missing", math.inf, 0.0, math.inf, 0, order=order))
+                    found.append(TensorError(kind, name_of(key), "missing", math.inf, 0.0, math.inf, 0, order=order))
                 continue
             difference = torch.where(tensor.isfinite() & twin.isfinite(), tensor.double() - twin, 0.0)
             found.append(
                 TensorError(
                     kind=kind,
-                    name=_name(key),
+                    name=name_of(key),
                     dtype=str(outcome.gradient_dtypes.get(key, tensor.dtype)).removeprefix("torch."),
                     error=relative_error(tensor, twin),
                     sensitivity=max((relative_error(run[key], twin) for run in swayed if key in run), default=0.0),
@@ -52,9 +58,8 @@ def compare(
                     misplaced=int((twin.isinf() & ~tensor.isnan() & (tensor != twin)).sum()) if kind == "output" else 0,
                     compared=int((tensor.isfinite() & twin.isfinite()).sum()),
                     float32=max((relative_error(run[key], twin) for run in hair if key in run), default=0.0),
+                    in_float32=float32.get((kind, name_of(key)), 0.0),
                     order=order,
-                    size=norm(torch.where(twin.isfinite(), twin, 0.0)),
-                    distance=norm(difference),
                 )
             )
     return tuple(found)
@@ -66,22 +71,8 @@ def without_counterpart(outcome: Outcome, wide: WideRun) -> int:
     return sum(key not in twins or twins[key].shape != t.shape for key, t in outcome.modules.items())
 
 
-_KINDS: tuple[tuple[str, Callable[[Outcome], Mapping[Any, torch.Tensor]]], ...] = (
-    ("output", lambda outcome: outcome.outputs),
-    ("module", lambda outcome: outcome.modules),
-    ("gradient", lambda outcome: outcome.gradients),
-)
-
-
 def _judged(kind: str, outcome: Outcome, own: Mapping[Any, Any], twins: Mapping[Any, Any]) -> list[Any]:
     """The keys to look at, in the order of the run; all of the reference's where the run came to its end."""
     if kind == "module" or outcome.error is not None or (kind == "gradient" and outcome.no_backward):
         return [key for key in own if key in twins]
     return [*(key for key in own if key in twins), *(key for key in twins if key not in own)]
-
-
-def _name(key: Any) -> str:
-    if isinstance(key, tuple):
-        module, call, path = key
-        return str(module) + (f"[call {call}]" if call else "") + (f":{path}" if path else "")
-    return str(key)

@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from ampcheck.numerics.arms import KINDS, Outcome, name_of
+
 
 def relative_error(tensor: torch.Tensor, wide: torch.Tensor) -> float:
     """Norm of the difference over the norm of `wide` (float64), over the elements that are finite in both.
@@ -23,3 +25,14 @@ def relative_error(tensor: torch.Tensor, wide: torch.Tensor) -> float:
 def norm(tensor: torch.Tensor) -> float:
     """The Euclidean norm, in float64."""
     return float(torch.linalg.vector_norm(tensor.double()))
+
+
+def errors_of(outcome: Outcome, reference: Outcome) -> dict[tuple[str, str], float]:
+    """The relative error of every output, module output and gradient, by kind and name."""
+    found = {}
+    for kind, get in KINDS:
+        twins = get(reference)
+        for key, tensor in get(outcome).items():
+            if key in twins:
+                found[kind, name_of(key)] = relative_error(tensor, twins[key].double())
+    return found

@@ -20,7 +20,8 @@ def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Find
     if stats.raised is None and stats.compiled and not stats.graphs:
         return [Finding(slug, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")]
     if stats.raised is None:
-        return [passed(stats, slug, "forward and backward ran to the end", stats.coverage.total)]
+        ran = "forward ran to the end" if stats.no_backward else "forward and backward ran to the end"
+        return [passed(stats, slug, ran, stats.coverage.total)]
     if stats.raised.missing:
         text = f"not judged, because this machine cannot run it: {stats.raised.message}"
         return [Finding(slug, Verdict.SKIP, who(stats), text)]

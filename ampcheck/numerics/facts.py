@@ -13,7 +13,8 @@ class OpFacts:
 
     dtype: of the output. amax: largest finite magnitude going in and coming out.
     produced: infinities and NaNs born here from finite inputs; spoiled: NaNs made here of infinities that came in;
-    carried: other non-finite results of non-finite inputs. nan: NaNs made here while no input held any.
+    carried: other non-finite results of non-finite inputs. nan: NaNs made here while no input held any;
+    written: NaNs that a constant of the op puts here.
     limited: of `produced`, whether float64 stays finite on the same inputs (None: that could not be run).
     error: norm of the difference to float64 on the same inputs over the norm of float64's result, at the worst call.
     terms: how many elements went into each element of that result, at the most.
@@ -35,6 +36,7 @@ class OpFacts:
     spoiled: int = 0
     carried: int = 0
     nan: int = 0
+    written: int = 0
     limited: bool | None = None
     nonzero: int = 0
     flushed: int = 0
@@ -59,6 +61,7 @@ class OpFacts:
             spoiled=self.spoiled + other.spoiled,
             carried=self.carried + other.carried,
             nan=self.nan + other.nan,
+            written=self.written + other.written,
             limited=_either(self.limited, other.limited),
             nonzero=self.nonzero + other.nonzero,
             flushed=self.flushed + other.flushed,

@@ -6,9 +6,10 @@ different integers that become equal are a collision: two positions, rows or tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -29,17 +30,9 @@ _ARITHMETIC = frozenset(
 _MOVES = frozenset(
     f"aten::{name}"
     for name in (
-        "clone",
-        "cat",
-        "stack",
-        "index",
-        "index_select",
-        "gather",
-        "repeat",
-        "flip",
-        "roll",
-        "constant_pad_nd",
-    )
+        "clone cat stack index index_select gather repeat flip roll constant_pad_nd scatter scatter_ where masked_fill "
+        "masked_fill_ clamp clamp_ clamp_min clamp_max maximum minimum abs relu sort index_put_ expand_copy"
+    ).split()
 )
 
 
@@ -57,34 +50,52 @@ class Loss:
 class Integers:
     """Follows floating tensors that hold integers from an integer tensor or a range, and what comes of collisions.
 
-    in_float64: the op on the same inputs in float64, None where that does not run. used: the places of collisions from
-    which something reached an output, a buffer or a Python number; what is computed and dropped harms nobody.
+    in_float64: the op on the same inputs in float64, None where that does not run. handed_in: the storages of integer
+    inputs; these may be samples (an image, audio), which any format rounds: they count where the model casts them to 16
+    bits itself, not by way of float32. used: the places of collisions from which something reached an output, a buffer,
+    a loss or a Python number; what is computed and dropped harms nobody.
     """
 
-    def __init__(self, in_float64: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, in_float64: Callable[[Any, Any], Any], handed_in: Collection[int] = ()) -> None:
         self.used: set[Hashable] = set()
         self._whole: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._from: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._bases: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._in_float64 = in_float64
+        self._handed_in = frozenset(handed_in)
+
+    def copied(self, tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        """A copy that stands for `tensor` as it was before an op wrote to it."""
+        if tensor in self._whole:
+            self._whole[copy] = True
+        return copy
 
     def follow(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
         """A view of whole numbers holds whole numbers, and what is computed from a collision comes from it."""
         inputs = [t for _, t in tensors((args, kwargs))]
-        if op.is_view and any(t in self._whole for t in inputs):
+        if op.is_view and inputs:
             for _, t in tensors(out):
-                self._whole[t] = True
+                self._bases[t] = ref(inputs[0])
+                if inputs[0] in self._whole:
+                    self._whole[t] = True
         if not len(self._from):
             return
         places = self._origins(inputs)
         if places:
             for _, t in (*tensors(out), *tensors(args[:1] if op._schema.is_mutable else ())):
-                self._from[t] = self._origins([t]) | places
+                self._mark(t, places)
             if op._schema.name == "aten::_local_scalar_dense":
                 self.used |= places
 
     def collide(self, result: torch.Tensor, place: Hashable) -> None:
         """Note that `result` holds integers that became equal at `place`."""
-        self._from[result] = self._origins([result]) | {place}
+        self._mark(result, frozenset([place]))
+
+    def _mark(self, tensor: torch.Tensor | None, places: frozenset[Hashable]) -> None:
+        """Note where a tensor comes from, and with a view that was written the tensors that it shows a part of."""
+        while tensor is not None:
+            self._from[tensor] = self._origins([tensor]) | places
+            tensor = self._bases[tensor]() if tensor in self._bases else None
 
     def reach(self, tensor: torch.Tensor) -> None:
         """Note that `tensor` is an output of the model, or a buffer that it keeps."""
@@ -105,7 +116,8 @@ class Integers:
             return self._made(self._exact(op, given, result), result)
         if result.is_floating_point() and any(t in self._whole for t in sources):
             if name in _MOVES:
-                self._whole[result] = True
+                if _is_whole(result):
+                    self._whole[result] = True
             elif name in _ARITHMETIC:
                 return self._made(self._exact(op, given, result), result)
         return Loss()
@@ -121,7 +133,10 @@ class Integers:
             return Loss(source.dtype, 1, int(beyond.sum()) if source.dtype.itemsize <= 2 else 0)
         if source.is_floating_point() and source not in self._whole:
             return Loss()
-        return self._made(source.to(torch.float64), result, casts=1)
+        loss = self._made(source.to(torch.float64), result, casts=1)
+        if result.dtype.itemsize > 2 and source.untyped_storage().data_ptr() in self._handed_in:
+            del self._whole[result]
+        return loss
 
     def _made(self, exact: torch.Tensor | None, result: torch.Tensor, *, casts: int = 0) -> Loss:
         """The loss between whole numbers and what the format made of them."""
@@ -145,7 +160,10 @@ def _is_whole(values: torch.Tensor) -> bool:
 
 def _collided(exact: torch.Tensor, result: torch.Tensor) -> int:
     """How many fewer different values there are than integers. What overflows is an infinity, and no integer."""
-    exact, result = exact.reshape(-1)[:_COUNTED], result.reshape(-1)[:_COUNTED]
+    exact, result = exact.reshape(-1), result.reshape(-1)
+    if exact.numel() > _COUNTED:  # from the first that changed: neighbours of a range collide where it does
+        first = max(0, int((exact != result).to(torch.uint8).argmax()) - 1)
+        exact, result = exact[first : first + _COUNTED], result[first : first + _COUNTED]
     counted = result.isfinite() & (exact.abs() <= _LARGEST)
     return _distinct(exact[counted]) - _distinct(result[counted])
 

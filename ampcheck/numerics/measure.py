@@ -14,6 +14,7 @@ from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.machine import lacks_primitive, machine_error
+from ampcheck.nest import tensors
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.arms import Outcome, run_arm
 from ampcheck.numerics.compare import compare, without_counterpart
@@ -24,7 +25,7 @@ from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.reference import Reference, WideRun
 from ampcheck.numerics.rounded_inputs import RoundedInputs
-from ampcheck.numerics.stats import NumericsStats, Raised, TensorError
+from ampcheck.numerics.stats import NumericsStats, Raised, TensorError, gradient_module
 from ampcheck.places import users_place
 from ampcheck.prepare import Prepared, is_scripted, prepare, recompiled
 from ampcheck.record import Coverage, Where
@@ -62,7 +63,11 @@ def measure_numerics(
     """
     for scale in scales or (LOSS_SCALES if dtype is torch.float16 else (1.0,)):
         prepared = prepare(subject, device=device)
-        decisions, ops, rounded = Decisions(), OpWatch(histogram=True), RoundedInputs(prepared)
+        decisions, ops, rounded = (
+            Decisions(),
+            OpWatch(histogram=True, integer_inputs=_integer_inputs(prepared)),
+            RoundedInputs(prepared),
+        )
         trace = Trace(prepared.root, observers=(decisions, ops, rounded))
         missing = MissingKernels()
         emulated = [missing] if active() is not None else []
@@ -98,7 +103,7 @@ def measure_numerics(
         native=native,
         reference=reference.how,
         ops=ops.facts(),
-        errors=compare(outcome, wide, moved, reference.moved(torch.float32, inputs)),
+        errors=compare(outcome, wide, moved, reference.moved(torch.float32, inputs), reference.float32_errors),
         flips=wide.decisions.flips(decisions, [run.decisions for run in moved], reference.float32),
         health=ops.health(),
         reference_nonfinite=sum(int((~t.isfinite()).sum()) for t in wide.outcome.outputs.values()),
@@ -114,6 +119,7 @@ def measure_numerics(
         draws=wide.draws,
         no_backward=outcome.no_backward,
         prevented=outcome.prevented,
+        cut=_cut(prepared, outcome),
         low=ops.low,
         casts=ops.casts,
         coverage=Coverage(
@@ -133,7 +139,6 @@ def measure_numerics(
                 **_unseen(outcome, wide, moved),
                 **_substituted(missing),
                 **_off(),
-                **_positive({"parameters without a gradient": _without_gradient(prepared, outcome)}),
             },
         ),
     )
@@ -163,7 +168,7 @@ def _following(
         return stats
     moved = reference.moved(dtype, inputs, decisions)
     hair = reference.moved(torch.float32, inputs, decisions)
-    errors = compare(outcome, wide, moved, hair)
+    errors = compare(outcome, wide, moved, hair, reference.float32_errors)
     if not stats.flips:  # a ReLU moves nothing but the gradient when it changes sides at zero
         errors = tuple(e for e in stats.errors if e.kind != "gradient") + tuple(
             e for e in errors if e.kind == "gradient"
@@ -208,7 +213,7 @@ def measure_compiled(
         missing = missing_tool(outcome.error)
         raised = Raised(Where(phase="compile"), missing or brief(outcome.error), missing=bool(missing))
     moved, hair = reference.moved(dtype, eager.rounded), reference.moved(torch.float32, eager.rounded)
-    errors = compare(outcome, reference.wide, moved, hair)
+    errors = compare(outcome, reference.wide, moved, hair, reference.float32_errors)
     if eager.stats.followed:
         followed = {(e.kind, e.name): e for e in _followed_errors(outcome, reference, eager, dtype)}
         errors = tuple(min(e, followed.get((e.kind, e.name), e), key=lambda one: one.error) for e in errors)
@@ -317,11 +322,25 @@ def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Rai
     return Raised(Where(phase=outcome.phase, module=module, file=file, line=line), message)
 
 
-def _without_gradient(prepared: Prepared, outcome: Outcome) -> int:
-    """Parameters that ask for a gradient and get none: unused, or cut off by a detach, no_grad or checkpoint."""
+def _cut(prepared: Prepared, outcome: Outcome) -> tuple[str, ...]:
+    """Parameters that ask for a gradient, whose module ran, and that get none: behind a detach, no_grad or checkpoint.
+
+    What did not run (a head that this call does not need) has no gradient by right.
+    """
     if outcome.no_backward or outcome.error is not None or prepared.root is None:
-        return 0
-    return sum(p.requires_grad and name not in outcome.gradients for name, p in prepared.root.named_parameters())
+        return ()
+    ran = {module for module, _, _ in outcome.modules}
+    named = prepared.root.named_parameters()
+    return tuple(
+        name for name, p in named if p.requires_grad and name not in outcome.gradients and gradient_module(name) in ran
+    )
+
+
+def _integer_inputs(prepared: Prepared) -> frozenset[int]:
+    """The storages of the integers that the model is given."""
+    data = (t for call in prepared.calls for _, t in tensors((call.args, dict(call.kwargs))))
+    whole = (t for t in data if not (t.is_floating_point() or t.is_complex()) and t.layout is torch.strided)
+    return frozenset(t.untyped_storage().data_ptr() for t in whole)
 
 
 def _zeroed_buffers(prepared: Prepared) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ampcheck.formats import format_of
 from ampcheck.nest import tensors
 from ampcheck.numerics.arm_format import on_device
 from ampcheck.numerics.facts import OpFacts
@@ -124,6 +125,10 @@ def check_observed(stats: NumericsStats, limits: Limits) -> list[Finding]:
     return [Finding(NONFINITE_REFERENCE, verdict, who(stats), message, place, count, 0.0, "elements", _OP_HINT)]
 
 
+_CAST_HINT = (
+    "the model itself computes here in 16 bits, whatever the precision of the run: keep the value in float32, or scale "
+    "it down before the cast"
+)
 _OP_HINT = (
     "no precision mends this: keep the argument in the domain of the op (clamp before log, sqrt, acos, pow), guard the "
     "divisor, and give every softmax row an element that is not masked"
@@ -141,8 +146,18 @@ def _nan_outputs(stats: ReferenceStats, reached: list[Values]) -> Iterator[Findi
         message = f"inputs and weights must be finite; {bad}, and {seen}"
         yield _failure(stats, message, Where(phase="forward", module=module), nan, hint)
     made = [fact for fact in stats.made if fact.nan and fact.where.phase == "forward"]
-    if made:
+    casts = [fact for fact in stats.made if fact.produced and format_of(fact.dtype).bits <= 16]
+    if made and casts and casts[0].index < made[0].index:
+        yield _failure(stats, f"{_made(casts)} in {casts[0].dtype}, and {seen}", casts[0].where, nan, _CAST_HINT)
+    elif made:
         yield _failure(stats, f"{_made(made)}, and {seen}", made[0].where, nan, _OP_HINT)
+    elif written := [fact for fact in stats.made if fact.written]:
+        message = f"{seen}: the model writes NaN itself, and a NaN cannot be compared"
+        hint = "pad with -inf or a finite value, or return the mask with the values"
+        where = written[0].where
+        yield Finding(
+            NONFINITE_REFERENCE, Verdict.INCOMPLETE, stats.arm, message, where, float(nan), 0.0, "elements", hint
+        )
     elif not stats.handed_in:
         message = f"outputs must be numbers; {seen}, and no op was seen to make them from finite inputs"
         yield _failure(stats, message, Where(phase="forward"), nan, _OP_HINT)

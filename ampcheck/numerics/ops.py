@@ -6,7 +6,7 @@ The comparison is local: it blames the op that lost the values, not those that c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -88,10 +88,10 @@ class OpWatch:
     """An observer of `ampcheck.trace.Trace` that gathers `OpFacts` and the health of every module's values.
 
     shadow: run each low-precision op a second time in float64. Without it only non-finite values are judged.
-    histogram: keep the exponent histograms per module and phase.
+    histogram: keep the exponent histograms per module and phase. integer_inputs: storages of integers handed in.
     """
 
-    def __init__(self, *, shadow: bool = True, histogram: bool = False) -> None:
+    def __init__(self, *, shadow: bool = True, histogram: bool = False, integer_inputs: Collection[int] = ()) -> None:
         self.unseen: dict[str, int] = {}
         self.measured = 0
         self.low = 0
@@ -103,7 +103,7 @@ class OpWatch:
         self._facts: dict[tuple[Where, str], OpFacts] = {}
         self._health: dict[tuple[str, str], list[PendingHealth | Unmeasured]] = {}
         self._chains: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._integers = Integers(in_float64)
+        self._integers = Integers(in_float64, integer_inputs)
         self._nan: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def facts(self) -> tuple[OpFacts, ...]:
@@ -117,8 +117,8 @@ class OpWatch:
         self._integers.reach(tensor)
 
     def keeps_nan(self) -> bool:
-        """Whether a result with a NaN is still in use; one that was masked or dropped is not."""
-        return len(self._nan) > 0
+        """Whether a result is left that holds a NaN and that no later op took in: an end of the computation."""
+        return any(bool(tensor.isnan().any()) for tensor in self._nan)
 
     def health(self) -> dict[tuple[str, str], TensorHealth]:
         """The merged health of every floating op output by (phase, module)."""
@@ -132,8 +132,11 @@ class OpWatch:
     def before(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
         """Keep the inputs of an op that overwrites them."""
         if self._shadow and op._schema.is_mutable:
-            return map_tensors(lambda t: t.clone() if t.is_floating_point() else t, (args, kwargs))
+            return map_tensors(self._copy, (args, kwargs))
         return None
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._integers.copied(tensor, tensor.clone()) if tensor.is_floating_point() else tensor
 
     def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> None:
         """Judge one op that has just run. What we cannot judge is noted; it must not pose as the model's failure."""
@@ -169,9 +172,14 @@ class OpWatch:
         amax_in, bad_in, nan_in = _summary(sources)
         scalars = [value for value in _scalars(given) if isinstance(value, float)]
         amax_in = max([amax_in, *(abs(s) for s in scalars if math.isfinite(s))])
+        writes_nan = any(isinstance(value, float) and math.isnan(value) for value in _scalars(given))
         deliberate = any(not math.isfinite(scalar) for scalar in scalars)
         amax, bad, nan = _summary(results)
         low = [r for r in results if r.dtype.itemsize <= 2]
+        if len(self._nan) and not op._schema.name.endswith(("_like", "_local_scalar_dense")):
+            for source in sources:
+                if source in self._nan:
+                    del self._nan[source]
         for result in results if nan else ():
             self._nan[result] = True
         born = 0 if deliberate or bad_in else bad
@@ -186,7 +194,8 @@ class OpWatch:
             produced=born,
             spoiled=spoiled,
             carried=bad - born - spoiled,
-            nan=0 if nan_in else nan,
+            nan=0 if nan_in or writes_nan else nan,
+            written=nan if writes_nan else 0,
             index=event.index,
         )
         if low and op._schema.name not in DRAWS and not draws_numbers_itself(op, given):

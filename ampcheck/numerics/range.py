@@ -5,6 +5,7 @@ from __future__ import annotations
 from ampcheck.formats import format_of
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import (
+    LISTED,
     finding,
     incomplete,
     inside_graphs,
@@ -53,7 +54,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
         )
         verdict = Verdict.FAIL if harmed or reached else Verdict.WARN
         carried = sum(f.carried + f.spoiled for f in stats.ops if f.index > fact.index)
-        if verdict is Verdict.WARN:
+        if verdict is Verdict.WARN and not stats.reference_nonfinite:
             message += "; nothing of it is left in module outputs or gradients"
         elif carried:
             message += f"; {carried:,} further elements downstream carry it on"
@@ -61,7 +62,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not found:
         found = _nonfinite_outputs(stats)
     if not found and stats.reference_nonfinite and stats.uncompared:
-        return [incomplete(stats, check, f"no output is finite in {stats.reference} either: see nonfinite-reference")]
+        return [incomplete(stats, check, "no output is finite in the reference either: see nonfinite-reference")]
     calls = sum(fact.calls for fact in stats.ops)
     return most(found) or [
         passed(stats, check, "no op or output became inf or NaN from finite inputs", calls, 0, 0, "elements")
@@ -75,14 +76,14 @@ def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Findi
         return [skipped]
     bad = [e for e in stats.errors if e.kind == "gradient" and e.nonfinite]
     if not bad and stats.reference_nonfinite and stats.uncompared:
-        text = f"no output is finite in {stats.reference}, and the default loss leaves all out: see nonfinite-reference"
+        text = "no output is finite in the reference, and the default loss leaves all out: see nonfinite-reference"
         return [incomplete(stats, check, text)]
     if not bad:
         count = sum(e.kind == "gradient" and e.compared > 0 for e in stats.errors)
         if not count:
             return [incomplete(stats, check, f"no gradient is finite in {stats.reference}: see nonfinite-reference")]
         text = f"{count} gradients are finite where float64's are, at loss scale {stats.scale:g}"
-        return [passed(stats, check, text, count, 0, 0, "gradients")]
+        return [passed(stats, check, text, count, 0, 0, "gradients"), *_cut_off(stats)]
     first = bad[-1]  # backward runs from the last parameter to the first
     message = (
         f"gradients must be finite where float64's are; {len(bad)} of "
@@ -92,6 +93,21 @@ def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Findi
     where = Where(phase="backward", module=gradient_module(first.name))
     hint = "see overflow for the op that made the first infinity; a smaller loss scale cannot mend a forward overflow"
     return [Finding(check, Verdict.FAIL, who(stats), message, where, float(len(bad)), 0.0, "gradients", hint)]
+
+
+def _cut_off(stats: NumericsStats) -> list[Finding]:
+    """Parameters whose gradients were asked for, and to which none leads."""
+    if not stats.cut:
+        return []
+    names = ", ".join(stats.cut[:LISTED]) + (
+        f" and {len(stats.cut) - LISTED} others" if len(stats.cut) > LISTED else ""
+    )
+    reason = f"{len(stats.cut)} parameters of modules that ran get no gradient, so none was judged: {names}"
+    hint = (
+        "a reentrant checkpoint gives none where its inputs need none (use_reentrant=False); for weights behind "
+        "no_grad or detach on purpose set requires_grad_(False)"
+    )
+    return [incomplete(stats, "nonfinite-gradient", reason, hint)]
 
 
 def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:

@@ -9,7 +9,7 @@ arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from ampcheck.formats import format_of
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.arms import Outcome, run_arm
 from ampcheck.numerics.decisions import Decisions
+from ampcheck.numerics.distance import errors_of
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.low_casts import LowCasts
@@ -75,8 +76,9 @@ class Reference:
     how: `float64`; `float64, mixed operands promoted` where the model mixes its own float32 tensors in; `float32` where
     it does not run in float64. float32: what the model decides in float32. reached: the phase in which float32 raised,
     "" if it came to the end. finite_loss: the default loss leaves out what is not finite, since the model's own outputs
-    are not all finite. raised: the exception of float32, at the model's own cast to 16 bits that causes it, where a
-    float64 run that promotes mixed operands reaches the end.
+    are not all finite. float32_errors: how far float32 lies from the reference, by kind and name. raised: the exception
+    of float32, at the model's own cast to 16 bits that causes it, where a float64 run that promotes mixed operands
+    reaches the end.
     """
 
     how: str
@@ -85,6 +87,7 @@ class Reference:
     reached: str
     finite_loss: bool
     raised: Raised | None
+    float32_errors: Mapping[tuple[str, str], float]
     _again: Callable[..., WideRun]
     _kept: dict[Any, Any] = field(default_factory=dict)
 
@@ -190,7 +193,7 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
         if promote:
             around.append(PromoteMixed())
         outcome = run_arm(prepared, device=device, loss=subject.loss, around=around, finite_loss=finite_loss)
-        nonfinite = tuple(fact for fact in ops.facts() if fact.produced or fact.nan)
+        nonfinite = tuple(fact for fact in ops.facts() if fact.produced or fact.nan or fact.written)
         inexact = sum(fact.inexact for fact in ops.facts())
         return WideRun(outcome, decisions, nonfinite, draws.drew or outcome.drew, ops.low, inexact)
 
@@ -202,7 +205,8 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
         if cast is not None and wide is not None and wide.outcome.error is None:
             raised = Raised(cast, brief(error))
             again = partial(run, torch.float64, True, False)
-            return Reference("float64, mixed operands promoted", wide, wide.decisions, "", False, raised, again)
+            promoted = "float64, mixed operands promoted"
+            return Reference(promoted, wide, wide.decisions, "", False, raised, {}, again)
         file, line = users_place(error)
         place = f" at {file}:{line}" if file else ""
         raise UsageError(
@@ -218,9 +222,10 @@ def measure_reference(subject: Subject, *, device: str = "cpu") -> Reference:
         again = partial(run, torch.float64, promote, finite_loss)
         wide = again()
         if _usable(wide.outcome, narrow.outcome) and not (wide.inexact and not promote):
-            return Reference(how, wide, narrow.decisions, reached, finite_loss, None, again)
+            errors = errors_of(narrow.outcome, wide.outcome)
+            return Reference(how, wide, narrow.decisions, reached, finite_loss, None, errors, again)
     again = partial(run, torch.float32, False, finite_loss)
-    return Reference("float32", narrow, narrow.decisions, reached, finite_loss, None, again)
+    return Reference("float32", narrow, narrow.decisions, reached, finite_loss, None, {}, again)
 
 
 def _usable(wide: Outcome, float32: Outcome) -> bool:

@@ -13,9 +13,6 @@ from ampcheck.numerics.facts import OpFacts
 from ampcheck.record import Coverage, Where
 from ampcheck.telemetry.stats import TelemetryStats
 
-_CANCELLED = 2.0**-40
-"""A reference this much smaller than the values of the run is what float64 leaves of an exact zero: 2^13 roundings."""
-
 LOST = 0.25
 """Relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
 
@@ -30,9 +27,8 @@ class TensorError:
     nonfinite: elements that are not finite here and finite in the reference, or NaN here and infinite there.
     misplaced: infinities of the reference in whose place stands a number, or an infinity of the other sign.
     compared: elements that are finite on both sides. float32: how far the reference moves when its data are rounded to
-    float32, which tells what can be known of this tensor at all. size: Euclidean norm of the reference; distance: that
-    of the difference. excused: the error that eager mode has by decisions
-    that fell otherwise, which compiled code may have as well.
+    float32, which tells what can be known of this tensor at all; in_float32: the error of the model's float32 run.
+    excused: the error that eager mode has by decisions that fell otherwise, which compiled code may have as well.
     """
 
     kind: str
@@ -47,8 +43,7 @@ class TensorError:
     float32: float = 0.0
     excused: float = 0.0
     order: int = 0
-    size: float = math.inf
-    distance: float = 0.0
+    in_float32: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,8 @@ class NumericsStats:
     values are made there.
     zeroed_buffers: 16-bit buffers of the model with an element that is exactly zero.
     flips: the decisions that fell otherwise; followed: whether the reference took them as well before it was compared.
-    no_backward: why there are no gradients; prevented: it is the subject that keeps backward from its weights.
+    no_backward: why there are no gradients; prevented: it is the subject that keeps backward from its weights;
+    cut: parameters of modules that ran, to which no gradient leads.
     low: results of 16 bits; casts: between integers and floats.
     graphs: how many were compiled; unsupported: why Dynamo took none, in its own words; inside: what was seen in them.
     keeps_nan: whether a result with a NaN was in use at the end. judged: whether there was a reference; without one a
@@ -104,6 +100,7 @@ class NumericsStats:
     draws: bool = False
     no_backward: str = ""
     prevented: bool = False
+    cut: tuple[str, ...] = ()
     graphs: int = 0
     unsupported: str = ""
     inside: TelemetryStats | None = None
@@ -127,27 +124,24 @@ class NumericsStats:
         outputs = [error for error in self.errors if error.kind == "output"]
         return bool(outputs) and not any(error.compared for error in outputs)
 
-    @property
-    def largest(self) -> float:
-        """The largest finite magnitude of forward."""
-        return max((h.amax for (phase, _), h in self.health.items() if phase == "forward"), default=0.0)
-
-    def cancelled(self, error: TensorError) -> bool:
-        """Whether the reference is zero but for float64's own rounding (the mean of a centred row): a relative error
-        means nothing there, and the difference is measured against the values that cancelled."""
-        return error.kind != "gradient" and error.size <= _CANCELLED * math.sqrt(error.compared) * self.largest
-
     def traced(self, where: Where, factor: float) -> bool:
         """Whether a loss at `where` has left a trace: a tensor that rounding does not explain, however small its share.
 
         Of backward the gradients of the module there count, those of the whole model where it has no parameters.
         """
-        kinds = ("gradient",) if where.phase == "backward" else ("output", "module", "gradient")
-        judged = [e for e in self.errors if e.kind in kinds and self.known(e)]
         if where.phase == "backward":
-            own = [e for e in self.errors if e.kind == "gradient" and _is_inside(gradient_module(e.name), where.module)]
-            judged = [e for e in judged if e in own] if own else judged
-        return any(e.nonfinite or (e.error > self.error_limit(e, factor) and not self.cancelled(e)) for e in judged)
+            judged = [e for e in self.errors if e.kind == "gradient"]
+            judged = [e for e in judged if _is_inside(gradient_module(e.name), where.module)] or judged
+        else:
+            judged = list(self.errors)
+        judged = [e for e in judged if self.known(e) and not self.shared(e)]
+        return any(e.nonfinite or e.error > self.error_limit(e, factor) for e in judged)
+
+    def shared(self, error: TensorError) -> bool:
+        """Whether float32 is about as far off, or keeps nothing of it either: low precision is not at fault."""
+        if error.nonfinite or error.misplaced:
+            return False
+        return error.in_float32 > LOST or 0.0 < error.error <= 2 * error.in_float32
 
     def known(self, error: TensorError) -> bool:
         """Whether float32 knows the tensor to the digits of the format; the gradient of a bias that softmax or a norm
@@ -172,9 +166,6 @@ class NumericsStats:
             return True
         if not self.known(error):
             return False
-        if self.cancelled(error):
-            walk = factor * math.sqrt(self.chain * error.compared) * self.unit_roundoff
-            return error.distance > walk * self.largest
         if error.kind == "output" and error.error > LOST and not max(error.float32, error.excused) > LOST / 2:
             return True
         if not error.error > self.error_limit(error, factor):
@@ -222,7 +213,7 @@ class NumericsStats:
     def harm(self, factor: float) -> tuple[TensorError, ...]:
         """The outputs and gradients that rounding does not explain, be it directly or by a decision that it turned."""
         found = tuple(e for e in self.errors if e.kind != "module" and self.beyond(e, factor))
-        found = tuple(e for e in found if self.coarse_kernel(e, factor) is None)
+        found = tuple(e for e in found if not self.shared(e) and self.coarse_kernel(e, factor) is None)
         return tuple(e for e in found if e.nonfinite) if self.flipped(factor) else found
 
 

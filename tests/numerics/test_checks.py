@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.catalog import EXPLANATIONS
-from ampcheck.health import TensorHealth
 from ampcheck.numerics import CHECKS, NumericsStats, check_numerics
 from ampcheck.numerics.decisions import Flip
 from ampcheck.numerics.facts import OpFacts
@@ -157,11 +156,12 @@ def test_what_is_left_out_of_a_long_list_is_counted() -> None:
     assert "4 further places are left out" in found[-1].message
 
 
-def test_a_reference_that_is_zero_but_for_rounding_is_compared_with_what_cancelled() -> None:
-    health = {("forward", ""): replace(TensorHealth.empty("float32"), amax=4.0)}
-    nothing = replace(OUTPUT, error=2.5e9, size=1e-16, distance=2.5e-7, compared=64)
-    stats = replace(HEALTHY, errors=(nothing,), health=health)
-    assert _verdicts(stats, "precision-loss") == [Verdict.PASS]
-    assert _verdicts(replace(stats, errors=(replace(nothing, distance=3.0),)), "precision-loss") == [Verdict.FAIL]
-    small_but_real = replace(nothing, size=1e-9)
-    assert _verdicts(replace(stats, errors=(small_but_real,)), "precision-loss") == [Verdict.FAIL]
+def test_an_error_that_float32_has_as_well_is_a_warning_of_its_own() -> None:
+    lost = replace(OUTPUT, error=0.5, in_float32=0.4)
+    assert _verdicts(replace(HEALTHY, errors=(lost,)), "precision-loss") == [Verdict.WARN]
+    mine = replace(OUTPUT, name="other", error=0.5, in_float32=0.01)
+    assert _verdicts(replace(HEALTHY, errors=(lost, mine)), "precision-loss") == [Verdict.FAIL]
+    nothing = replace(
+        OUTPUT, kind="module", name="mean", error=2.5e9, in_float32=1.2e9
+    )  # a mean that is zero by design
+    assert _verdicts(replace(HEALTHY, errors=(OUTPUT, nothing)), "precision-loss") == [Verdict.PASS]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ampcheck import Run, Verdict, audit
+from ampcheck import Run, Subject, Verdict, audit
 from ampcheck.numerics.integers import Integers, _collided
 
 
@@ -145,3 +145,65 @@ def test_collisions_are_counted_as_sets_of_python_integers_count_them(values: li
     assert _collided(torch.tensor(values, dtype=torch.float64), result.double()) == len(set(kept)) - len(left)
     loss = Integers(lambda op, given: None).look(torch.ops.aten._to_copy.default, ((torch.tensor(values),), {}), result)
     assert loss.collided == len(set(kept)) - len(left)
+
+
+def test_integers_written_in_place_selected_or_kept_in_a_part_collide_as_well() -> None:
+    def in_place(y: Tensor, n: int) -> Tensor:
+        return torch.arange(250).to(y.dtype).add_(1000 if y.dtype.itemsize == 2 else 0)
+
+    def copied(y: Tensor, n: int) -> Tensor:
+        return torch.zeros(n, dtype=y.dtype).copy_(torch.arange(n).float())
+
+    def selected(y: Tensor, n: int) -> Tensor:
+        positions = torch.where(torch.arange(n) > 3, torch.arange(n).float(), 0.0).clamp(max=2000.0)
+        return positions.to(y.dtype)
+
+    def kept_in_a_part(y: Tensor, n: int) -> Tensor:
+        rows = torch.zeros(2, n, dtype=y.dtype)
+        rows[0] = torch.arange(n).to(y.dtype)
+        return rows
+
+    for positions in (in_place, copied, selected, kept_in_a_part):
+        assert found(judged(positions, 1024), Verdict.FAIL), positions.__name__
+
+
+def test_samples_handed_in_as_integers_are_rounded_like_any_data_and_ids_that_the_model_casts_are_not() -> None:
+    class Convolves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(1, 4, 3)
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.layer(image.float() / 4)
+
+    image = torch.randint(0, 1024, (1, 1, 16, 16))
+    run = audit((Convolves(), image), compile=False, dtype="bfloat16")
+    assert found(run, Verdict.FAIL) == found(run, Verdict.WARN) == []
+
+    class UsesIds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            y = self.layer(x)
+            return y + ids.to(y.dtype)[:, None].sin()
+
+    ids = torch.arange(1000, 1004)
+    assert found(audit((UsesIds(), (torch.randn(4, 8), ids)), compile=False, dtype="bfloat16"), Verdict.FAIL)
+
+
+def test_a_collision_in_the_loss_counts() -> None:
+    def loss(output: tuple[Tensor, Tensor]) -> Tensor:
+        positions = torch.arange(1024).to(output[0].dtype)
+        return (output[0].mean() - positions.mean() * 1e-6).square()
+
+    torch.manual_seed(0)
+    subject = Subject((Model(lambda y, n: y.sum(), 4), torch.randn(2, 8)), loss=loss)
+    assert found(audit(subject, compile=False, dtype="bfloat16", autocast=True), Verdict.FAIL)
+
+
+def test_a_range_that_collides_only_at_its_end_is_counted() -> None:
+    exact = torch.arange(2**24 - 8, 2**24 + 64, dtype=torch.float64)
+    long = torch.cat([torch.zeros(1 << 23, dtype=torch.float64), exact])
+    assert _collided(long, long.float().double()) > 0

@@ -248,7 +248,7 @@ def test_a_model_without_anything_to_train_is_complete_without_gradients() -> No
     assert not judged(model).of(Verdict.INCOMPLETE)
 
 
-def test_parameters_that_get_no_gradient_are_counted() -> None:
+def test_parameters_that_a_reentrant_checkpoint_cuts_off_are_incomplete_and_unused_ones_are_not() -> None:
     class Head(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -257,7 +257,20 @@ def test_parameters_that_get_no_gradient_are_counted() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.body(x))
 
-    assert judged(Head()).coverage.unseen["parameters without a gradient"] == 4  # weight and bias, in two dtypes
+    run = judged(Head())
+    findings = reported(run, Verdict.INCOMPLETE, "nonfinite-gradient")
+    assert ["body.layer.weight, body.layer.bias" in f.message for f in findings] == [True, True]
+    assert "use_reentrant=False" in findings[0].hint
+
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x)
+
+    assert not judged(Unused()).of(Verdict.INCOMPLETE)
 
 
 def test_a_model_that_runs_only_under_one_autocast_dtype_fails_at_its_cast() -> None:
@@ -299,3 +312,79 @@ def test_a_block_that_ends_with_nan_in_every_precision_fails_and_a_masked_one_wa
         masked = torch.where(x > 0, torch.log(x), 0.0)
     assert masked.isfinite().all()
     assert [f.verdict for f in runs[0].findings if f.check == "nonfinite-reference"] == [Verdict.WARN]
+
+
+def test_a_cast_of_the_models_own_that_overflows_in_every_precision_fails_at_the_cast() -> None:
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x) * 3e5
+            y = y.half().to(x.dtype)
+            return self.second(y)
+
+    run = judged(Casts())
+    (finding,) = reported(run, Verdict.FAIL)
+    assert finding.where.op == "aten::_to_copy"
+    assert "keep the value in float32" in finding.hint
+    assert not any("nothing of it is left" in f.message for f in run.findings)
+
+
+def test_what_float32_loses_as_well_is_no_fault_of_low_precision() -> None:
+    class Absorbs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.layer(x).to(x.dtype)
+            with torch.autocast("cpu", enabled=False):
+                return (scores - 1e9).softmax(-1)  # a row that is masked whole: float32 keeps nothing of the scores
+
+    run = judged(Absorbs(), torch.randn(4, 8) * 8)
+    assert not run.failed
+    assert any("float32 lies" in f.message for f in run.of(Verdict.WARN) if f.check == "precision-loss")
+
+
+def test_nan_that_a_block_mends_in_place_or_selects_from_is_no_failure() -> None:
+    x = torch.tensor([1.0, -1.0])
+    with observe():
+        y = torch.log(x)
+        y.nan_to_num_()
+    with observe():
+        z = torch.log(x)
+        z[z.isnan()] = 0.0
+    with observe():
+        raw = torch.log(x)
+        kept = torch.where(x > 0, raw, 0.0)
+    assert (y + z + kept).isfinite().all()
+    assert raw.isnan().any()
+
+
+def test_nan_that_the_model_writes_is_incomplete_and_asks_for_another_padding() -> None:
+    def padded(y: Tensor) -> Tensor:
+        out = y.new_full((6, 8), NAN)
+        out[:4] = y
+        return out
+
+    run = judged(Model(padded))
+    assert not run.failed
+    assert "pad with -inf" in reported(run, Verdict.INCOMPLETE)[0].hint
+
+
+def test_a_large_constant_excuses_no_output() -> None:
+    class Absorbs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            y = (y.detach() + 1000) - 1000
+            mask = torch.full((4, 4), torch.finfo(torch.float32).min).triu(1)
+            return (torch.zeros(4, 4) + mask).softmax(-1) @ y.float()
+
+    failed = [f.subject for f in reported(judged(Absorbs()), Verdict.FAIL, "precision-loss")]
+    assert "subject [bfloat16, eager]" in failed

@@ -94,7 +94,8 @@ class Judge:
         )
         stats: NumericsStats = measured.stats
         if not self.trains:
-            stats = replace(stats, errors=tuple(error for error in stats.errors if error.kind != "gradient"))
+            errors = tuple(error for error in stats.errors if error.kind != "gradient")
+            stats = replace(stats, errors=errors, no_backward="nothing is trained", prevented=False)
         findings = check_numerics(stats, self._limits(), VALUES)
         if precision == "float32":  # what users have already: digits that a model loses there are no cell's fault
             findings = [replace(f, verdict=Verdict.WARN) if _is_coarse(f) else f for f in findings]
