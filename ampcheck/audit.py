@@ -12,6 +12,7 @@ import torch
 
 from ampcheck import evidence
 from ampcheck.autocast import judge
+from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.accuracy.pairs import check_compiled_against_eager
@@ -169,8 +170,12 @@ def _use(
 
 
 def _called(made: Subject) -> Run:
-    made.run_call()
-    return Run(findings=(passed("coverage", made.name, "it was called once", 1),))
+    """Call it once, and count its ops."""
+    run = judge_call(made.run_call, made.name, (), must_run=True)
+    if not run.findings:
+        seen = passed("coverage", made.name, f"looked at {run.coverage}", run.coverage.total)
+        run = replace(run, findings=(seen,))
+    return run
 
 
 def _graphs(

@@ -158,8 +158,14 @@ def _plain_copy(part: Any, memo: dict[int, Any], origins: dict[int, Any]) -> Any
             return copy.deepcopy(value, memo)
         return value
 
+    if isinstance(part, torch.jit.ScriptFunction):
+        return _reloaded(part)
     made = rebound(part, plain, given=given, wrap=noted)
     return copy.deepcopy(part, memo) if made is part else made
+
+
+NO_SCRIPT = "torch.compile takes no TorchScript"
+"""Why nothing of a scripted subject is compiled."""
 
 
 def is_scripted(subject: Subject) -> bool:
@@ -174,18 +180,24 @@ def _unspecialised(module: torch.nn.Module) -> torch.nn.Module:
     runs: the next dtype of autocast would fail in it.
     """
     if isinstance(module, torch.jit.ScriptModule):
-        with suppress(Exception), warnings.catch_warnings():  # what cannot be saved stays the copy that it is
-            warnings.simplefilter("ignore")  # PyTorch's, that TorchScript is deprecated
-            buffer = io.BytesIO()
-            torch.jit.save(module, buffer)
-            buffer.seek(0)
-            again: torch.nn.Module = torch.jit.load(buffer)  # type: ignore[no-untyped-call]
-            return again
+        with suppress(Exception):  # what cannot be saved stays the copy that it is
+            return _reloaded(module)
         return module
     for name, child in list(module._modules.items()):
         if child is not None:
             module._modules[name] = _unspecialised(child)
     return module
+
+
+def _reloaded(script: torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any]) -> torch.nn.Module:
+    """A copy of TorchScript through its file format; of a function, a module that runs it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, that TorchScript is deprecated
+        buffer = io.BytesIO()
+        torch.jit.save(script, buffer)
+        buffer.seek(0)
+        module: torch.nn.Module = torch.jit.load(buffer)  # type: ignore[no-untyped-call]
+        return module
 
 
 def _bare(tensor: torch.Tensor) -> torch.Tensor:

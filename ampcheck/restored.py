@@ -149,7 +149,6 @@ def _of_thread() -> list[Setting]:
         (functools.partial(_switches, of_thread=True), restore_state),
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (flushed_here, torch.set_flush_denormal),
-        (torch.get_default_device, _set_default_device),
     ]
     for name in _CONFIGS:
         config: Any = sys.modules.get(name)
@@ -159,11 +158,8 @@ def _of_thread() -> list[Setting]:
 
 
 def _switches(*, of_thread: bool) -> dict[str, Any]:
-    return {name: value for name, value in read_state().items() if name.startswith("autocast") is of_thread}
-
-
-def _set_default_device(device: torch.device) -> None:
-    torch.set_default_device(None if device == torch.device("cpu") else device)  # None: as if none was ever chosen
+    own = ("autocast", "default device")
+    return {name: value for name, value in read_state().items() if name.startswith(own) is of_thread}
 
 
 def _options(config: Any) -> dict[str, Any]:

@@ -59,6 +59,26 @@ def restore_state(before: Mapping[str, Any]) -> None:
 
 
 @contextmanager
+def kept(changes: dict[str, tuple[Any, Any]] | None = None) -> Iterator[None]:
+    """Restore every switch, and grad mode, on leaving; well below a millisecond.
+
+    changes: gets what the block left changed, with the values before and after, unless the block raises.
+    """
+    before, gradients, ended = read_state(), torch.is_grad_enabled(), False
+    try:
+        yield
+        ended = True
+    finally:
+        after, left = read_state(), torch.is_grad_enabled()
+        torch.set_grad_enabled(gradients)
+        if after != before:
+            restore_state(before)
+        if ended and changes is not None:
+            found = changed(before, after) | ({"grad mode": (gradients, left)} if left is not gradients else {})
+            changes.update((name, pair) for name, pair in found.items() if name not in changes)
+
+
+@contextmanager
 def deterministic() -> Iterator[None]:
     """Deterministic mode with warnings inside, Inductor's own included."""
     mode, inductor = _deterministic(), _inductor_deterministic()
@@ -91,6 +111,7 @@ def _switches() -> dict[str, tuple[Reader, Writer]]:
         )
     found["autocast cache"] = (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
     found["default dtype"] = (torch.get_default_dtype, torch.set_default_dtype)
+    found["default device"] = (torch.get_default_device, _set_default_device)
     found["deterministic algorithms"] = (_deterministic, torch.set_deterministic_debug_mode)
     found[_UNJUDGED] = (_inductor_deterministic, _set_inductor_deterministic)
     found.update(_precision())
@@ -102,6 +123,10 @@ def nesting() -> int:
     depth: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return depth
+
+
+def _set_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device == torch.device("cpu") else device)  # None: as if none was ever chosen
 
 
 _known: list[tuple[str, ...]] = []

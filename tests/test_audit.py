@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -284,6 +286,25 @@ def test_the_use_of_autocast_in_a_callable_is_judged() -> None:
     assert not torch.is_autocast_enabled("cpu")
     with pytest.raises(UsageError, match="the use of autocast is judged"):
         audit(leaks, checks=["overflow"])
+
+
+def _divides() -> None:
+    _ = 1 / 0
+
+
+@pytest.mark.parametrize(
+    ("call", "checks", "verdict"),
+    [
+        (lambda: None, None, Verdict.INCOMPLETE),
+        (lambda: None, ["tf32"], Verdict.FAIL),
+        (_divides, ["tf32"], Verdict.FAIL),
+        (_divides, None, Verdict.FAIL),
+        (lambda: torch.ones(3) @ torch.ones(3), ["tf32"], Verdict.PASS),
+    ],
+)
+def test_a_callable_is_judged_by_the_ops_that_it_runs(call: Any, checks: Any, verdict: Verdict) -> None:
+    run = audit(call, checks=checks)
+    assert [f.verdict for f in run.findings if f.check == "coverage"] == [verdict], run
 
 
 def test_a_loss_that_autocast_bans_on_cuda_is_found_without_cuda() -> None:

@@ -49,10 +49,12 @@ PAGES = (
     Explanation(
         "autocast-state",
         "A block leaves autocast and the precision switches as it found them; in a training loop over several ranks "
-        "each module runs under the same autocast on all. Fails with each switch and each module that differs.",
+        "each module runs under the same autocast on all. A model leaves grad mode as well as it found it. Fails with "
+        "each switch and each module that differs.",
         "Autocast on or off, its dtype, cache and nesting depth for every device, float32 matmul precision, TF32, "
-        "reduced-precision reductions, fp32_precision, default dtype and determinism are read before and after. What "
-        "differs is put back. Nothing else is tapped: it costs a fraction of a millisecond.",
+        "reduced-precision reductions, fp32_precision, default dtype, default device and determinism are read before "
+        "and after: around a block, and around each forward, loss and backward of a model. What differs is put back. "
+        "Nothing else is tapped: it costs a fraction of a millisecond.",
         "A torch.set_autocast_enabled or a precision flag without a way back, autocast entered by hand, an exception "
         "inside a region of a torch.compile'd function, which leaves the region open.",
         "Use `with torch.autocast(...)`; put flags back in a finally block or a fixture.",

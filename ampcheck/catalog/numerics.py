@@ -24,7 +24,8 @@ PAGES = (
         "its line are reported. Inputs, weights and buffers are searched for NaN, weights for infinities too; they "
         "count when the outputs are NaN. Infinities in outputs (padded logits, masks) are no finding: the low "
         "precision must have them in the same places with the same sign. Gradients that are not finite in float64 "
-        "fail, and are incomplete where outputs hold infinities and the default loss is used. The check runs once for "
+        "fail, and are incomplete where outputs hold infinities and the default loss is used; a loss of your own that "
+        "is not finite in float64 fails. The check runs once for "
         "each audit and is always among the verdicts: elements that are NaN in float64 cannot be compared. Of a block "
         "under ampcheck.observe each op that makes a NaN is run in float64 as well; it fails where a NaN is in use at "
         "the end of the block, else it warns.",
@@ -36,7 +37,7 @@ PAGES = (
     Explanation(
         "overflow",
         "An op with finite inputs gives finite outputs. Fails when an infinity or NaN that low precision made "
-        "reaches a module's output, an output or a gradient; warns when it was absorbed before.",
+        "reaches a module's output, an output, a loss of your own or a gradient; warns when it was absorbed before.",
         "Every op of forward and backward is watched below autocast. Where non-finite values appear, the op is run "
         "again on the same inputs in float64, which tells the format's limit from arithmetic that has no result. The "
         "op where they appear is the producer; ops that carry them on are only counted. A -inf that the model writes "
@@ -71,7 +72,8 @@ PAGES = (
         "moved by u, f the same for float32, n the longest sum and u32 the unit roundoff of float32, in which sums "
         "are kept. Where the run decided otherwise near a tie, float64 runs again and takes the same decisions. Left "
         "out are gradients that not even float32 knows to the digits of the format, and those whose error is within "
-        "rounding of the whole gradient.",
+        "rounding of the whole gradient. Where float64 gives something else when it runs again with equal seeds, the "
+        "check is incomplete.",
         "Cancellation (differences of cumulative sums, variance by E[x^2] - E[x]^2), position tables in 16 bits, "
         "accumulation in the low format.",
         "Compute what leads to the named place in float32; subtract before rounding; set precision in "

@@ -19,9 +19,13 @@ from ampcheck.numerics.losses import computed_in
 from ampcheck.places import hookable
 from ampcheck.prepare import Prepared, forward_through, loss_of
 from ampcheck.subject import Call
+from ampcheck.switches import kept
 
 KEPT_BYTES = 2 << 30
 """How much of the modules' outputs one arm keeps; beyond it the rest is counted as unseen."""
+
+UNCOMPARED = "outputs that are sparse, nested, float8 or on meta"
+"""Floating outputs whose values are not compared, and of which the default loss makes nothing."""
 
 
 @dataclass(slots=True)
@@ -29,8 +33,10 @@ class Outcome:
     """What one arm gave. Tensors are detached copies; complex ones stand as their real view.
 
     outputs: by path; modules: by (module path, call, path in its output); gradients: by parameter name, unscaled and in
-    float64, whatever `gradient_dtypes` says that they were. prevented: there are tensors to take gradients of, and the
-    subject's own code keeps backward from them. drew: whether numpy's or Python's random numbers were used.
+    float64, whatever `gradient_dtypes` says that they were. totals: what the user's loss gave, one of each call.
+    prevented: there are tensors to take gradients of, and the subject's own code keeps backward from them. drew:
+    whether numpy's or Python's random numbers were used. left: the switches that forward, loss or backward left
+    changed, with their values before and after; they are restored.
     """
 
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -38,6 +44,7 @@ class Outcome:
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     gradient_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     losses: list[torch.dtype] = field(default_factory=list)
+    totals: list[torch.Tensor] = field(default_factory=list)
     scale: float = 1.0
     error: BaseException | None = None
     phase: str = "forward"
@@ -46,6 +53,7 @@ class Outcome:
     dropped: int = 0
     unseen: Counter[str] = field(default_factory=Counter)
     drew: bool = False
+    left: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
 KINDS: tuple[tuple[str, Callable[[Outcome], Mapping[Any, torch.Tensor]]], ...] = (
@@ -101,43 +109,67 @@ def run_arm(
             for number, call in enumerate(prepared.calls):
                 outcome.phase = "forward"
                 with torch.enable_grad(), autocast:
-                    result = forward_through(blocks, call)
+                    with kept(outcome.left), _own_gradients(leaves, outcome):
+                        result = forward_through(blocks, call)
                     prefix = f"{number}." if len(prepared.calls) > 1 else ""
                     for path, tensor in tensors(result):
                         reached(tensor)
                         if (values := _values(tensor)) is not None:
                             outcome.outputs[prefix + path] = values
                         elif (tensor.is_floating_point() or tensor.is_complex()) and not _is_plain(tensor):
-                            outcome.unseen["outputs that are sparse, nested, float8 or on meta"] += 1
-                    total = None if outcome.no_backward else total_loss(result, loss, finite_loss)
+                            outcome.unseen[UNCOMPARED] += 1
+                    with kept(outcome.left):
+                        total = None if outcome.no_backward else total_loss(result, loss, finite_loss)
                     if total is not None:
                         reached(total)
+                    if loss is not None and total is not None and (values := _values(total)) is not None:
+                        outcome.totals.append(values)
                 of_inputs = any(name.startswith("input.") for name in leaves)
                 if loss is not None or not of_inputs or (prepared.root is not None and _is_scalar(result)):
                     outcome.losses += _scalar_losses(result, total if loss else None)
                 if outcome.no_backward:
                     continue
                 if total is None:
-                    outcome.no_backward = "no floating output has a gradient"
-                    outcome.prevented = bool(outcome.outputs) or not any(True for _ in tensors(result))
+                    outcome.no_backward, outcome.prevented = _without_loss(result)
                     continue
                 outcome.phase = "backward"
                 # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
                 first = torch.full_like(total, scale)
-                torch.autograd.backward(total, first, inputs=list(leaves.values()))
+                with kept(outcome.left):
+                    torch.autograd.backward(total, first, inputs=list(leaves.values()))
         except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = as_result(error)
         outcome.drew = drew()
+    if outcome.gradients and outcome.prevented:
+        outcome.no_backward, outcome.prevented = "", False  # those of a backward that forward runs
     for buffer in prepared.root.buffers() if prepared.root is not None else ():
         reached(buffer)
     for name, leaf in leaves.items():
         if leaf.grad is not None and not outcome.no_backward:
-            grad = leaf.grad.to_dense() if leaf.grad.layout is not torch.strided else leaf.grad
-            outcome.gradient_dtypes[name] = grad.dtype
-            real = torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
-            outcome.gradients[name] = real.detach().to(torch.float64) / scale
+            _keep_gradient(outcome, name, leaf.grad, scale)
         leaf.grad = None
     return outcome
+
+
+@contextmanager
+def _own_gradients(leaves: Mapping[str, torch.Tensor], outcome: Outcome) -> Iterator[None]:
+    """Keep the gradients that a forward with a backward of its own leaves: no loss scale is in them."""
+    before = {name: leaf.grad for name, leaf in leaves.items()}
+    for leaf in leaves.values():
+        leaf.grad = None
+    yield
+    for name, leaf in leaves.items():
+        if leaf.grad is not None:
+            _keep_gradient(outcome, name, leaf.grad, 1.0)
+        leaf.grad = before[name]
+
+
+def _keep_gradient(outcome: Outcome, name: str, grad: torch.Tensor, scale: float) -> None:
+    grad = grad.to_dense() if grad.layout is not torch.strided else grad
+    outcome.gradient_dtypes[name] = grad.dtype
+    real = torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
+    wide = real.detach().to(torch.float64) / scale
+    outcome.gradients[name] = outcome.gradients[name] + wide if name in outcome.gradients else wide
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -183,21 +215,52 @@ def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
 
 
 def total_loss(result: Any, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
-    """The loss: the user's, or the mean of squares of every floating output, whose ops are ours and not traced."""
+    """The loss: the user's, or the mean of squares of every floating output, whose ops are ours and not traced.
+
+    An output that is listed several times counts once: to add its gradients in 16 bits would round.
+    """
     if loss is not None:
         return loss_of(loss, result)
     total: torch.Tensor | None = None
+    counted: set[Any] = set()
     with _disable_current_modes():
         for _, tensor in tensors(result):
             if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
                 continue
             if tensor.requires_grad and _is_plain(tensor):
+                if (key := _identity(tensor)) in counted:
+                    continue
+                counted.add(key)
                 real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
                 wide = real if real.dtype is torch.float64 else real.float()
                 wide = torch.where(wide.isfinite(), wide, 0.0) if finite else wide
                 part = wide.square().mean()
                 total = part if total is None else total + part
     return total
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The same for a tensor and its views of the same elements, unless an `autograd.Function` made one of them."""
+    base = tensor
+    node: Any = tensor.grad_fn
+    if tensor._base is not None:
+        base = tensor._base
+        while node is not None and node is not base.grad_fn:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                base = tensor
+                break
+            node = node.next_functions[0][0] if node.next_functions else None
+    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+    return id(base), tensor.dtype, *place, tensor.is_conj(), tensor.is_neg()
+
+
+def _without_loss(result: Any) -> tuple[str, bool]:
+    """Why no loss can be made of an output, and whether that is for want of what the subject could return."""
+    found = [tensor for _, tensor in tensors(result)]
+    floating = [tensor for tensor in found if tensor.is_floating_point() or tensor.is_complex()]
+    if any(tensor.requires_grad and tensor.numel() for tensor in floating):
+        return f"the default loss takes no {UNCOMPARED}: give the subject a loss", True
+    return "no floating output has a gradient", not found or any(tensor.numel() for tensor in floating)
 
 
 def _scalar_losses(result: Any, given: torch.Tensor | None) -> list[torch.dtype]:

@@ -23,6 +23,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "silent-zero": range.check_silent_zero,
         "flush": range.check_flush,
         "headroom": range.check_headroom,
+        "autocast-state": execution.check_state,
         "loss-dtype": execution.check_loss_dtype,
         "dtype": execution.check_declared_dtypes,
         "coverage": execution.check_coverage,

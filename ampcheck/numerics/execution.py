@@ -20,8 +20,8 @@ def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Find
     if stats.raised is None and stats.compiled and not stats.graphs:
         return [Finding(slug, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")]
     if stats.raised is None:
-        ran = "forward ran to the end" if stats.no_backward else "forward and backward ran to the end"
-        return [passed(stats, slug, ran, stats.coverage.total)]
+        text = f"forward {'ran' if stats.no_backward else 'and backward ran'} to the end"
+        return [passed(stats, slug, text, stats.coverage.total)]
     if stats.raised.missing:
         text = f"not judged, because this machine cannot run it: {stats.raised.message}"
         return [Finding(slug, Verdict.SKIP, who(stats), text)]
@@ -34,6 +34,22 @@ def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Find
         "and leave in-place and out= variants to tensors that autocast does not touch"
     )
     return [Finding(slug, Verdict.FAIL, who(stats), message, stats.raised.where, hint=hint)]
+
+
+def check_state(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """The model leaves autocast, grad mode, the default dtype and device, and the precision switches as they were."""
+    if not stats.left or stats.compiled:
+        return []
+    items = [f"{name} was {old} and is {new}" for name, (old, new) in stats.left.items()]
+    message = (
+        "a model must leave autocast, grad mode, default dtype and device and the precision switches as it found "
+        f"them, but {'; '.join(items)}. They were restored after the call"
+    )
+    hint = "change them in a with statement (torch.no_grad(), torch.autocast(...), torch.device(...)) or restore them"
+    count = float(len(items))
+    return [
+        Finding("autocast-state", Verdict.FAIL, who(stats), message, Where("forward"), count, 0.0, "switches", hint)
+    ]
 
 
 def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:

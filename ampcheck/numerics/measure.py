@@ -25,9 +25,9 @@ from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.reference import Reference, WideRun
 from ampcheck.numerics.rounded_inputs import RoundedInputs
-from ampcheck.numerics.stats import NumericsStats, Raised, TensorError, gradient_module
+from ampcheck.numerics.stats import LOST, NumericsStats, Raised, TensorError, gradient_module
 from ampcheck.places import users_place
-from ampcheck.prepare import Prepared, is_scripted, prepare, recompiled
+from ampcheck.prepare import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
 from ampcheck.record import Coverage, Where
 from ampcheck.settings import Limits
 from ampcheck.subject import Subject
@@ -84,6 +84,8 @@ def measure_numerics(
         twins = reference.wide.outcome
         if not _overflowed(outcome.gradients, twins.gradients) or _overflowed(outcome.outputs, twins.outputs):
             break  # a smaller loss scale mends a gradient, and no output
+    if outcome.prevented and trace.unseen:
+        outcome.no_backward += f", though {', '.join(trace.unseen)} was not seen and may have one"
     raised = None
     if outcome.error is not None:
         if reference.reached == outcome.phase == "backward":
@@ -120,8 +122,10 @@ def measure_numerics(
         no_backward=outcome.no_backward,
         prevented=outcome.prevented,
         cut=_cut(prepared, outcome),
+        loss_nonfinite=_loss_overflowed(outcome, twins),
         low=ops.low,
         casts=ops.casts,
+        left={name: (_plain(old), _plain(new)) for name, (old, new) in outcome.left.items()},
         coverage=Coverage(
             _positive(
                 {
@@ -142,7 +146,27 @@ def measure_numerics(
             },
         ),
     )
-    return Eager(_following(stats, outcome, reference, decisions, dtype, inputs), decisions, inputs)
+    stats = _following(stats, outcome, reference, decisions, dtype, inputs)
+    return Eager(replace(stats, unrepeated=_unrepeated(stats, reference)), decisions, inputs)
+
+
+def _unrepeated(stats: NumericsStats, reference: Reference) -> float:
+    """How far the reference lies from a second run of it, looked at where a tensor is beyond its limit or depends on
+    its data so much that the limit says little; 0 where an error is larger than that explains."""
+    factor, far = Limits().precision, 0.0
+    beyond = {e for e in stats.errors if e.kind != "module" and stats.beyond(e, factor)}
+    doubtful = [e for e in stats.errors if e in beyond or (e.kind != "module" and e.sensitivity > LOST / 2)]
+    again = reference.repeated().outcome if doubtful else Outcome()
+    for error in doubtful:
+        twins, others = (
+            (run.gradients if error.kind == "gradient" else run.outputs) for run in (reference.wide.outcome, again)
+        )
+        known = error.name in others and error.name in twins and not (error.nonfinite or error.misplaced)
+        distance = relative_error(others[error.name], twins[error.name].double()) if known else 0.0
+        if error in beyond and error.error > 10 * distance:
+            return 0.0
+        far = max(far, distance)
+    return far
 
 
 def _following(
@@ -193,7 +217,7 @@ def measure_compiled(
     otherwise than float64, compiled code may do so too, and is excused as far as the decisions move the reference.
     """
     if is_scripted(subject):
-        return _not_compiled(eager.stats, arm_name(dtype, native, compiled=True), "torch.compile takes no TorchScript")
+        return _not_compiled(eager.stats, arm_name(dtype, native, compiled=True), NO_SCRIPT)
     prepared = prepare(subject, device=device)
     telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)  # judged is what users run
     with measure_graphs() as graphs, telemetry.watching():
@@ -234,6 +258,7 @@ def measure_compiled(
         module_dtypes={},
         no_backward=outcome.no_backward,
         prevented=outcome.prevented,
+        loss_nonfinite=_loss_overflowed(outcome, reference.wide.outcome),
         graphs=graphs.count,
         unsupported=graphs.unsupported,
         inside=inside,
@@ -301,6 +326,13 @@ def _overflowed(values: Mapping[str, torch.Tensor], twins: Mapping[str, torch.Te
     )
 
 
+def _loss_overflowed(outcome: Outcome, twins: Outcome) -> bool:
+    return any(
+        not bool(loss.isfinite().all()) and bool(twin.isfinite().all())
+        for loss, twin in zip(outcome.totals, twins.totals, strict=False)
+    )
+
+
 def missing_tool(error: BaseException) -> str:
     """What this machine lacks, or the emulation, so that the error says nothing about the model; "" for the model's."""
     if active() is not None and (lacks_kernel(error) or lacks_fft(error)):
@@ -352,6 +384,10 @@ def _zeroed_buffers(prepared: Prepared) -> tuple[str, ...]:
 
 def _positive(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
+
+
+def _plain(value: object) -> str:
+    return str(value).removeprefix("torch.")
 
 
 def _module_dtypes(outcome: Outcome) -> dict[str, tuple[str, ...]]:

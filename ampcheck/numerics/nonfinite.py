@@ -46,8 +46,8 @@ class ReferenceStats:
 
     how: the precision of the reference; device: what follows it in the name of the arm where a device is emulated.
     handed_in: inputs, weights and buffers with a NaN, and weights with an infinity. made: the ops that made NaN or
-    infinities, in order. outputs, gradients: those of the reference. masked: the default loss leaves out infinite
-    outputs. raised: see `Reference`.
+    infinities, in order. outputs, gradients, losses: those of the reference, losses of the user's own. masked: the
+    default loss leaves out infinite outputs. raised: see `Reference`.
     """
 
     subject: str
@@ -58,6 +58,7 @@ class ReferenceStats:
     outputs: tuple[Values, ...] = ()
     gradients: tuple[Values, ...] = ()
     masked: bool = False
+    losses: tuple[Values, ...] = ()
     raised: Raised | None = None
 
     @property
@@ -78,6 +79,7 @@ def measure_nonfinite(subject: Subject, reference: Reference) -> ReferenceStats:
         tuple(_values("output", name, tensor) for name, tensor in outcome.outputs.items()),
         tuple(_values("gradient", name, tensor) for name, tensor in outcome.gradients.items()),
         reference.finite_loss and subject.loss is None,
+        tuple(_values("loss", "", tensor) for tensor in outcome.totals),
         reference.raised,
     )
 
@@ -97,6 +99,10 @@ def check_reference(stats: ReferenceStats) -> list[Finding]:
         return [*found, _failure(stats, message, where, sum(v.infinite for v in stats.outputs), _OP_HINT)]
     if bad := [values for values in stats.gradients if values.nan or values.infinite]:
         return [*found, _nonfinite_gradients(stats, bad)]
+    if bad := [values for values in stats.losses if values.nan or values.infinite]:
+        message = f"a loss must be finite in {stats.how}; that of the subject is {'NaN' if bad[0].nan else 'infinite'}"
+        where = stats.made[-1].where if stats.made else Where(phase="forward")
+        return [*found, _failure(stats, message, where, len(bad), _OP_HINT, unit="losses")]
     numel = sum(values.numel for values in (*stats.outputs, *stats.gradients))
     infinite = sum(values.infinite for values in stats.outputs)
     text = f"no NaN among {numel:,} elements of outputs and gradients in {stats.how}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ampcheck.numerics.arms import UNCOMPARED
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import incomplete, not_reached, passed, who
 from ampcheck.numerics.stats import LOST, NumericsStats, TensorError, gradient_module
@@ -24,9 +25,16 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not stats.comparable:
         text = "the model draws random numbers, and compiled code draws others than eager code: not comparable"
         return [Finding(check, Verdict.SKIP, who(stats), text)]
+    if stats.unrepeated > stats.unit_roundoff:
+        text = (
+            f"two runs in {stats.reference} with equal seeds lie {stats.unrepeated:.2g} apart: nothing to compare with"
+        )
+        hint = "draw random numbers from the generators of PyTorch, numpy or Python, and keep clocks out of forward"
+        return [incomplete(stats, check, text, hint)]
     if not any(e.kind == "output" for e in stats.errors):
         hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
-        return [incomplete(stats, check, "the subject returns no floating tensor, so no output was compared", hint)]
+        reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor"
+        return [incomplete(stats, check, f"the subject returns {reason}, so no output was compared", hint)]
     found = []
     if (misplaced := [e for e in stats.errors if e.misplaced]) and not stats.flipped(limits.precision):
         found.append(_misplaced(stats, misplaced))

@@ -36,7 +36,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
         seen = _nonfinite_outputs(stats)
         inside = [f for f in inside_graphs(stats, check, limits) if f.verdict is not Verdict.PASS or not seen]
         return most(inside + seen)  # the place first
-    harmed = not stats.judged or bool(stats.harm(limits.precision))
+    harmed = not stats.judged or stats.loss_nonfinite or bool(stats.harm(limits.precision))
     reached = sum(e.nonfinite for e in stats.errors if e.kind in ("output", "module"))
     found: list[Finding] = []
     for fact in stats.ops:
@@ -316,6 +316,10 @@ def _nonfinite_outputs(stats: NumericsStats) -> list[Finding]:
                     "overflow", Verdict.FAIL, who(stats), message, where, float(error.nonfinite), 0.0, "elements", hint
                 )
             )
+    if stats.loss_nonfinite:
+        message = f"a loss must be finite where float64's is; that of the subject is inf or NaN in {stats.format}"
+        hint = "compute the loss from output.float(), or under torch.autocast(enabled=False)"
+        found.append(Finding("overflow", Verdict.FAIL, who(stats), message, Where(phase="forward"), 1.0, 0.0, "", hint))
     return found
 
 

@@ -112,6 +112,12 @@ class Reference:
             self._kept[key] = self._again(forced=forced)
         return cast(WideRun, self._kept[key])
 
+    def repeated(self) -> WideRun:
+        """The reference once more, with nothing changed: whether the model computes the same again."""
+        if "repeated" not in self._kept:
+            self._kept["repeated"] = self._again()
+        return cast(WideRun, self._kept["repeated"])
+
     def observed(
         self,
         observer: Observer,

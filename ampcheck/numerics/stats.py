@@ -67,7 +67,10 @@ class NumericsStats:
     flips: the decisions that fell otherwise; followed: whether the reference took them as well before it was compared.
     no_backward: why there are no gradients; prevented: it is the subject that keeps backward from its weights;
     cut: parameters of modules that ran, to which no gradient leads.
-    low: results of 16 bits; casts: between integers and floats.
+    loss_nonfinite: the user's loss is inf or NaN here, and finite in the reference.
+    unrepeated: how far two runs of the reference with equal seeds lie apart; looked at where a verdict rests on it.
+    low: results of 16 bits; casts: between integers and floats. left: switches that forward, loss or backward left
+    changed, with their values before and after.
     graphs: how many were compiled; unsupported: why Dynamo took none, in its own words; inside: what was seen in them.
     keeps_nan: whether a result with a NaN was in use at the end. judged: whether there was a reference; without one a
     finding cannot be excused by its lack of consequences.
@@ -104,8 +107,11 @@ class NumericsStats:
     graphs: int = 0
     unsupported: str = ""
     inside: TelemetryStats | None = None
+    loss_nonfinite: bool = False
+    unrepeated: float = 0.0
     low: int = 0
     casts: int = 0
+    left: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     coverage: Coverage = field(default_factory=Coverage)
 
     @property

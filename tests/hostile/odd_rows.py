@@ -11,30 +11,41 @@ import torch
 
 @dataclass(frozen=True)
 class Report:
-    """What the user is promised. `outcome`: `refused` (a `UsageError` that matches `phrase`), `fails` (at least the
-    checks named fail), `passes` (nothing fails, and outputs were looked at), `judged` (any verdict: another test owns
-    it, here only a crash and a pass over nothing are excluded) or `raises` (`error` goes through)."""
+    """What the user is promised.
+
+    `outcome`: `refused` (a `UsageError` that matches `phrase`), `fails` (at least the checks named fail), `incomplete`
+    or `warns` (nothing fails, at least the checks named have this verdict), `passes` (nothing fails, warns or is
+    incomplete, and outputs or ops were looked at) or `raises` (`error` goes through). A `phrase` stands in a message
+    of one of the checks named.
+    """
 
     outcome: str
     phrase: str = ""
     checks: tuple[str, ...] = ()
     error: type[BaseException] | None = None
-    xfail: str = ""
 
 
 def refused(phrase: str) -> Report:
     return Report("refused", phrase)
 
 
-def fails(*checks: str) -> Report:
-    return Report("fails", checks=checks)
+def fails(*checks: str, phrase: str = "") -> Report:
+    return Report("fails", phrase, checks)
+
+
+def incomplete(*checks: str, phrase: str = "") -> Report:
+    return Report("incomplete", phrase, checks)
+
+
+def warns(*checks: str, phrase: str = "") -> Report:
+    return Report("warns", phrase, checks)
 
 
 def raises(error: type[BaseException]) -> Report:
     return Report("raises", error=error)
 
 
-PASSES, JUDGED = Report("passes"), Report("judged")
+PASSES = Report("passes")
 
 ROWS: dict[str, tuple[Callable[[], Any], Report]] = {}
 

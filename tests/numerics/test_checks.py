@@ -111,6 +111,27 @@ def test_a_coarse_cpu_kernel_explains_no_more_than_its_sum_and_never_a_lost_grad
     assert _verdicts(elsewhere, "precision-loss") == [Verdict.FAIL]
 
 
+def test_a_model_that_does_not_repeat_in_float64_is_not_compared() -> None:
+    off = replace(HEALTHY, errors=(replace(OUTPUT, error=0.5), GRADIENT))
+    assert _verdicts(off, "precision-loss") == [Verdict.FAIL]
+    assert _verdicts(replace(off, unrepeated=0.4), "precision-loss") == [Verdict.INCOMPLETE]
+    assert _verdicts(replace(off, unrepeated=1e-15), "precision-loss") == [Verdict.FAIL]
+
+
+def test_a_loss_that_is_infinite_in_low_precision_alone_overflows() -> None:
+    assert Verdict.FAIL not in _verdicts(HEALTHY, "overflow")
+    assert _verdicts(replace(HEALTHY, loss_nonfinite=True), "overflow") == [Verdict.FAIL]
+    compiled = replace(HEALTHY, compiled=True, graphs=1, loss_nonfinite=True)
+    assert Verdict.FAIL in _verdicts(compiled, "overflow")
+
+
+def test_switches_that_a_model_leaves_changed_fail() -> None:
+    assert _verdicts(HEALTHY, "autocast-state") == []
+    assert _verdicts(replace(HEALTHY, left={"default dtype": ("float32", "float64")}), "autocast-state") == [
+        Verdict.FAIL
+    ]
+
+
 def test_a_decision_is_honest_only_near_a_tie_of_rounded_data() -> None:
     near = Flip(Where(), changed=3, numel=100, index=0, error=0.004, sensitivity=0.004, ranks=True)
     assert HEALTHY.honest(near, 2.0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from ampcheck import assert_compiled, assert_graph
 from ampcheck.audit import audit
 from ampcheck.record import Finding, Verdict
 
@@ -74,3 +76,37 @@ def test_torchscript_is_not_compiled_and_the_finding_says_so() -> None:
     run = audit((torch.jit.script(Network()), (torch.randn(4, 8),)), compile=True)
     assert not run.failed
     assert any("torch.compile takes no TorchScript" in f.message for f in run.findings if f.verdict is Verdict.SKIP)
+
+
+def products(x: Tensor) -> Tensor:
+    return torch.mm(x, x.t())
+
+
+SCRIPTS: dict[str, Callable[[], Any]] = {
+    "scripted": lambda: torch.jit.script(Network()),
+    "traced": lambda: torch.jit.trace(Network(), torch.randn(4, 8)),
+    "frozen": lambda: torch.jit.freeze(torch.jit.script(Network().eval())),
+    "a scripted function": lambda: torch.jit.script(products),
+    "a traced function": lambda: torch.jit.trace(products, torch.randn(4, 8)),
+}
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_torchscript_that_is_to_be_compiled_is_skipped_with_the_reason(kind: str) -> None:
+    model, inputs = SCRIPTS[kind](), (torch.randn(4, 8),)
+    runs = {
+        "assert_compiled": assert_compiled(model, inputs),
+        "assert_graph": assert_graph(model, inputs),
+        "calls": audit((model, [inputs])),
+        "blocks": audit(([model], [inputs])),
+    }
+    for name, run in runs.items():
+        assert {f.verdict for f in run.findings} == {Verdict.SKIP}, (name, run)
+        assert any("torch.compile takes no TorchScript" in f.message for f in run.findings), (name, run)
+
+
+@pytest.mark.parametrize("kind", ["frozen", "a scripted function", "a traced function"])
+def test_torchscript_without_parameters_is_judged_in_eager_mode(kind: str) -> None:
+    run = audit((SCRIPTS[kind](), (torch.randn(4, 8),)), dtype="float16")
+    assert not [f for f in run.findings if f.verdict in (*BAD, Verdict.INCOMPLETE)], run
+    assert run.coverage.seen["16-bit ops"]

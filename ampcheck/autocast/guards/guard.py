@@ -51,6 +51,11 @@ class Watch:
         self._error: BaseException | None = None
         self._open = ExitStack()
 
+    @property
+    def counts_ops(self) -> bool:
+        """Whether ops, backward passes and optimizer steps are all counted."""
+        return "autocast-scope" in self._tapped and bool(_OPS & self._tapped)
+
     def __enter__(self) -> Watch:
         self._before = read_state()
         notes = self._notes
@@ -136,7 +141,8 @@ def guard(*checks: str, subject: str = "this block", raises: bool = True) -> Ite
     checks: slugs of `GUARD_CHECKS`, all by default. subject: what the block is called in findings. On leaving the run
     is emitted and stands in `run` of what `as` names; with `raises` a failure raises `AssertionError`. A warning never
     raises: warnings stand in `run`, in the summary of `pytest --ampcheck` and in what `ampcheck audit` prints. A block
-    in which nothing was looked at fails under `coverage`. An exception of the block itself goes on. Switches that the
+    in which nothing was looked at fails under `coverage`; one that runs no op is incomplete where its switches were
+    compared. An exception of the block itself goes on. Switches that the
     block left changed are put back. Raises `UsageError` for another slug.
 
     Followed are the threads that the block starts and the work that it hands to a `ThreadPoolExecutor` or a
@@ -165,8 +171,8 @@ def judge_call(
     """Call `function` under the guards. Nothing is raised and nothing emitted.
 
     An exception of the function is evidence: where no check explains it, the run fails under `coverage`, since what
-    comes after it was not looked at. So does a function in which nothing was looked at; must_run: also one in which no
-    op ran, though the switches were compared. Raises `UsageError` for an unknown check.
+    comes after it was not looked at. So does a function in which nothing was looked at. Where no op ran, though the
+    switches were compared, `coverage` is incomplete; must_run: it fails. Raises `UsageError` for an unknown check.
     """
     watch = Watch(checks, counted=must_run)
     try:
@@ -194,6 +200,9 @@ def _run(watch: Watch, subject: str, unexplained: BaseException | None = None, *
             findings.append(_stopped(stats, unexplained))
         elif stats.raised is None and not any(stats.counts.get(what) for what in (_RAN if must_run else _EVIDENCE)):
             findings.append(_nothing(stats))
+        elif stats.raised is None and watch.counts_ops and not any(stats.counts.get(what) for what in _RAN):
+            only = "none was seen: only the switches were compared"
+            findings.append(replace(_nothing(stats, only), verdict=Verdict.INCOMPLETE))
     unseen = dict(stats.unseen)
     if stats.raised is not None:
         unseen[f"what comes after the {stats.raised.kind}"] = 1
@@ -206,10 +215,10 @@ def _reset_dynamo() -> None:
         torch._dynamo.reset()
 
 
-def _nothing(stats: GuardStats) -> Finding:
-    text = "what is judged must run an op, a backward pass or an optimizer step, but nothing was looked at"
+def _nothing(stats: GuardStats, found: str = "nothing was looked at") -> Finding:
+    text = f"what is judged must run an op, a backward pass or an optimizer step, but {found}"
     if stats.unseen:
-        text += f": there were only {' and '.join(stats.unseen)}"
+        text += f"; there were {' and '.join(stats.unseen)}, which are not seen"
     hint = "put the guard around the code that computes, and call it in the eager mode of PyTorch"
     return Finding("coverage", Verdict.FAIL, stats.subject, text, hint=hint)
 

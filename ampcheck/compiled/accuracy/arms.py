@@ -19,6 +19,7 @@ from ampcheck.numerics.equal_random import seeded
 from ampcheck.numerics.reference import input_names
 from ampcheck.prepare import Prepared, forward_through, is_compiled_already, prepare, recompiled
 from ampcheck.subject import Call, Subject
+from ampcheck.switches import kept
 
 Key: TypeAlias = tuple[str, str, int]
 """What one kept tensor is: kind (`output`, `loss`, `gradient`, `update`, `buffer`), name, step. Each call is a step."""
@@ -138,14 +139,16 @@ def _one_call(
     found.phase = "forward"
     place = torch.device(plan.device).type
     with torch.enable_grad(), torch.autocast(place, plan.autocast, enabled=plan.autocast is not None):
-        result = forward_through(blocks, call)
+        with kept():
+            result = forward_through(blocks, call)
         found.shapes[f"step {found.step}"] = type(result).__name__
         for path, tensor in tensors(result):
             found.shapes[f"step {found.step}, {path or 'output'}"] = f"{_name(tensor.dtype)} {list(tensor.shape)}"
             found.keep("output", path, found.step, tensor)
         if not watched:
             return
-        total = total_loss(result, plan.loss, plan.finite_loss)
+        with kept():
+            total = total_loss(result, plan.loss, plan.finite_loss)
         if total is not None and plan.loss is not None:
             found.keep("loss", "", found.step, total)
     if total is None or not total.requires_grad:

@@ -43,7 +43,7 @@ from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.measure import LOSS_SCALES, missing_tool
 from ampcheck.placement import place
 from ampcheck.places import users_place
-from ampcheck.prepare import prepare
+from ampcheck.prepare import NO_SCRIPT, is_scripted, prepare
 from ampcheck.record import Coverage, Run, Scalar, Where, merge, verify
 from ampcheck.restored import restoring
 from ampcheck.settings import Limits, load_settings
@@ -74,6 +74,10 @@ def measure_accuracy(
     """
     native = native_format(subject)
     narrow = dtype or native or torch.float32
+    if is_scripted(subject):
+        plan = Plan(device=device, autocast=dtype)
+        arm, name = _arm(plan, narrow), format_of(narrow).name
+        return AccuracyStats(subject=subject.name, arm=arm, format=name, device=device, unsupported=NO_SCRIPT)
     found = [
         _measure(subject, plan, narrow, dict(options or {}), factor)
         for plan in plans(subject, device, dtype, narrow, steps, optimizer, backward=backward)

@@ -30,6 +30,7 @@ from ampcheck.environment import environment
 from ampcheck.errors import UsageError, as_result, is_for_the_runner
 from ampcheck.formats import format_of
 from ampcheck.numerics.compiled import dynamo_still
+from ampcheck.prepare import NO_SCRIPT, is_scripted
 from ampcheck.record import Run, emit, verify
 from ampcheck.restored import restoring
 from ampcheck.subject import Kind, Subject, name_of
@@ -136,6 +137,8 @@ def measure_graph(
         return GraphStats(subject.name, untold=why)
     if subject.kind in (Kind.CALL, Kind.TRAINING):
         return _measure_use(subject, device)
+    if is_scripted(subject):
+        return GraphStats(subject.name, untold=NO_SCRIPT)
     chosen = {key: dict(value) if key == "options" else value for key, value in settings.items() if value is not None}
     device = own_device(subject, device)
     reset()

@@ -1,0 +1,120 @@
+"""One run of a subject: its loss adds no rounding, its own gradients are kept, and what it leaves is restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcheck import assert_compiled, audit
+from ampcheck.numerics.arms import run_arm, total_loss
+from ampcheck.prepare import prepare
+from ampcheck.record import Verdict
+from ampcheck.subject import Subject
+from ampcheck.switches import kept, read_state
+
+
+class Reversed(torch.autograd.Function):
+    """Gives a view of its input and turns the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return -gradient
+
+
+def _is_one(again: Callable[[Tensor], Any], base: Callable[[Tensor], Tensor] = torch.sin) -> bool:
+    """Whether a tensor beside what `again` makes of it has the loss of the tensor alone."""
+    leaf = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    made = base(leaf)
+    alone, both = total_loss(made, None, False), total_loss([made, again(made)], None, False)
+    assert alone is not None
+    assert both is not None
+    return bool(alone == both)
+
+
+@pytest.mark.parametrize("base", [torch.sin, lambda leaf: leaf, lambda leaf: leaf.sin().view(16).view(4, 4)])
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda y: y,
+        lambda y: [y] * 50,
+        lambda y: y.view_as(y),
+        lambda y: y[:],
+        lambda y: y.t().t(),
+        lambda y: y.unsqueeze(0).squeeze(0),
+        lambda y: {"a": y, "b": (y.expand_as(y),)},
+    ],
+)
+def test_an_output_that_is_listed_twice_counts_once(again: Any, base: Any) -> None:
+    assert _is_one(again, base)
+
+
+@pytest.mark.parametrize(
+    "again", [lambda y: y * 1, lambda y: y[:2], lambda y: y.t(), Reversed.apply, lambda y: Reversed.apply(y)[:]]
+)
+def test_what_another_gradient_flows_through_counts_as_well(again: Any) -> None:
+    assert not _is_one(again)
+
+
+def _gradients(forward: Any, scale: float) -> dict[str, Tensor]:
+    class Model(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return forward(super().forward(x))
+
+    torch.manual_seed(0)
+    subject = Subject((Model(4, 4), (torch.randn(3, 4),)))
+    return run_arm(prepare(subject), scale=scale).gradients
+
+
+def test_gradients_of_a_backward_inside_forward_do_not_depend_on_the_loss_scale() -> None:
+    def trains(y: Tensor) -> Tensor:
+        y.square().sum().backward(retain_graph=True)
+        return y
+
+    one, large = _gradients(trains, 1.0), _gradients(trains, 4096.0)
+    assert torch.allclose(one["weight"], large["weight"], rtol=1e-6)
+    alone = _gradients(lambda y: y, 1.0)
+    assert not torch.allclose(one["weight"], alone["weight"], rtol=1e-2)
+
+
+def _switch(name: str) -> Callable[[], None]:
+    changes: dict[str, Callable[[], Any]] = {
+        "default device": lambda: torch.set_default_device("meta"),
+        "default dtype": lambda: torch.set_default_dtype(torch.float64),
+        "grad mode": lambda: torch.set_grad_enabled(False),
+        "autocast cache": lambda: torch.set_autocast_cache_enabled(False),
+    }
+    return changes[name]
+
+
+@pytest.mark.parametrize("name", ["default device", "default dtype", "grad mode", "autocast cache"])
+def test_a_switch_is_restored_and_reported_unless_the_block_raises(name: str) -> None:
+    before, changes = (read_state(), torch.is_grad_enabled()), dict[str, Any]()
+    with kept(changes):
+        _switch(name)()
+    assert list(changes) == [name]
+    with suppress(ZeroDivisionError), kept(changes):
+        _switch(name)()
+        _ = 1 / 0
+    assert (read_state(), torch.is_grad_enabled()) == before
+
+
+@pytest.mark.slow
+def test_a_leak_of_forward_does_not_change_what_is_compiled() -> None:
+    class Leaks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            _switch("default device")()
+            return out
+
+    run = audit((Leaks(4, 4), (torch.randn(3, 4),)), dtype="bfloat16")
+    assert {f.check for f in run.of(Verdict.FAIL)} == {"autocast-state"}, run
+    assert_compiled(Leaks(4, 4), (torch.randn(3, 4),))
