@@ -355,17 +355,15 @@ def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Rai
 
 
 def _cut(prepared: Prepared, outcome: Outcome) -> tuple[str, ...]:
-    """Parameters that ask for a gradient, whose module ran, and that get none: behind a detach, no_grad or checkpoint.
+    """The parameters of modules that ran and of which none gets a gradient: behind a detach, no_grad or checkpoint.
 
     What did not run (a head that this call does not need) has no gradient by right.
     """
     if outcome.no_backward or outcome.error is not None or prepared.root is None:
         return ()
-    ran = {module for module, _, _ in outcome.modules}
-    named = prepared.root.named_parameters()
-    return tuple(
-        name for name, p in named if p.requires_grad and name not in outcome.gradients and gradient_module(name) in ran
-    )
+    asking = [name for name, p in prepared.root.named_parameters() if p.requires_grad and p.numel()]
+    ran = {module for module, _, _ in outcome.modules} - {gradient_module(name) for name in outcome.gradients}
+    return tuple(name for name in asking if gradient_module(name) in ran)
 
 
 def _integer_inputs(prepared: Prepared) -> frozenset[int]:

@@ -84,6 +84,15 @@ _WEIGHED = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "embedding
 _ALONG = ("cumsum", "cumprod", "_logcumsumexp", "_softmax", "_log_softmax")
 
 
+_FILLS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "full full_like new_full fill fill_ masked_fill masked_fill_ index_fill index_fill_ scalar_tensor constant_pad_nd"
+    ).split()
+)
+"""Ops that write a constant; one that computes with a NaN makes it."""
+
+
 class OpWatch:
     """An observer of `ampcheck.trace.Trace` that gathers `OpFacts` and the health of every module's values.
 
@@ -172,7 +181,7 @@ class OpWatch:
         amax_in, bad_in, nan_in = _summary(sources)
         scalars = [value for value in _scalars(given) if isinstance(value, float)]
         amax_in = max([amax_in, *(abs(s) for s in scalars if math.isfinite(s))])
-        writes_nan = any(isinstance(value, float) and math.isnan(value) for value in _scalars(given))
+        writes_nan = op._schema.name in _FILLS and any(map(_is_nan, _scalars(given)))
         deliberate = any(not math.isfinite(scalar) for scalar in scalars)
         amax, bad, nan = _summary(results)
         low = [r for r in results if r.dtype.itemsize <= 2]
@@ -374,6 +383,10 @@ def _summary(values: Iterable[torch.Tensor]) -> tuple[float, int, int]:
 
 def _norm(values: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(values))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _scalars(value: Any) -> Iterable[Any]:
