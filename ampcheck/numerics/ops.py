@@ -87,7 +87,8 @@ _ALONG = ("cumsum", "cumprod", "_logcumsumexp", "_softmax", "_log_softmax")
 _FILLS = frozenset(
     f"aten::{name}"
     for name in (
-        "full full_like new_full fill fill_ masked_fill masked_fill_ index_fill index_fill_ scalar_tensor constant_pad_nd"
+        "full full_like new_full fill fill_ masked_fill masked_fill_ index_fill index_fill_ scalar_tensor "
+        "constant_pad_nd"
     ).split()
 )
 """Ops that write a constant; one that computes with a NaN makes it."""
