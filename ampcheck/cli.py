@@ -125,7 +125,12 @@ def _parser() -> argparse.ArgumentParser:
     audit.set_defaults(command=_audit)
 
     explain = commands.add_parser("explain", help="what a check means and how to mend what it finds")
-    explain.add_argument("slug", nargs="?", metavar="SLUG", help="a check; without it all are listed")
+    explain.add_argument(
+        "slug",
+        nargs="?",
+        metavar="SLUG",
+        help="a check or a verdict; without it the checks are listed",
+    )
     explain.set_defaults(command=_explain)
 
     blame_cli.add_command(commands)
@@ -187,8 +192,12 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ampcheck.catalog import EXPLANATIONS, explain
+    from ampcheck.catalog import EXPLANATIONS, VERDICTS, explain
 
+    if options.slug in VERDICTS:
+        with Stdout() as out:
+            print(f"{options.slug}\n{textwrap.indent(textwrap.fill(VERDICTS[options.slug], 98), '  ')}")
+        return out.code()
     pages = list(EXPLANATIONS.values()) if options.slug is None else [explain(options.slug)]
     with Stdout() as out:
         for page in pages:

@@ -11,11 +11,13 @@ import pytest
 
 import ampcheck
 from ampcheck.autocast.guards.guard import GUARD_CHECKS
-from ampcheck.catalog import EXPLANATIONS, Explanation, explain
+from ampcheck.catalog import EXPLANATIONS, VERDICTS, Explanation, explain
+from ampcheck.cli import main
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.errors import UsageError
 from ampcheck.numerics import CHECKS, OBSERVABLE
+from ampcheck.record import Verdict
 from ampcheck.search.checks import CHECKS as SEARCH_CHECKS
 from ampcheck.training.judge import CHECKS as TRAINING_CHECKS
 
@@ -106,3 +108,10 @@ def test_the_pages_cannot_be_changed() -> None:
         pages["overflow"] = None
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(explain("overflow"), "mend", "")  # noqa: B010  # a plain assignment does not pass the type checker
+
+
+def test_every_verdict_is_explained_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(VERDICTS) == {verdict.value for verdict in Verdict}
+    assert not set(VERDICTS) & set(EXPLANATIONS)
+    assert main(["explain", "incomplete"]) == 0
+    assert "prevents a check that was asked for" in capsys.readouterr().out

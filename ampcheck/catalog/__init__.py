@@ -8,9 +8,10 @@ from types import MappingProxyType
 
 from ampcheck.catalog import autocast, compiled, numerics, search, speed, training
 from ampcheck.catalog.page import Explanation
+from ampcheck.catalog.verdicts import VERDICTS
 from ampcheck.errors import UsageError
 
-__all__ = ["EXPLANATIONS", "Explanation", "explain"]
+__all__ = ["EXPLANATIONS", "VERDICTS", "Explanation", "explain"]
 
 _PAGES = (
     *numerics.PAGES[:-1],

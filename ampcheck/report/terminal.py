@@ -93,9 +93,10 @@ def _numbers(finding: Finding) -> str:
 
 def _unjudged(content: Sections, width: int, verbose: bool) -> Iterator[str]:
     """Each reason once, whatever the number of subjects. Of what was skipped one line is enough without `verbose`."""
-    count = Counter((finding.verdict, finding.check, finding.message) for finding in content.unjudged)
-    for (verdict, check, message), times in count.items():
-        line = f"{verdict} {check}{f' ×{times:,}' if times > 1 else ''}: {message}"
+    count = Counter((finding.verdict, finding.check, finding.message, finding.hint) for finding in content.unjudged)
+    for (verdict, check, message, hint), times in count.items():
+        advice = f" (hint: {hint})" if hint and verdict is Verdict.INCOMPLETE else ""
+        line = f"{verdict} {check}{f' ×{times:,}' if times > 1 else ''}: {message}{advice}"
         cut = verdict is Verdict.SKIP and not verbose
         yield from (one_line(line, width),) if cut else wrap(line, width, hanging="  ")
 
