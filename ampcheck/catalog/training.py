@@ -50,8 +50,9 @@ PAGES = (
         "backward, unscale_ once if gradients are looked at, step of each optimizer through the scaler, one update, "
         "gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an update that "
         "is missing or between two optimizers, an optimizer stepped directly, a loss that was not scaled, float16 "
-        "parameters under a scaler, and float16 autocast without a scaler where gradients vanish (elsewhere that "
-        "warns).",
+        "parameters under a scaler, and float16 gradients without a loss scale where they vanish. Warns for float16 "
+        "autocast or float16 parameters without a scaler where nothing vanished yet, also where a scaler is enabled "
+        "and no step uses it. In bfloat16 and float32 no scaler is needed.",
         "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are listened to while "
         "the steps run as they are; what is in each optimizer's gradients (scaled by which scale, divided out or "
         "not) is followed from call to call. Gradients that are cleared before anybody uses them do not count.",

@@ -145,6 +145,7 @@ class _Judge:
         self.observed = Observed(loop.name)
         self.lost: float | None = None
         self.damage = ""
+        self.format = ""
         self.invariant: bool | None = None
 
     def add_to(self, runs: list[Run], checks: Collection[str] | None, tell: Progress) -> None:
@@ -218,7 +219,7 @@ class _Judge:
         first = first_nonfinite(self.loop, self.start, self.observed.events) if "loss-scale" in self.wanted else None
         self.start.restore()
         stats, shadow = measure_gradients(self.loop, number, observed=before, outputs=outputs)
-        self.lost = stats.lost
+        self.lost, self.format = stats.lost, stats.format
         place = str(first) if first else ""
         if world_size() > 1:
             shadow = None  # how often it runs depends on what this rank sees
@@ -265,6 +266,8 @@ class _Judge:
             self.invariant,
             applied=applied_nonfinite(seen.events) or None,
             damage=self.damage,
+            format=self.format,
+            scalers=tuple(path for path, one in self.loop.reached.scalers.items() if one.is_enabled()),
         )
         scheduled = "scheduler-skip" in self.wanted and any(e.act is Act.SCHEDULER_STEP for e in seen.events)
         skipped = any(event.act is Act.SCALER_STEP and event.skipped for event in seen.events)
