@@ -31,18 +31,19 @@ PAGES = (
         "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by "
         "whole binades and rounding is monotone, so the count tells for each scale what rounds to zero (up to half "
         "of the smallest subnormal) and what overflows (from 65520 on). The window is the interval of scales that do "
-        "neither; real backward passes at its ends confirm or move them. Every call of scaler.step and scaler.update "
-        "is followed: scale, growth, back-off, skipped steps, the parameters that were not finite and the op where "
-        "it began. ampcheck.watch follows the scale and the skipped steps of every step: it fails when the scale "
-        "falls below 1 or when the last ten steps or more were all skipped after one that was made, and warns when "
-        "more are skipped than growth explains. The window it prints is that of the parameters' gradients that were "
-        "left.",
+        "neither; real backward passes at its ends confirm or move them. gradient-underflow counts what one real "
+        "backward pass loses, roundings on the way included, so that its shares can be larger. Every call of "
+        "scaler.step and scaler.update is followed: scale, growth, back-off, skipped steps, the parameters that were "
+        "not finite and the op where it began. ampcheck.watch follows the scale and the skipped steps of every step: "
+        "it fails when the scale falls below 1 or when the last ten steps or more were all skipped after one that was "
+        "made, and warns when more are skipped than growth explains. The window it prints is that of the parameters' "
+        "gradients that were left.",
         "float16 without a scaler; a loss divided by much, or one small part of it beside a large one; a scale that "
         "is fixed or starts low; a NaN or an overflow in the forward pass, which no scale mends and which makes the "
         "scaler back off for ever; a summed loss.",
         "Use torch.amp.GradScaler, with an init_scale inside the window; scale the parts of a loss separately; keep "
-        "the module that binds an end in float32, or use bfloat16. After a collapse, mend the overflow first: see "
-        "overflow and nonfinite-gradient.",
+        "the module that binds an end in float32, or use bfloat16. After a collapse, average or divide a loss that "
+        "needs a scale below 1; where no scale serves, mend the op that the finding names.",
     ),
     Explanation(
         "scaler-protocol",
