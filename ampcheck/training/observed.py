@@ -105,6 +105,7 @@ def observe(loop: TrainingLoop, steps: int, *, restarts: bool = True) -> Observe
     seen.replaced = _replaced(loop, before)
     seen.residency = measure_residency(loop, after_step=seen.steps > 0, before=lived)
     stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in seen.events)
+    stepped = stepped and not seen.all_skipped  # a fused optimizer is called all the same, and skips in its kernel
     seen.changed = stepped or bool(seen.replaced) or _sums(loop) != sums
     stored = any(one.is_floating_point() and one.dtype.itemsize <= 2 for _, one in loop.parameters())
     low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in seen.events)

@@ -25,11 +25,13 @@ CAST = Where("forward", "0", "aten::_to_copy", "train.py", 14)
 WINDOW = scale_window({"body": GradientHistogram({30: 900, 38: 10}, 2.0**38)}, share=0.1)
 
 
-def loop(*, size: float = 1.0, factor: float = 1.0, scaled: bool = True, inside: float = 1.0) -> dict[str, Any]:
+def loop(
+    *, size: float = 1.0, factor: float = 1.0, scaled: bool = True, inside: float = 1.0, fused: bool = False
+) -> dict[str, Any]:
     """size: of the input. factor: of the loss, in float32. inside: of a product in the float16 part of backward."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=fused)
     scaler = torch.amp.GradScaler("cpu", enabled=scaled)
     data = torch.randn(8, 16, generator=torch.Generator().manual_seed(1)) * size
 
@@ -55,6 +57,15 @@ def judged(shape: dict[str, Any], *checks: str) -> Run:
 def of(run: Run, check: str) -> Finding:
     (finding,) = [one for one in run.findings if one.check == check]
     return finding
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_that_skips_every_step_is_named_as_the_reason_that_no_weight_changed(fused):
+    run = judged(loop(factor=1e12, fused=fused), "nonfinite-gradient", "stagnation")
+    assert "the scaler skipped every optimizer step" in of(run, "coverage").message
+    for check in ("nonfinite-gradient", "stagnation"):
+        assert of(run, check).verdict is Verdict.INCOMPLETE
+        assert "see loss-scale" in of(run, check).hint
 
 
 def test_a_loss_that_is_too_large_is_to_be_divided_by_what_the_window_asks_for():
