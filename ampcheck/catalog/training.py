@@ -31,18 +31,19 @@ PAGES = (
         "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by "
         "whole binades and rounding is monotone, so the count tells for each scale what rounds to zero (up to half "
         "of the smallest subnormal) and what overflows (from 65520 on). The window is the interval of scales that do "
-        "neither; real backward passes at its ends confirm or move them. Every call of scaler.step and scaler.update "
-        "is followed: scale, growth, back-off, skipped steps, the parameters that were not finite and the op where "
-        "it began. ampcheck.watch follows the scale and the skipped steps of every step: it fails when the scale "
-        "falls below 1 or when the last ten steps or more were all skipped after one that was made, and warns when "
-        "more are skipped than growth explains. The window it prints is that of the parameters' gradients that were "
-        "left.",
+        "neither; real backward passes at its ends confirm or move them. gradient-underflow counts what one real "
+        "backward pass loses, roundings on the way included, so that its shares can be larger. Every call of "
+        "scaler.step and scaler.update is followed: scale, growth, back-off, skipped steps, the parameters that were "
+        "not finite and the op where it began. ampcheck.watch follows the scale and the skipped steps of every step: "
+        "it fails when the scale falls below 1 or when the last ten steps or more were all skipped after one that was "
+        "made, and warns when more are skipped than growth explains. The window it prints is that of the parameters' "
+        "gradients that were left.",
         "float16 without a scaler; a loss divided by much, or one small part of it beside a large one; a scale that "
         "is fixed or starts low; a NaN or an overflow in the forward pass, which no scale mends and which makes the "
         "scaler back off for ever; a summed loss.",
         "Use torch.amp.GradScaler, with an init_scale inside the window; scale the parts of a loss separately; keep "
-        "the module that binds an end in float32, or use bfloat16. After a collapse, mend the overflow first: see "
-        "overflow and nonfinite-gradient.",
+        "the module that binds an end in float32, or use bfloat16. After a collapse, average or divide a loss that "
+        "needs a scale below 1; where no scale serves, mend the op that the finding names.",
     ),
     Explanation(
         "scaler-protocol",
@@ -50,8 +51,9 @@ PAGES = (
         "backward, unscale_ once if gradients are looked at, step of each optimizer through the scaler, one update, "
         "gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an update that "
         "is missing or between two optimizers, an optimizer stepped directly, a loss that was not scaled, float16 "
-        "parameters under a scaler, and float16 autocast without a scaler where gradients vanish (elsewhere that "
-        "warns).",
+        "parameters under a scaler, and float16 gradients without a loss scale where they vanish. Warns for float16 "
+        "autocast or float16 parameters without a scaler where nothing vanished yet, also where a scaler is enabled "
+        "and no step uses it. In bfloat16 and float32 no scaler is needed.",
         "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are listened to while "
         "the steps run as they are; what is in each optimizer's gradients (scaled by which scale, divided out or "
         "not) is followed from call to call. Gradients that are cleared before anybody uses them do not count.",

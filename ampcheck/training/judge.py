@@ -12,7 +12,7 @@ from ampcheck.autocast.judge import judge_use
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError
 from ampcheck.progress import Progress, silent
-from ampcheck.record import Coverage, Finding, Run, Verdict, merge, verify
+from ampcheck.record import Coverage, Finding, Run, Verdict, Where, merge, verify
 from ampcheck.restored import restoring
 from ampcheck.settings import Limits, load_settings
 from ampcheck.subject import Kind, Subject, as_subject
@@ -30,6 +30,7 @@ from ampcheck.training.gradients.checks import check_gradients, gradient_table, 
 from ampcheck.training.gradients.finite import check_finite, measure_finite, nonfinite_parameters
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
 from ampcheck.training.gradients.losses import check_loss, measure_loss
+from ampcheck.training.gradients.nonfinite import nonfinite_place
 from ampcheck.training.gradients.underflow import measure_gradients, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
 from ampcheck.training.observed import Observed, check_observed, loss_chart, observe, unjudged
@@ -47,7 +48,7 @@ from ampcheck.training.residency.checks import check_residency
 from ampcheck.training.residency.measure import residency_tables
 from ampcheck.training.resume.checks import check_checkpoint_events, check_resume, measure_resume, resume_table
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.verify import first_nonfinite, measure_loss_scale
+from ampcheck.training.scale.verify import first_skipped, measure_loss_scale
 from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import measure_stagnation, stagnation_tables
@@ -145,6 +146,9 @@ class _Judge:
         self.observed = Observed(loop.name)
         self.lost: float | None = None
         self.damage = ""
+        self.overflowed: int | None = None
+        self.places: dict[int, Where | None] = {}
+        self.format = ""
         self.invariant: bool | None = None
 
     def add_to(self, runs: list[Run], checks: Collection[str] | None, tell: Progress) -> None:
@@ -169,7 +173,9 @@ class _Judge:
             if fatal and stage not in (self._protocol, self._live, self._confounders):
                 text = "not judged: the first step did not come to its end, see coverage"
                 left = [slug for slug in slugs if slug != "scaler-protocol"]
-                runs.append(self._run([Finding(slug, self._prevented(slug), self.loop.name, text) for slug in left]))
+                hint = "mend the step that coverage names, so that step(0) returns its loss"
+                subject = self.loop.name
+                runs.append(self._run([Finding(s, self._prevented(s), subject, text, hint=hint) for s in left]))
                 continue
             with quiet():
                 run = stage()
@@ -201,6 +207,10 @@ class _Judge:
         unwell = nonfinite_parameters(self.loop)
         self.observed = seen = observe(self.loop, self.steps, restarts="stagnation" in self.wanted)
         finite = measure_finite(self.loop, seen.losses, unwell)
+        self.overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
+        if "overflow" in self.wanted and self.overflowed is not None:
+            place = self._place(self.overflowed)  # all ranks run that step again
+            finite = replace(finite, place=place if finite.overflowed == self.overflowed else None)
         finite_ones = [f for f in check_finite(finite) if f.check in self.wanted]
         told = [*check_observed(seen), *unjudged(finite_ones, seen)]
         reached = self.loop.reached
@@ -210,25 +220,37 @@ class _Judge:
         coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
         return self._run(told, coverage, charts=loss_chart(seen))
 
+    def _place(self, step: int) -> Where | None:
+        """The op in which a step first makes an infinity or a NaN. All ranks must ask for the same step."""
+        if step not in self.places:
+            self.places[step] = nonfinite_place(self.loop, self.start, step)
+        return self.places[step]
+
     def _gradients(self) -> Run:
         """Gradients beside float64, and the loss scales that serve."""
         number = max(gather(self.observed.settled))  # all ranks run the same step
         before = self.observed.losses[number] if number < len(self.observed.losses) else None
         outputs = not self.loop.reached.compiled
-        first = first_nonfinite(self.loop, self.start, self.observed.events) if "loss-scale" in self.wanted else None
+        first = None
+        if "loss-scale" in self.wanted:
+            skipped = first_skipped(self.observed.events)
+            skipped = self.overflowed if skipped is None else skipped
+            first = None if skipped is None else self._place(skipped)
         self.start.restore()
         stats, shadow = measure_gradients(self.loop, number, observed=before, outputs=outputs)
-        self.lost = stats.lost
-        place = str(first) if first else ""
+        self.lost, self.format = stats.lost, stats.format
         if world_size() > 1:
             shadow = None  # how often it runs depends on what this rank sees
-        scales = measure_loss_scale(self.loop, stats, shadow, self.observed.events, self.limits, first_op=place)
+        scales = measure_loss_scale(self.loop, stats, shadow, self.observed.events, self.limits, first_op=first)
         self.damage = told_damage(stats, self.limits)
         judged = [f for one in scales for f in check_loss_scale(replace(one, damage=self.damage), self.limits)]
         if stats.skipped:
             why = f"not judged: {stats.skipped}"
             verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
-            judged = [replace(f, verdict=verdict, message=why) if f.verdict is Verdict.SKIP else f for f in judged]
+            skips = Verdict.SKIP
+            judged = [
+                replace(f, verdict=verdict, message=why, hint=stats.hint) if f.verdict is skips else f for f in judged
+            ]
         found = [*check_gradients(stats, self.limits), *judged]
         tables = [gradient_table(stats), *map(loss_scale_table, scales)]
         charts = [*map(loss_scale_chart, scales), *map(window_chart, scales)]
@@ -265,6 +287,8 @@ class _Judge:
             self.invariant,
             applied=applied_nonfinite(seen.events) or None,
             damage=self.damage,
+            format=self.format,
+            scalers=tuple(path for path, one in self.loop.reached.scalers.items() if one.is_enabled()),
         )
         scheduled = "scheduler-skip" in self.wanted and any(e.act is Act.SCHEDULER_STEP for e in seen.events)
         skipped = any(event.act is Act.SCALER_STEP and event.skipped for event in seen.events)

@@ -25,6 +25,16 @@ _OF_GRADIENTS = ("gradient-underflow", "loss-scale", "loss-dtype")
 _OF_UPDATES = ("nonfinite-gradient", "stagnation", "resume")
 """Checks that say nothing where no weight changes."""
 
+_BACKWARD = (
+    "let step(i) run loss.backward(), or observe as many steps as it takes to come to it ('steps' in the mapping)"
+)
+_OPTIMIZER = "let the mapping name the optimizer that steps these weights, and the model that it was built for"
+_SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
+_UNUSED = (
+    "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or leave the scaler out: "
+    "bfloat16 and float32 need none"
+)
+
 
 @dataclass(slots=True)
 class Observed:
@@ -60,6 +70,13 @@ class Observed:
         return next((number for number in sorted(passes) if number not in skipped), 0)
 
     @property
+    def all_skipped(self) -> bool:
+        """Whether scalers skipped every optimizer step."""
+        skips = [event.skipped for event in self.events if event.act is Act.SCALER_STEP]
+        direct = any(event.act is Act.OPTIMIZER_STEP and not event.through_scaler for event in self.events)
+        return bool(skips) and all(skips) and not direct
+
+    @property
     def learned(self) -> bool:
         """Whether a backward pass ran."""
         return any(event.act is Act.BACKWARD for event in self.events)
@@ -88,6 +105,7 @@ def observe(loop: TrainingLoop, steps: int, *, restarts: bool = True) -> Observe
     seen.replaced = _replaced(loop, before)
     seen.residency = measure_residency(loop, after_step=seen.steps > 0, before=lived)
     stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in seen.events)
+    stepped = stepped and not seen.all_skipped  # a fused optimizer is called all the same, and skips in its kernel
     seen.changed = stepped or bool(seen.replaced) or _sums(loop) != sums
     stored = any(one.is_floating_point() and one.dtype.itemsize <= 2 for _, one in loop.parameters())
     low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in seen.events)
@@ -114,25 +132,28 @@ def unjudged(findings: Iterable[Finding], seen: Observed) -> list[Finding]:
     """The findings, those incomplete that rest on something that the steps never did: a backward pass, an update, a use
     of the scaler. What fails or warns stays."""
 
-    def reason(finding: Finding) -> str:
+    def reason(finding: Finding) -> tuple[str, str]:
         check, idle = finding.check, finding.verdict is Verdict.PASS
         if finding.verdict not in (Verdict.PASS, Verdict.SKIP) or not seen.steps:
-            return ""
+            return "", ""
         if not seen.learned and check in _OF_GRADIENTS:
-            return f"no backward pass ran in {seen.steps} steps"
+            return f"no backward pass ran in {seen.steps} steps", _BACKWARD
         if (
             not seen.changed
             and not (check == "stagnation" and seen.moved)
             and (check in _OF_UPDATES and (idle or check != "resume"))
         ):
-            return f"no weight changed in {seen.steps} steps"
+            why = "the scaler skipped every optimizer step, and " if seen.all_skipped else ""
+            return f"{why}no weight changed in {seen.steps} steps", _SKIPPED if seen.all_skipped else _OPTIMIZER
         if seen.unused and check == "scaler-protocol":
-            return f"{', '.join(seen.unused)} is enabled, and no step of {seen.steps} uses it: losses are not scaled"
-        return ""
+            why = f"{', '.join(seen.unused)} is enabled, and no step of {seen.steps} uses it: losses are not scaled"
+            return why, _UNUSED
+        return "", ""
 
+    judged = [(finding, *reason(finding)) for finding in findings]
     return [
-        replace(f, verdict=Verdict.INCOMPLETE, message=f"not judged: {why}", seen=0) if (why := reason(f)) else f
-        for f in findings
+        replace(f, verdict=Verdict.INCOMPLETE, message=f"not judged: {why}", hint=hint, seen=0) if why else f
+        for f, why, hint in judged
     ]
 
 
@@ -181,7 +202,10 @@ def check_observed(seen: Observed) -> list[Finding]:
         found.append(Finding("coverage", Verdict.WARN, seen.subject, text))
     elif not seen.changed:
         text = f"{seen.steps} steps ran backward, and no optimizer stepped a gradient and no weight changed"
-        hint = "let the mapping name the optimizer that steps these weights, and the model that it was built for"
+        hint = _OPTIMIZER
+        if seen.all_skipped:
+            text = f"{seen.steps} steps ran backward, and the scaler skipped every optimizer step: no weight changed"
+            hint = _SKIPPED
         found.append(Finding("coverage", Verdict.WARN, seen.subject, text, hint=hint))
     if seen.learned and seen.narrow is False and seen.disabled:
         found.append(_idle(seen))

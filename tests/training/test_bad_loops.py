@@ -228,7 +228,7 @@ def test_data_from_an_iterator_is_incomplete_without_a_false_alarm():
 
     run = judged({**shape, "step": step})
     assert not run.failed, str(run)
-    told = {f.check: f.message for f in run.of(Verdict.INCOMPLETE)}
+    told = {f.check: f.hint for f in run.of(Verdict.INCOMPLETE)}
     for slug in ("gradient-underflow", "loss-scale", "scale-invariance"):
         assert "step(i) depend on i alone" in told[slug]
     assert {f.check for f in run.of(Verdict.PASS)} >= {"scaler-protocol", "master-weights"}
@@ -313,7 +313,7 @@ def test_a_loop_with_nothing_in_it_is_a_failure_that_tells_what_to_name():
     assert not others(run)
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt])
 @pytest.mark.parametrize("number", [0, 3])
 def test_an_interrupt_passes_through_and_leaves_everything_as_it_was(interrupt, number):
     def step(now, train):
@@ -329,6 +329,30 @@ def test_an_interrupt_passes_through_and_leaves_everything_as_it_was(interrupt, 
         judge_training(Subject(shape))
     assert state_of(shape) == before
     assert original == (torch.amp.GradScaler.step, torch.autograd._engine_run_backward)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_step_that_exits_is_a_result_and_nothing_that_did_not_run_passes(number, code):
+    def step(now, train):
+        loss = train()
+        if now == number:
+            raise SystemExit(code)
+        return float(loss)
+
+    original = torch.amp.GradScaler.step, torch.autograd._engine_run_backward
+    run = judged(loop_of(step))  # the state is as before
+    assert original == (torch.amp.GradScaler.step, torch.autograd._engine_run_backward)
+    stopped = coverage(run)
+    assert stopped.verdict is Verdict.FAIL
+    assert f"step {number}: SystemExit" in stopped.message
+    assert stopped.where.step == number
+    judged_at_all = {f.check for f in run.of(Verdict.PASS)}
+    if number == 0:
+        ran = {"coverage", "scaler-protocol", "master-weights", "buffer-dtype", "optimizer-state", "loss-dtype", "tf32"}
+        assert judged_at_all <= ran, str(run)
+        assert {"gradient-underflow", "loss-scale", "stagnation"} <= {f.check for f in run.of(Verdict.INCOMPLETE)}
+    assert "coverage" not in judged_at_all
 
 
 def test_an_interrupt_in_a_later_stage_leaves_everything_as_it_was():

@@ -105,6 +105,7 @@ def test_what_a_loop_never_does_is_incomplete(name):
     incomplete = {finding.check for finding in run.of(Verdict.INCOMPLETE)}
     assert incomplete >= checks, str(run)
     assert all("not judged: " in finding.message for finding in run.of(Verdict.INCOMPLETE))
+    assert all(finding.hint for finding in run.of(Verdict.INCOMPLETE)), str(run)
     assert {"coverage"} <= {f.check for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)}, str(run)
 
 
@@ -125,6 +126,7 @@ def test_a_scaler_that_no_step_uses_is_incomplete():
     told = {finding.check: finding.message for finding in run.of(Verdict.INCOMPLETE)}
     assert "no step of 4 uses it: losses are not scaled" in told["scaler-protocol"]
     assert "nothing asks for its scale" in told["scale-invariance"]
+    assert all("scaler.scale(loss).backward()" in finding.hint for finding in run.of(Verdict.INCOMPLETE)), str(run)
     assert not [f for f in run.of(Verdict.PASS) if f.check != "coverage"]
 
 
@@ -133,3 +135,4 @@ def test_resuming_a_loop_that_changes_nothing_is_incomplete():
     model = shape["model"]
     run = judged({**shape, "save": model.state_dict, "load": model.load_state_dict}, "resume")
     assert [finding.check for finding in run.of(Verdict.INCOMPLETE)] == ["resume"], str(run)
+    assert all(finding.hint for finding in run.of(Verdict.INCOMPLETE)), str(run)

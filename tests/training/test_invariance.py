@@ -278,7 +278,8 @@ def test_a_loop_that_does_not_repeat_itself_is_not_judged():
 
     (found,) = judged(loop_of(model, optimizer, scaler, step))
     assert found.verdict is Verdict.INCOMPLETE
-    assert "step(i)" in found.message
+    assert "what a step draws on moves on" in found.message
+    assert "step(i)" in found.hint
 
 
 def test_a_step_that_raises_is_not_judged():

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.record import Chart, Finding, Run, Table, Verdict
+from ampcheck.record import Chart, Finding, Run, Table, Verdict, Where
 from ampcheck.report.charts import chart_svg
 from ampcheck.settings import Limits
-from ampcheck.training.scale.checks import check_loss_scale, power
+from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import LossScaleStats, loss_scale_stats
 from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep
 from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
+from ampcheck.training.scale.words import power
 from ampcheck.training.window import GradientHistogram, ScaleWindow, histogram_of, scale_window
 
 LIMITS = Limits()
@@ -29,7 +30,9 @@ def _window(share: float = 0.05, **histograms: GradientHistogram) -> ScaleWindow
 def _healthy(**changes: object) -> LossScaleStats:
     """A scaler that started too high, backed off twice and steps since."""
     trajectory = ((0, 2.0**17, True), (1, 2.0**16, True), *((i, 2.0**15, False) for i in range(2, 12)))
-    stats = LossScaleStats("loop", "float16", _window(), 2.0**15, True, 2.0**15, trajectory, {"body": 2}, "aten::mm")
+    stats = LossScaleStats(
+        "loop", "float16", _window(), 2.0**15, True, 2.0**15, trajectory, {"body": 2}, Where(op="aten::mm")
+    )
     return replace(stats, **changes)  # type: ignore[arg-type]
 
 
@@ -269,7 +272,7 @@ _STATS = st.builds(
     st.none() | st.floats(0.0, 1e9),
     st.lists(st.tuples(st.integers(0, 99), st.floats(0.0, 1e9), st.booleans()), max_size=20).map(tuple),
     st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9)),
-    st.sampled_from(["", "aten::mm"]),
+    st.sampled_from([None, Where(op="aten::mm"), Where("forward", "0", "aten::mm", "t.py", 3)]),
     st.lists(st.tuples(st.floats(1e-6, 1e9), st.floats(0.0, 1.0) | st.just(math.nan), st.booleans()), max_size=4).map(
         tuple
     ),

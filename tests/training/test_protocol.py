@@ -219,11 +219,15 @@ def test_float16_parameters_with_a_scaler_are_found_by_name():
     assert "4 of optimizer are float16: 0.weight, 0.bias" in failures(shape)
 
 
-@pytest.mark.parametrize(("lost", "verdict"), [(0.5, Verdict.FAIL), (0.01, Verdict.WARN), (None, Verdict.WARN)])
+@pytest.mark.parametrize(
+    ("lost", "verdict"),
+    [(1.0, Verdict.FAIL), (0.5, Verdict.FAIL), (0.01, Verdict.WARN), (0.0, Verdict.WARN), (None, Verdict.WARN)],
+)
 def test_float16_without_a_scaler_fails_where_gradients_vanish_and_warns_elsewhere(lost, verdict):
     (found,) = judged(amp_loop(scaled=False), lost=lost)
     assert found.verdict is verdict
     assert "float16 autocast needs a GradScaler" in found.message
+    assert ("up to 100% of a tensor's gradient" in found.message) == (lost == 1.0)
 
 
 def test_bfloat16_without_a_scaler_is_not_judged():

@@ -21,12 +21,18 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     slug = "gradient-underflow"
     if stats.skipped:
         verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
-        return [Finding(slug, verdict, stats.subject, f"not judged: {stats.skipped}")]
+        return [Finding(slug, verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
     known = [one for one in stats.gradients if one.known]
     if not known:
         some = any(one.kind == "parameter" for one in stats.gradients)
         why = "no gradient is nonzero in float64" if some else "no parameter was given a gradient"
-        return [Finding(slug, Verdict.INCOMPLETE, stats.subject, f"not judged: {why} in step {stats.step}")]
+        hint = (
+            "start from weights and data of which the loss depends: every gradient is exactly zero in float64"
+            if some
+            else "let the mapping name the model whose weights this loss reaches, and leave requires_grad on"
+        )
+        message = f"not judged: {why} in step {stats.step}"
+        return [Finding(slug, Verdict.INCOMPLETE, stats.subject, message, hint=hint)]
     at = f"at loss scale {stats.scale:g}"
     hint = _hint(stats)
     found: list[Finding] = []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.training.gradients.capture import plain_values
+from ampcheck.training.gradients.nonfinite import mend_nonfinite
 from ampcheck.training.loop import TrainingLoop
 
 LAST = 3
@@ -19,7 +21,8 @@ _LISTED = 3
 @dataclass(frozen=True, slots=True)
 class FiniteStats:
     """losses: what the steps returned, from 0 on. before, after: parameters with infinite or NaN elements, by name, at
-    the start and after the last step. weights: how many parameters were looked at.
+    the start and after the last step. weights: how many parameters were looked at. place: the op in which step
+    `overflowed` first makes an infinity or a NaN; None where that is not known.
     """
 
     subject: str
@@ -27,6 +30,18 @@ class FiniteStats:
     before: tuple[str, ...]
     after: tuple[str, ...]
     weights: int = 0
+    place: Where | None = None
+
+    @property
+    def trailing(self) -> int:
+        """How many losses at the end are infinite or NaN."""
+        return sum(1 for _ in takewhile(lambda loss: not math.isfinite(loss), reversed(self.losses)))
+
+    @property
+    def overflowed(self) -> int | None:
+        """The first step from which on no loss is finite; None where that is a passing overflow or there is none."""
+        lost = self.trailing
+        return len(self.losses) - lost if lost and (lost >= LAST or lost == len(self.losses)) else None
 
 
 def nonfinite_parameters(loop: TrainingLoop) -> tuple[str, ...]:
@@ -63,18 +78,18 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
         found.append(
             Finding(slug, Verdict.FAIL, stats.subject, message, where, float(len(names)), 0.0, "tensors", hint)
         )
-    lost = 0
-    for loss in reversed(stats.losses):
-        if math.isfinite(loss):
-            break
-        lost += 1
-    if lost and (lost >= LAST or lost == len(stats.losses)):
-        first = len(stats.losses) - lost
+    lost, first, place = stats.trailing, stats.overflowed, stats.place
+    if first is not None:
         message = (
             f"what a step returns must be finite; from step {first} on each of {lost} steps returned {stats.losses[-1]}"
         )
-        hint = "nothing is learned from such a loss; look for the first op with the audit of the model in forward"
-        where = Where("forward", step=first)
+        message += f"; the first value that is not finite comes from {place}" if place else ""
+        hint = (
+            mend_nonfinite(place)
+            if place
+            else "nothing is learned from such a loss; look for the first op with the audit of the model in forward"
+        )
+        where = replace(place or Where("forward"), step=first)
         found.append(Finding("overflow", Verdict.FAIL, stats.subject, message, where, float(lost), 0.0, "steps", hint))
     if stats.losses and not lost:
         text = f"the last of {len(stats.losses)} losses is finite"

@@ -41,6 +41,10 @@ _EQUAL = 1e-4
 what a wrong scale does is a factor."""
 
 
+_NO_STEP = "let the mapping name the optimizer that steps these weights, and let it step within the observed steps"
+_UNUSED = "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or leave the scaler out"
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """What depends on the scale. what: `gradient` or `value`; name: the parameter's; step: the first in which it shows.
@@ -63,7 +67,8 @@ class InvarianceStats:
 
     arms: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values: how many
     were, over all steps. differences: the worst of each kind. penalties: `torch.autograd.grad` on a scaled loss with a
-    graph of its own. skipped: why there is nothing; prevented: whether the loop itself prevents it.
+    graph of its own. skipped: why there is nothing; prevented: whether the loop itself prevents it; hint: what to
+    change about that.
     """
 
     subject: str
@@ -74,6 +79,7 @@ class InvarianceStats:
     penalties: tuple[Event, ...] = ()
     skipped: str = ""
     prevented: bool = False
+    hint: str = ""
 
     @property
     def invariant(self) -> bool | None:
@@ -123,14 +129,16 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
         return measure_invariance(loop, ACCUMULATED)
     if agreed(not first.gradients):
         why = f"no optimizer stepped a gradient in {steps} steps"
-        return InvarianceStats(loop.name, skipped=why, prevented=True)
+        return InvarianceStats(loop.name, skipped=why, prevented=True, hint=_NO_STEP)
     if agreed(not first.scaled):
         why = f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps"
-        return InvarianceStats(loop.name, skipped=why, prevented=True)
+        return InvarianceStats(loop.name, skipped=why, prevented=True, hint=_UNUSED)
     again = _arm(loop, start, "scale 1 again", steps, 1.0, _NEVER)
     if agreed(bool(_differences(first, again))):
-        why = "two runs from the same state differ: what a step draws on moves on; let step(i) depend on i alone"
-        return InvarianceStats(loop.name, skipped=why, prevented=True)
+        why = "two runs from the same state differ: what a step draws on moves on"
+        return InvarianceStats(
+            loop.name, skipped=why, prevented=True, hint="let step(i) depend on i alone: index or seed the batch by i"
+        )
     scale = LARGE
     large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
     while agreed(large.end < first.end) and scale > 16:
@@ -141,7 +149,12 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     compared = [(other, end) for other, end in compared if any(key[0] < end for key in first.gradients)]
     if not compared:
         why = "the first step with gradients was skipped at every scale: they are not finite in float64 either"
-        return InvarianceStats(loop.name, skipped=why, prevented=True)
+        return InvarianceStats(
+            loop.name,
+            skipped=why,
+            prevented=True,
+            hint="mend what is infinite or NaN in float64: see overflow and nonfinite-gradient",
+        )
     found = [d for other, end in compared for d in _differences(first.until(end), other.until(end))]
     last = max(end for _, end in compared)
     worst: dict[str, Difference] = {}
@@ -240,7 +253,7 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
     slug = "scale-invariance"
     if stats.skipped:
         verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
-        return [Finding(slug, verdict, stats.subject, f"not judged: {stats.skipped}")]
+        return [Finding(slug, verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
     found: list[Finding] = []
     for one in stats.differences:
         first, second = one.arms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,6 +12,7 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.record import Finding, Verdict, Where
 from ampcheck.trace import Trace
 from ampcheck.training.distributed.ranks import gather
+from ampcheck.training.gradients.nonfinite import mend_nonfinite
 from ampcheck.training.gradients.underflow import quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
 from ampcheck.training.widen import shadowed
@@ -79,7 +80,7 @@ def check_loss(stats: LossStats) -> list[Finding]:
         f"a loss must be finite where float64 gives a finite one; step {stats.step} returned {stats.value:g}, and "
         f"{stats.exact:.6g} in float64 ({stats.many} of {stats.steps} steps returned no finite loss){first}"
     )
-    hint = "compute and sum the loss in float32 (output.float() before it), or take a mean instead of a sum"
     place = stats.place or Where()
-    where = Where("forward", place.module, place.op, place.file, place.line, stats.step)
+    hint = mend_nonfinite(place)
+    where = replace(place, phase=place.phase or "forward", step=stats.step)
     return [Finding("loss-dtype", Verdict.FAIL, stats.subject, message, where, stats.value, stats.exact, hint=hint)]

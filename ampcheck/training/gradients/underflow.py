@@ -38,6 +38,8 @@ _LEAST_ERROR = 0.01
 _CURED = 4.0
 """So many times smaller is an error that another loss scale cures; what rounding makes of it is the same at each."""
 
+_ENDS = "let the step run again from the same state and return its loss: see coverage for what it raised"
+
 _ROOM = 13
 """The largest gradient is moved to this power of two at most: the ops on the way may need more than it does."""
 
@@ -117,8 +119,8 @@ class GradientStats:
     step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
     without a scaler. gradients: parameters first. histograms: in float64 and unscaled, those that were made in float16,
     by name; outputs: which gradients are those of outputs. underflow: what another loss scale would save. skipped: why
-    there is nothing; prevented: whether the loop itself prevents it. bytes: what the shadow kept at the same time, at
-    most.
+    there is nothing; prevented: whether the loop itself prevents it; hint: what to change about that. bytes: what the
+    shadow kept at the same time, at most.
     """
 
     subject: str
@@ -132,6 +134,7 @@ class GradientStats:
     coverage: Coverage = field(default_factory=Coverage)
     skipped: str = ""
     prevented: bool = False
+    hint: str = ""
     bytes: int = 0
 
     @property
@@ -287,8 +290,8 @@ def measure_gradients(
     scales.
     """
 
-    def nothing(why: str, prevented: bool = True) -> tuple[GradientStats, None]:
-        return GradientStats(loop.name, step, skipped=why, prevented=prevented), None
+    def nothing(why: str, prevented: bool = True, hint: str = "") -> tuple[GradientStats, None]:
+        return GradientStats(loop.name, step, skipped=why, prevented=prevented, hint=hint), None
 
     if loop.sharded:
         return nothing(SHARDED, False)
@@ -296,7 +299,7 @@ def measure_gradients(
         with quiet():
             before = loop.take(number)
         if isinstance(before, StepError):
-            return nothing(f"step {number} did not come to its end", before.kind != "memory")
+            return nothing(f"step {number} did not come to its end", before.kind != "memory", _ENDS)
     shadow = GradientShadow(loop, step, loop.snapshot(), outputs=outputs)
     shadow.measure()
     if shadow.raised is not None:
@@ -304,19 +307,23 @@ def measure_gradients(
         return nothing(f"the step does not run in float64: {shadow.raised.message}{where}", False)
     losses, recorder, taken = shadow.beside()
     if isinstance(taken, StepError) and taken.kind != "value":
-        return nothing(f"step {step} did not come to its end: {taken.message}", taken.kind != "memory")
+        return nothing(f"step {step} did not come to its end: {taken.message}", taken.kind != "memory", _ENDS)
     if not any(event.act is Act.BACKWARD for event in recorder.events):
-        return nothing(f"no backward pass ran in step {step}")
+        return nothing(
+            f"no backward pass ran in step {step}", hint="let each step run a backward pass on its own batch"
+        )
     told = isinstance(taken, float) and observed is not None and not shadow.drew
     close = isinstance(taken, float) and observed is not None and math.isclose(taken, observed, rel_tol=_REPLAYED)
     if told and isinstance(taken, float) and observed is not None and not (close or same_loss(taken, observed)):
         return nothing(
             f"step {step} gave {observed:.6g} and, run again from the same state, {taken:.6g}: what it draws on "
-            "(an iterator, a generator of its own) moves on; let step(i) depend on i alone"
+            "(an iterator, a generator of its own) moves on",
+            hint="let step(i) depend on i alone: index or seed the batch by i",
         )
     scale = _scale(recorder.events)
     if not is_usable(scale):
-        return nothing(f"the loss scale is {scale:g} in step {step}, which leaves nothing of the gradients")
+        why = f"the loss scale is {scale:g} in step {step}, which leaves nothing of the gradients"
+        return nothing(why, hint="give the scaler a positive finite scale: see loss-scale")
     gradients = sorted(losses.values(), key=lambda one: (one.kind != "parameter", -one.lost))
     halves = {o.name for o in gradients if "float16" in (o.dtype, o.made_in if o.kind == "parameter" else "")}
     low = [name for event in recorder.events for name in event.low]

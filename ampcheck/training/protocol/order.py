@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from ampcheck.record import Finding, Verdict, Where, passed
 from ampcheck.settings import Limits
-from ampcheck.training.loop import StepError, same_loss
+from ampcheck.training.loop import same_loss
 from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.missing import check_missing_scaler
+from ampcheck.training.protocol.stats import ProtocolStats as ProtocolStats
 
 _LISTED = 5
 _SCALED_BY_HAND = ("clip", "unscaled loss")
@@ -32,29 +34,6 @@ _RAISED = {
 """What GradScaler refuses, by the words of its errors."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProtocolStats:
-    """What a loop did in the steps that were observed.
-
-    lost: the largest share of a tensor's nonzero gradient that became zero, None where it was not measured.
-    stopped: the step that did not come to its end. invariant: whether gradients were equal at every loss scale, None
-    where that was not judged: what was clipped or added unscaled does no harm then.
-    injected: the step whose gradient was made infinite for a trial. applied: parameters to which the optimizer then, or
-    in the observed steps, applied an infinite or NaN gradient; None where no gradient was one.
-    damage: what the loss scale in use does to the gradients of all parameters together.
-    """
-
-    subject: str
-    events: tuple[Event, ...]
-    steps: int
-    lost: float | None = None
-    stopped: StepError | None = None
-    invariant: bool | None = None
-    injected: int | None = None
-    applied: tuple[str, ...] | None = None
-    damage: str = ""
-
-
 def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     """`scaler-protocol`: the calls come in the order that gradients of a known scale need."""
     slug = "scaler-protocol"
@@ -68,8 +47,7 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
         breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]
     found = [_finding(slug, stats, breach) for breach in _worst(breaches)]
     scalers = {e.who for e in stats.events if e.act in (Act.SCALE, Act.SCALER_STEP, Act.UPDATE) and e.enabled}
-    if (half := _without_scaler(stats, limits)) is not None:
-        found.append(half)
+    found += check_missing_scaler(stats, limits)
     if found:
         return found
     if not scalers:
@@ -336,23 +314,6 @@ def _worst(breaches: Sequence[_Breach]) -> list[_Breach]:
     for breach in breaches:
         first.setdefault(breach.rule, breach)
     return list(first.values())
-
-
-def _without_scaler(stats: ProtocolStats, limits: Limits) -> Finding | None:
-    """float16 gradients without a scale: a failure where they vanish, else a warning."""
-    passes = [e for e in stats.events if e.act is Act.BACKWARD and "float16" in e.low]
-    if not passes or any(e.enabled and e.act is Act.SCALE for e in stats.events):
-        return None
-    if stats.lost == 0.0:
-        return None
-    lost = bool(stats.damage) or (stats.lost is not None and stats.lost > limits.underflow)
-    told = "" if stats.lost is None else f": up to {stats.lost:.2g} of a tensor's gradient became zero"
-    message = (
-        f"float16 autocast needs a GradScaler; {len(passes)} backward passes ran on unscaled losses{told}{stats.damage}"
-    )
-    hint = "use torch.amp.GradScaler (scale, step, update), or autocast to bfloat16"
-    verdict = Verdict.FAIL if lost else Verdict.WARN
-    return Finding("scaler-protocol", verdict, stats.subject, message, _where(passes[0]), stats.lost, hint=hint)
 
 
 def _finding(slug: str, stats: ProtocolStats, breach: _Breach) -> Finding:

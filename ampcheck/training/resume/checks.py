@@ -30,7 +30,8 @@ def check_resume(stats: ResumeStats) -> list[Finding]:
     """Whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
     if stats.skipped:
         verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
-        return [Finding(_CHECK, verdict, stats.subject, stats.skipped)]
+        hint = "let step(i) depend on i and on what save() keeps, and come to its end" if stats.prevented else ""
+        return [Finding(_CHECK, verdict, stats.subject, stats.skipped, hint=hint)]
     requirement = f"{2 * stats.steps} steps with a checkpoint after {stats.steps} must end as they do without"
     if stats.raised:
         hint = "save what torch.save can write, and load it into objects of a new process"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ampcheck.record import Where
 from ampcheck.training.scale.trajectory import ScalerStats
 from ampcheck.training.window import ScaleWindow, is_usable
 
@@ -19,7 +20,8 @@ class LossScaleStats:
     would have. trajectory: (step, scale, whether no optimizer was stepped) of each scaler step. skipped_by: how often
     each parameter was not finite in a skipped step. first_op: the op in which a value first became infinite or NaN.
     verified: (scale, worst share lost, whether a gradient was not finite) of real backward passes. damage: what the
-    scale in use does to the gradients of all parameters together, where another one would save them.
+    scale in use does to the gradients of all parameters together, where another one would save them. real_lost: the
+    share that each parameter lost in the backward pass that `gradient-underflow` judges, at `real_scale`.
     """
 
     subject: str
@@ -30,10 +32,12 @@ class LossScaleStats:
     last_scale: float | None = None
     trajectory: tuple[tuple[int, float, bool], ...] = ()
     skipped_by: Mapping[str, int] = field(default_factory=dict)
-    first_op: str = ""
+    first_op: Where | None = None
     verified: tuple[tuple[float, float, bool], ...] = ()
     scaler: str = ""
     damage: str = ""
+    real_scale: float | None = None
+    real_lost: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def scale(self) -> float | None:
@@ -48,6 +52,20 @@ class LossScaleStats:
             steps.append((steps[-1][0] + 1, self.last_scale))
         return next(((step, scale) for step, scale in steps if not is_usable(scale)), None)
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether no step was taken or no scaler is in use, and every real backward pass overflows, at every scale."""
+        idle = not self.enabled or self.scale_in_use is None
+        return idle and bool(self.verified) and all(over for _, _, over in self.verified)
+
+    @property
+    def serves(self) -> float | None:
+        """The largest scale at which nothing overflows: of real backward passes where they ran, else predicted."""
+        if self.verified:
+            return max((scale for scale, _, over in self.verified if not over), default=None)
+        window = self.window
+        return window.high if window is not None and window.nonzero and not window.nonfinite else None
+
     def measured(self, scale: float | None) -> tuple[float, bool] | None:
         """(worst share lost, whether a gradient was not finite) of the real backward pass at a scale."""
         return next(((lost, over) for one, lost, over in self.verified if one == scale), None)
@@ -59,7 +77,7 @@ def loss_scale_stats(
     scaler: ScalerStats | None,
     *,
     format: str,
-    first_op: str = "",
+    first_op: Where | None = None,
     verified: Sequence[tuple[float, float, bool]] = (),
 ) -> LossScaleStats:
     """What a window and the path of a scaler tell together; without a scaler the loss scale is 1."""

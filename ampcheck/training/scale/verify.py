@@ -6,13 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampcheck.numerics.ops import OpWatch
 from ampcheck.record import Where
 from ampcheck.settings import Limits
-from ampcheck.trace import Trace
 from ampcheck.training.distributed.ranks import gather
-from ampcheck.training.gradients.underflow import GradientLoss, GradientShadow, GradientStats, quiet
-from ampcheck.training.loop import Snapshot, TrainingLoop
+from ampcheck.training.gradients.underflow import GradientLoss, GradientShadow, GradientStats
+from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.scale.stats import LossScaleStats, loss_scale_stats
 from ampcheck.training.scale.trajectory import in_succession, measure_scalers
@@ -29,7 +27,7 @@ def measure_loss_scale(
     events: Sequence[Event],
     limits: Limits,
     *,
-    first_op: str = "",
+    first_op: Where | None = None,
 ) -> list[LossScaleStats]:
     """The window of the step that `gradients` tells of, at `limits.underflow`, and the path of each scaler.
 
@@ -45,10 +43,12 @@ def measure_loss_scale(
         if shadow is not None and window.nonzero:
             window = _verified(window, shadow, gradients.scale, verified)
     told = [(scale, lost, over) for scale, (lost, over, _) in verified.items()]
-    return [
+    real = {one.name: one.lost for one in gradients.gradients if one.kind == "parameter" and one.known}
+    stats = (
         loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=told)
         for scaler in (scalers or (None,))
-    ]
+    )
+    return [replace(one, real_scale=gradients.scale, real_lost=real) for one in stats]
 
 
 def _verified(
@@ -75,6 +75,12 @@ def _verified(
     last = allowed - MOVES
     while allowed > max(last, needed - 1) and run(allowed)[1]:
         by, allowed = run(allowed)[2], allowed - 1
+    if needed < allowed == last and run(allowed)[1] and not run(needed)[1]:  # an op inside overflows much earlier
+        serves = needed
+        while allowed - serves > 1:
+            middle = (serves + allowed) // 2
+            serves, allowed = (serves, middle) if run(middle)[1] else (middle, allowed)
+        by, allowed = run(allowed)[2], serves
     last = allowed + MOVES
     while needed <= allowed < last and not run(allowed + 1)[1]:
         allowed += 1
@@ -91,21 +97,7 @@ def _told(losses: dict[tuple[str, str], GradientLoss]) -> tuple[float, bool, str
     return worst, bool(over), over[0] if over else ""
 
 
-def first_nonfinite(loop: TrainingLoop, start: Snapshot, events: Sequence[Event]) -> Where | None:
-    """The op in which a value first became infinite or NaN in the first step that a scaler skipped; None without one.
-
-    The loop runs again up to that step, from `start`. Use it inside `loop.preserved()`.
-    """
+def first_skipped(events: Sequence[Event]) -> int | None:
+    """The first step that a scaler skipped, of all ranks together; None without one."""
     here = next((event.step for event in events if event.act is Act.SCALER_STEP and event.skipped), None)
-    skipped = min((step for step in gather(here) if step is not None), default=None)  # all ranks take the same steps
-    if skipped is None:
-        return None
-    start.restore()
-    watch = OpWatch(shadow=False)
-    root = next(iter(loop.reached.modules.values()), None)
-    with quiet():
-        for number in range(skipped):
-            loop.take(number)
-        with Trace(root, observers=(watch,)):
-            loop.take(skipped)
-    return next((fact.where for fact in watch.facts() if fact.produced), None)
+    return min((step for step in gather(here) if step is not None), default=None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from ampcheck.record import Band, Chart, Scalar, Series, Table
-from ampcheck.training.scale.checks import CHECK, power
+from ampcheck.training.scale.collapse import CHECK
 from ampcheck.training.scale.stats import LossScaleStats
+from ampcheck.training.scale.words import power
 from ampcheck.training.window import ScaleWindow, is_usable
 
 _BEYOND = 3
