@@ -296,7 +296,8 @@ class _Judge:
         direct = steps_past_scaler(seen.events) and not stats.applied
         skipping = stats
         if agreed(direct or (scheduled and not skipped and scaled)):
-            recorder = self._overflowing()
+            looked_at = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) and e.enabled for e in seen.events)
+            recorder = self._overflowing(after_backward=not looked_at)
             if scheduled and not skipped:
                 skipping = replace(stats, events=tuple(recorder.events), injected=recorder.overflowed)
             if direct and recorder.overflowed is not None:
@@ -304,9 +305,10 @@ class _Judge:
         found = check_protocol(stats, self.limits)
         return self._run(found if "scheduler-skip" not in self.wanted else [*found, *check_scheduler_skip(skipping)])
 
-    def _overflowing(self) -> Recorder:
-        """The steps up to one after a gradient was made infinite."""
-        recorder = Recorder(self.loop, overflow_from=min(1, self.observed.steps - 1))
+    def _overflowing(self, *, after_backward: bool) -> Recorder:
+        """The steps up to the one after a gradient was made infinite. after_backward: where no scaler looks at it."""
+        start = min(1, self.observed.steps - 1)
+        recorder = Recorder(self.loop, overflow_from=start, after_backward=after_backward)
         with recorder.listening():
             for recorder.step in range(self.observed.steps):
                 taken = self.loop.take(recorder.step)

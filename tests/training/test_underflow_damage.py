@@ -182,3 +182,28 @@ def test_an_optimizer_in_float32_beside_a_scaled_one_is_stepped_plainly():
     run = judged({**shape, "other": other, "plain": plain, "step": both})
     assert not run.of(Verdict.FAIL), str(run)
     assert not run.of(Verdict.WARN), str(run)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_step_that_divides_by_the_scale_itself_fails_unless_it_looks_for_infinities(looks):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    x = torch.randn(4, 8)
+
+    def step(number):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+        for parameter in model.parameters():
+            parameter.grad.div_(scaler.get_scale())
+        if not looks or all(bool(p.grad.isfinite().all()) for p in model.parameters()):
+            optimizer.step()
+        return loss.item()
+
+    run = judge_training(Subject({"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}))
+    (finding,) = [f for f in run.findings if f.check == "scaler-protocol"]
+    assert finding.verdict is (Verdict.WARN if looks else Verdict.FAIL)
+    assert "divides by the scale itself" in finding.message

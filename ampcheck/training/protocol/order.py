@@ -318,7 +318,10 @@ def _worst(breaches: Sequence[_Breach]) -> list[_Breach]:
 
 def _finding(slug: str, stats: ProtocolStats, breach: _Breach) -> Finding:
     verdict, message = Verdict.FAIL, breach.message
-    if breach.rule == "guarded step":
+    by_hand = breach.rule == "direct step" and stats.invariant
+    if by_hand:
+        message = f"{message.partition(', on gradients')[0]}, on gradients that it divides by the scale itself"
+    if breach.rule == "guarded step" or by_hand:
         if stats.applied:
             many = f" and {len(stats.applied) - _LISTED} more" if len(stats.applied) > _LISTED else ""
             message += f"; it applied infinite or NaN gradients to {', '.join(stats.applied[:_LISTED])}{many}"
@@ -326,17 +329,15 @@ def _finding(slug: str, stats: ProtocolStats, breach: _Breach) -> Finding:
                 message += f" (in a run of its own, in which the gradient of step {stats.injected} was made infinite)"
         elif stats.invariant:  # the step may look for infinities itself, which no event tells
             verdict = Verdict.WARN
-    if breach.rule == "direct step" and stats.invariant:
-        verdict = Verdict.WARN
-        message += "; the gradients are equal at every loss scale, so that the step divides by it itself"
     return Finding(slug, verdict, stats.subject, message, _where(breach.event), hint=breach.hint)
 
 
 def steps_past_scaler(events: Sequence[Event]) -> bool:
-    """Whether an optimizer whose gradients a scaler unscaled was stepped directly."""
-    unscaled = {name for e in events if e.act is Act.UNSCALE and e.enabled for name in e.optimizers}
+    """Whether a loss was scaled, and an optimizer was stepped directly that never steps through a scaler."""
+    scaled = any(e.act in (Act.SCALE, Act.UNSCALE) and e.enabled for e in events)
     through = {name for e in events if e.act is Act.SCALER_STEP and e.enabled for name in e.optimizers}
-    return any(e.act is Act.OPTIMIZER_STEP and not e.through_scaler and e.who in unscaled - through for e in events)
+    direct = (e for e in events if e.act is Act.OPTIMIZER_STEP and not e.through_scaler)
+    return scaled and any(e.who not in through for e in direct)
 
 
 def applied_nonfinite(events: Sequence[Event]) -> tuple[str, ...]:

@@ -30,17 +30,23 @@ class Recorder:
     """Note what a loop does, as `events`; `step` is the number that they carry.
 
     listeners hear of each event at once. overflow_from: the first gradient that a scaler looks at in or after this step
-    is made infinite, so that it skips the step, as it does when its scale has grown too far; `overflowed` tells which.
+    is made infinite, so that it skips the step, as it does when its scale has grown too far; `overflowed` is that step.
+    after_backward: make it infinite as soon as a scaled loss has run backward, where no scaler looks at gradients.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods.
     """
 
     def __init__(
-        self, loop: TrainingLoop, *, listeners: Collection[Listener] = (), overflow_from: int | None = None
+        self,
+        loop: TrainingLoop,
+        *,
+        listeners: Collection[Listener] = (),
+        overflow_from: int | None = None,
+        after_backward: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.step = 0
         self._listeners = tuple(listeners)
-        self._overflow_from = overflow_from
+        self._overflow_from, self._after_backward = overflow_from, after_backward
         self.overflowed: int | None = None
         self._parameters = {id(parameter): name for name, parameter in loop.parameters()}
         self._names: dict[int, tuple[Any, str]] = {}
@@ -129,7 +135,7 @@ class Recorder:
 
     def _unscales(self, original: Any) -> Any:
         def unscale_(scaler: Any, optimizer: Any) -> Any:
-            self._poison(scaler, optimizer)
+            self._poison(optimizer, scaler.is_enabled())
             if self._inside is None:
                 half = self._half(optimizer)
                 facts = {"scale": scaler.get_scale(), "enabled": scaler.is_enabled(), "half": half}
@@ -141,7 +147,7 @@ class Recorder:
 
     def _scaler_steps(self, original: Any) -> Any:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._poison(scaler, optimizer)
+            self._poison(optimizer, scaler.is_enabled())
             name = self._name(optimizer, "optimizer")
             facts = {"scale": scaler.get_scale(), "enabled": scaler.is_enabled(), "half": self._half(optimizer)}
             before, outer = len(self.events), self._inside
@@ -227,6 +233,8 @@ class Recorder:
             computed = () if handed else tuple({_short(d): None for _, t in tensors(t_outputs) for d in computed_in(t)})
             result = original(t_outputs, *args, **kwargs)
             touched = tuple(name for name, o in self._optimizers.items() if self._gradients(o) != before[name])
+            for name in touched if self._after_backward else ():
+                self._poison(self._optimizers[name], bool(scaled))
             low, self._low = self.low, {}
             told = {"low": low, "computed": computed, **facts}
             self._add(Act.BACKWARD, t_outputs, optimizers=touched, cleared=cleared, **told)
@@ -289,9 +297,9 @@ class Recorder:
 
         return save
 
-    def _poison(self, scaler: Any, optimizer: Any) -> None:
+    def _poison(self, optimizer: Any, enabled: bool) -> None:
         waiting = self._overflow_from is not None and self.step >= self._overflow_from and self.overflowed is None
-        if not waiting or not scaler.is_enabled():
+        if not waiting or not enabled:
             return
         for parameter in _params(optimizer):
             if parameter.grad is not None and parameter.grad.numel():
