@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.emulate import active
-from ampcheck.autocast.missing import MissingKernels, lacks_kernel
+from ampcheck.autocast.missing import MissingKernels, lacking
 from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.formats import format_of
-from ampcheck.machine import lacks_primitive
 from ampcheck.nest import map_tensors, tensors
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 from ampcheck.numerics.reference import PromoteMixed
@@ -96,8 +95,7 @@ class Outputs:
     @property
     def lacking(self) -> str:
         """The kernel for want of which the call raised, which says nothing about the model; "" otherwise."""
-        lacks = self.error is not None and for_want_of_a_kernel(self.error)
-        return brief(self.error) if lacks and self.error is not None else ""
+        return lacking(self.error, kernels=True) if self.error is not None else ""
 
 
 class Arms:
@@ -362,8 +360,3 @@ def _put_back_states(device: str, states: list[torch.Tensor]) -> None:
 
 def _dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
-
-
-def for_want_of_a_kernel(error: BaseException) -> bool:
-    """Whether this machine, and not the model, is the reason: a 16-bit kernel is missing."""
-    return lacks_kernel(error) or lacks_primitive(error)

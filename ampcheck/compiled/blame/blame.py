@@ -22,6 +22,7 @@ from ampcheck.compiler import configured
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.formats import format_of
+from ampcheck.machine import cannot_run
 from ampcheck.numerics import NumericsStats, measure_compiled, measure_reference, native_format
 from ampcheck.numerics.measure import Eager
 from ampcheck.placement import place
@@ -142,7 +143,7 @@ class Search:
             eager, failures = self.arm.eager(self.arm.subject)
             self._saw(eager_runs=1, ops=len(eager.stats.ops))
             if eager.stats.raised is not None and eager.stats.raised.missing:
-                self._add(unjudged=f"this machine cannot run it: {eager.stats.raised.message}")
+                self._add(unjudged=cannot_run(eager.stats.raised.message))
                 return self.found
             self._add(failures=tuple(failures), rungs=(_judged_rung(EAGER, eager.stats, failures),))
         if self.compile and self.found.stage != EAGER:
