@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import PendingHealth, TensorHealth, Unmeasured, measure_health, read_all
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.nest import is_plain, map_tensors, tensors
 from ampcheck.numerics.equal_random import DRAWS, draws_numbers
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.integers import Integers
@@ -376,13 +376,3 @@ def _scalars(value: Any) -> Iterable[Any]:
             yield from _scalars(item)
     elif isinstance(value, (int, float)):
         yield value
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has values that ops can read: strided, on a device, neither quantised nor nested."""
-    return (
-        tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and tensor.device.type != "meta"
-    )

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from ampcheck.formats import format_of
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.nest import is_plain, map_tensors, tensors
 from ampcheck.numerics.arms import run_arm
 from ampcheck.numerics.compare import compare
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import DRAWS, EqualRandom
 from ampcheck.numerics.measure import Eager
-from ampcheck.numerics.ops import EXACT, draws_numbers_itself, floating, in_float64, is_plain, summed_terms
+from ampcheck.numerics.ops import EXACT, draws_numbers_itself, floating, in_float64, summed_terms
 from ampcheck.numerics.reference import Reference
 from ampcheck.prepare import prepare
 from ampcheck.subject import Subject

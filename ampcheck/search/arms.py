@@ -19,7 +19,7 @@ from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacking
 from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.formats import format_of
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.nest import is_plain, map_tensors, tensors
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 from ampcheck.numerics.reference import PromoteMixed
 from ampcheck.prepare import forward_through, prepare
@@ -285,7 +285,7 @@ class Arms:
             if counted:
                 self._dropped(result)
             for path, tensor in tensors(result):
-                if _dense(tensor):
+                if is_plain(tensor):
                     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
                     # A copy: what the model keeps is put back once it has run, and may be what it gave.
                     outputs.found[path] = real.detach().clone()
@@ -294,7 +294,7 @@ class Arms:
     def _dropped(self, result: Any) -> None:
         """Count what cannot be judged in what the low-precision run gives."""
         held = [tensor for _, tensor in tensors(result)]
-        names = [f"outputs of layout {str(t.layout).removeprefix('torch.')}" for t in held if not _dense(t)]
+        names = [_unlike(tensor) for tensor in held if not is_plain(tensor)]
         if not held:
             names = [f"results without tensors ({type(result).__name__})"]
         for name in names:
@@ -311,6 +311,13 @@ class Arms:
                 stack.enter_context(EqualRandom())
             stack.enter_context(kept(prepared.model, prepared.root))
             yield
+
+
+def _unlike(tensor: torch.Tensor) -> str:
+    """What an output is that has no plain values."""
+    if tensor.layout is not torch.strided:
+        return f"outputs of layout {str(tensor.layout).removeprefix('torch.')}"
+    return "outputs that are quantised, nested or on the device meta"
 
 
 def _numbers_as_tensors(result: Any) -> Any:
@@ -356,7 +363,3 @@ def _put_back_states(device: str, states: list[torch.Tensor]) -> None:
     torch.random.set_rng_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested

@@ -16,12 +16,12 @@ from ampcheck.compiled.accuracy.stats import (
     EMULATE,
     EMULATED,
     INTEGERS,
-    LOST,
     AccuracyStats,
     Deviation,
 )
 from ampcheck.formats import format_of
 from ampcheck.machine import cannot_run
+from ampcheck.numerics.stats import LOST
 from ampcheck.record import Finding, Scalar, Table, Verdict, Where
 from ampcheck.settings import Limits
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ampcheck.compiled.accuracy.ladder import Bench, Climb
-from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, LADDER, LOST, Deviation
+from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, LADDER, Deviation
 from ampcheck.compiled.blame.arm import Arm
 from ampcheck.compiled.blame.cost import measure_cost
 from ampcheck.compiled.blame.keep import RUNS, float32_code, kept_in_float32, smallest_set
@@ -25,6 +25,7 @@ from ampcheck.formats import format_of
 from ampcheck.machine import cannot_run
 from ampcheck.numerics import NumericsStats, measure_compiled, measure_reference, native_format
 from ampcheck.numerics.measure import Eager
+from ampcheck.numerics.stats import LOST
 from ampcheck.placement import place
 from ampcheck.places import naming_users_errors
 from ampcheck.prepare import is_compiled_already, prepare
