@@ -123,8 +123,9 @@ def _innermost(error: BaseException) -> BaseException:
     while _is_compilers_type(error) and id(error) not in seen:
         seen.add(id(error))
         inner = getattr(error, "inner_exception", None)
-        inner = inner if isinstance(inner, BaseException) else error.__cause__
-        if inner is None:
+        if not isinstance(inner, BaseException) and type(error).__module__ == "torch._dynamo.exc":
+            inner = error.__cause__  # a CppCompileError says more than the failed process that is its cause
+        if not isinstance(inner, BaseException):
             break
         error = inner
     return error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -227,6 +229,44 @@ def test_a_library_that_is_none_explains_code_that_does_not_compile(tmp_path: Pa
     (tmp_path / "ab" / "cab.so").touch()
     with compiler.own_caches(str(tmp_path)):
         assert "broken file (cab.so)" in machine_error(compile_error("error: 'at::vec' has not been declared"))
+
+
+def test_an_error_of_the_c_compiler_is_read_and_not_the_exit_code_that_caused_it() -> None:
+    def failed(error: Exception) -> None:
+        raise error from subprocess.CalledProcessError(1, ["g++"])
+
+    inner = raised_by(failed, CppCompileError(["g++"], "c.cpp:1:10: fatal error: Python.h: No such file or directory"))
+    assert isinstance(inner, Exception)
+    assert "incomplete" in machine_error(of_inductor(inner.with_traceback(None)))
+
+
+LAUNCH = """
+import torch
+from ampcheck.autocast.missing import lacking
+try:
+    torch.compile(lambda x: (x.sin() + 1).sum())(torch.randn(100))
+except Exception as error:
+    print("lacking:", lacking(error))
+else:
+    print("ran")
+"""
+
+
+@pytest.mark.slow
+def test_a_real_failure_to_compile_is_the_machines(tmp_path: Path) -> None:
+    def launch(**settings: str) -> str:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), **settings}
+        return subprocess.run(
+            [sys.executable, "-c", LAUNCH], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    (tmp_path / "file").touch()
+    assert "cannot be used" in launch(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "file"))
+    assert "nothing can be compiled" in launch(CXX=str(tmp_path / "no compiler"))
+    if launch() == "ran\n":
+        for library in (tmp_path / "cache").rglob("*.so"):
+            library.write_bytes(b"")
+        assert "broken file" in launch()
 
 
 def test_no_path_of_the_machine_stands_in_the_reason_but_the_folder_to_clear(tmp_path: Path) -> None:
