@@ -374,7 +374,6 @@ def test_a_window_of_the_last_steps_stays_as_long_as_it_was(kind: type[deque[Any
     assert twin.maxlen == 3
     assert [torch.equal(t, torch.full((2,), 2.0)) for t in (twin[0], twin[2])] == [True, True]
     assert torch.equal(window[0], torch.ones(2))
-    assert len(window) == 3
 
 
 def test_a_list_of_the_users_own_class_keeps_what_else_it_holds() -> None:
@@ -388,12 +387,10 @@ def test_a_list_of_the_users_own_class_keeps_what_else_it_holds() -> None:
     ("made", "plain"),
     [
         (lambda: torch.ones(2), True),
-        (lambda: torch.ones(2, 2).t(), True),
         (lambda: torch.ones(2).to(torch.float8_e4m3fn), True),
         (lambda: torch.ones(2).to_sparse(), False),
         (lambda: torch.ones(2, device="meta"), False),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), False),
-        (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), False),
         (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), False),
     ],
 )
