@@ -33,10 +33,10 @@ def map_tensors(function: Callable[[Any], Any], value: Any, above: frozenset[int
     items = {key: map_tensors(function, item, above) for key, item in _items(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*items.values())
-    if isinstance(value, (list, tuple, deque)):
+    if isinstance(value, tuple):
         return type(value)(items.values())
-    twin = copy.copy(value)
-    if isinstance(value, Mapping):
+    twin = copy.copy(value)  # keeps what else a subclass or a deque holds, such as its `maxlen`
+    if isinstance(value, (list, deque, Mapping)):
         for key, item in items.items():
             twin[key] = item  # type: ignore[index, unused-ignore]  # what holds tensors can be written to
         return twin
@@ -46,6 +46,13 @@ def map_tensors(function: Callable[[Any], Any], value: Any, above: frozenset[int
         else:
             object.__setattr__(twin, key, item)
     return twin
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor has values that ops can read: strided, on a device, neither quantised nor nested."""
+    import torch
+
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:

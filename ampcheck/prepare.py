@@ -46,6 +46,7 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
     found = modules_of(subject.model)
     try:
         memo = _cached_results(found)
+        _load_scripts(found, memo)
         origins: dict[int, Any] = {}
         copied = tuple(_plain_copy(part, memo, origins) for part in _blocks(subject.model))
         model = copied if isinstance(subject.model, tuple) else copied[0]
@@ -145,7 +146,6 @@ def _plain_copy(part: Any, memo: dict[int, Any], origins: dict[int, Any]) -> Any
 
     def plain(module: torch.nn.Module) -> torch.nn.Module:
         copied: torch.nn.Module = compiler.stripped(copy.deepcopy(compiler.uncompiled(module), memo))
-        copied = _unspecialised(copied)
         origins.setdefault(id(copied), module)
         return copied
 
@@ -173,20 +173,33 @@ def is_scripted(subject: Subject) -> bool:
     return any(isinstance(part, (torch.jit.ScriptModule, torch.jit.ScriptFunction)) for part in _blocks(subject.model))
 
 
-def _unspecialised(module: torch.nn.Module) -> torch.nn.Module:
-    """The module with TorchScript inside it loaded again.
+def _load_scripts(modules: list[torch.nn.Module], memo: dict[int, Any]) -> None:
+    """Put copies of all TorchScript inside these modules into the memo of `copy.deepcopy`.
 
-    A deep copy shares its code with the original, which TorchScript's executor specialises to the dtypes of the first
-    runs: the next dtype of autocast would fail in it.
+    deepcopy itself would share their code with the originals, which TorchScript's executor specialises to the dtypes of
+    the first runs: the next dtype of autocast would fail in it. It would also copy their tensors once more, where
+    other modules hold them too. So each is saved and loaded again, and takes the memo's copies of its tensors.
     """
-    if isinstance(module, torch.jit.ScriptModule):
-        with suppress(Exception):  # what cannot be saved stays the copy that it is
-            return _reloaded(module)
-        return module
-    for name, child in list(module._modules.items()):
-        if child is not None:
-            module._modules[name] = _unspecialised(child)
-    return module
+    scripts = [one for root in modules for one in root.modules() if isinstance(one, torch.jit.ScriptModule)]
+    inner = {id(child) for script in scripts for child in script.modules() if child is not script}
+    for script in scripts:
+        if id(script) in inner or id(script) in memo:
+            continue
+        twins = dict(_loaded(script).named_modules(remove_duplicate=False))
+        for path, child in script.named_modules(remove_duplicate=False):
+            memo[id(child)] = twin = twins[path]
+            own = (child.named_parameters, child.named_buffers)
+            for name, tensor in (item for items in own for item in items(recurse=False, remove_duplicate=False)):
+                with suppress(Exception):  # a tensor with a history cannot be copied: it keeps what was loaded
+                    setattr(twin, name, copy.deepcopy(tensor, memo))
+        memo.setdefault(id(memo), []).extend(script.modules())  # held, so that their numbers stay theirs
+
+
+def _loaded(script: torch.jit.ScriptModule) -> torch.nn.Module:
+    """The module saved and loaded again; what cannot be saved is copied."""
+    with suppress(Exception):
+        return _reloaded(script)
+    return copy.deepcopy(script)
 
 
 def _reloaded(script: torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any]) -> torch.nn.Module:

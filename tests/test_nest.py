@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.nest import is_plain, map_tensors, tensors
 
 
 class Pair(NamedTuple):
@@ -356,3 +356,44 @@ def test_a_tensor_deep_inside_is_found() -> None:
     for _ in range(9):
         value = [value]
     assert len(list(tensors(value))) == 1
+
+
+class Labelled(list[Any]):
+    """A list that is made otherwise than from its items, and holds more than them."""
+
+    def __init__(self, label: str, *items: Any) -> None:
+        super().__init__(items)
+        self.label = label
+
+
+@pytest.mark.parametrize("kind", [deque, type("Window", (deque,), {})])
+def test_a_window_of_the_last_steps_stays_as_long_as_it_was(kind: type[deque[Any]]) -> None:
+    window = kind([torch.ones(2), "a", torch.ones(2)], maxlen=3)
+    twin = map_tensors(lambda t: t * 2, window)
+    assert type(twin) is kind
+    assert twin.maxlen == 3
+    assert [torch.equal(t, torch.full((2,), 2.0)) for t in (twin[0], twin[2])] == [True, True]
+    assert torch.equal(window[0], torch.ones(2))
+
+
+def test_a_list_of_the_users_own_class_keeps_what_else_it_holds() -> None:
+    twin = map_tensors(lambda t: t * 2, Labelled("x", torch.ones(2)))
+    assert type(twin) is Labelled
+    assert twin.label == "x"
+    assert torch.equal(twin[0], torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("made", "plain"),
+    [
+        (lambda: torch.ones(2), True),
+        (lambda: torch.ones(2).to(torch.float8_e4m3fn), True),
+        (lambda: torch.ones(2).to_sparse(), False),
+        (lambda: torch.ones(2, device="meta"), False),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), False),
+        (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_plain_tensor_has_values_that_ops_can_read(made: Callable[[], Tensor], plain: bool) -> None:
+    assert is_plain(made()) is plain

@@ -1,4 +1,7 @@
-"""Ops for which the CPU has no 16-bit kernel, while another device is emulated that has one."""
+"""What this machine lacks: the one question of every part whose run raised, and a stand-in for missing 16-bit kernels.
+
+The stand-in is for ops for which the CPU has no 16-bit kernel while another device is emulated that has one.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,31 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.errors import message_of
+from ampcheck.autocast.emulate import active
+from ampcheck.errors import brief, message_of
+from ampcheck.machine import machine_error
 from ampcheck.nest import map_tensors
 
 _LACKING = re.compile("not (implemented|supported) for '?(Half|BFloat16)")
 
 
-_NOWHERE = re.compile("linalg|cholesky|svd|eig|qr|lu_|_lu|lstsq|triangular|ldl")
-"""Linear algebra in 16 bits exists on no device: cuSOLVER and MAGMA are called for float32 and wider alone."""
+_NOWHERE = re.compile("linalg|cholesky|svd|(?<!w)eig|(?<!s)qr|(?<![a-z])lu(?![a-z])|lstsq|triangular|ldl")
+"""Linear algebra in 16 bits exists on no device: cuSOLVER and MAGMA are called for float32 and wider alone. Weights,
+square roots and `relu_` are none of it."""
+
+
+def lacking(error: BaseException, *, kernels: bool = False) -> str:
+    """What this machine lacks, where that is why a run raised, and not the model; "" otherwise.
+
+    That is a compiler, space in its cache, an instruction set, or, while another device is emulated, a 16-bit kernel
+    that exists there. kernels: an op without a 16-bit kernel on any CPU counts too, for parts that judge something else
+    than whether the model runs in that format.
+    """
+    if lacks_kernel(error) and (kernels or (active() is not None and not _NOWHERE.search(message_of(error)))):
+        return brief(error)
+    if active() is not None and lacks_fft(error):
+        return brief(error)
+    return machine_error(error)
 
 
 def lacks_kernel(error: BaseException) -> bool:

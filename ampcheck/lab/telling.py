@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.missing import lacks_kernel
+from ampcheck.autocast.missing import lacking
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
-from ampcheck.numerics.measure import missing_tool
 from ampcheck.record import Band, Finding, Verdict, Where, passed
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
@@ -70,7 +69,7 @@ def missing(error: Exception) -> bool:
 
     Everything else that raises is a failure: a graph break under `fullgraph` and a dtype error are what is looked for.
     """
-    return bool(missing_tool(error)) or lacks_kernel(error)
+    return bool(lacking(error, kernels=True))
 
 
 def synchronize(device: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ampcheck import record
 from ampcheck.formats import format_of
 from ampcheck.globs import matches
+from ampcheck.machine import cannot_run
 from ampcheck.numerics.findings import not_reached, passed, who
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.record import Finding, Verdict, Where
@@ -23,7 +24,7 @@ def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Find
         text = f"forward {'ran' if stats.no_backward else 'and backward ran'} to the end"
         return [passed(stats, slug, text, stats.coverage.total)]
     if stats.raised.missing:
-        text = f"not judged, because this machine cannot run it: {stats.raised.message}"
+        text = f"not judged: {cannot_run(stats.raised.message)}"
         return [Finding(slug, Verdict.SKIP, who(stats), text)]
     ways = ("in eager mode", "compiled") if stats.compiled else ("in float32", f"in {stats.format}")
     message = f"what runs {ways[0]} must run {ways[1]}; {stats.raised.message}"

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ampcheck.autocast.emulate import active
-from ampcheck.autocast.missing import MissingKernels, lacks_fft, lacks_kernel
+from ampcheck.autocast.missing import MissingKernels, lacking
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import TensorHealth, health_of
-from ampcheck.machine import lacks_primitive, machine_error
 from ampcheck.nest import tensors
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.arms import Outcome, run_arm
@@ -93,8 +92,8 @@ def measure_numerics(
             outcome.prevented = True
         else:
             raised = _raised(outcome, prepared, trace.failed)
-            if lacks_primitive(outcome.error) or (active() is not None and lacks_fft(outcome.error)):
-                raised = replace(raised, missing=True, message=f"{raised.where.op or 'an op'}: {raised.message}")
+            if lack := lacking(outcome.error):
+                raised = replace(raised, missing=True, message=f"{raised.where.op or 'an op'}: {lack}")
     inputs = frozenset(rounded.names)
     moved, wide = reference.moved(dtype, inputs), reference.wide
     stats = NumericsStats(
@@ -234,8 +233,8 @@ def measure_compiled(
         )
     raised = None
     if outcome.error is not None and not reference.reached == outcome.phase == "backward":
-        missing = missing_tool(outcome.error)
-        raised = Raised(Where(phase="compile"), missing or brief(outcome.error), missing=bool(missing))
+        lack = lacking(outcome.error)
+        raised = Raised(Where(phase="compile"), lack or brief(outcome.error), missing=bool(lack))
     moved, hair = reference.moved(dtype, eager.rounded), reference.moved(torch.float32, eager.rounded)
     errors = compare(outcome, reference.wide, moved, hair, reference.float32_errors)
     if eager.stats.followed:
@@ -331,13 +330,6 @@ def _loss_overflowed(outcome: Outcome, twins: Outcome) -> bool:
         not bool(loss.isfinite().all()) and bool(twin.isfinite().all())
         for loss, twin in zip(outcome.totals, twins.totals, strict=False)
     )
-
-
-def missing_tool(error: BaseException) -> str:
-    """What this machine lacks, or the emulation, so that the error says nothing about the model; "" for the model's."""
-    if active() is not None and (lacks_kernel(error) or lacks_fft(error)):
-        return brief(error)
-    return machine_error(error)
 
 
 def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Raised:

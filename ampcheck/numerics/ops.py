@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ampcheck.errors import brief
 from ampcheck.formats import format_of
 from ampcheck.health import PendingHealth, TensorHealth, Unmeasured, measure_health, read_all
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.nest import is_plain, map_tensors, tensors
 from ampcheck.numerics.equal_random import DRAWS, draws_numbers
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.integers import Integers
@@ -290,7 +290,7 @@ class OpWatch:
 
     def _grow_chain(self, event: OpEvent, op: Any, given: Any, results: list[torch.Tensor]) -> None:
         """Count the roundings since a weight last entered, on the longest path, and the longest sum."""
-        self.longest_reduction = max(self.longest_reduction, summed_terms(op, given, results))
+        self.longest_reduction = max(self.longest_reduction, *(summed_terms(op, given, r) for r in results))
         if event.phase != "forward":
             return
         name = op._schema.name.rpartition("::")[2]
@@ -309,26 +309,27 @@ class OpWatch:
         self.unseen[reason] = self.unseen.get(reason, 0) + 1
 
 
-def summed_terms(op: torch._ops.OpOverload, given: Any, results: list[torch.Tensor]) -> int:
-    """How many terms each element of the results sums, 1 where the op sums nothing.
+def summed_terms(op: torch._ops.OpOverload, given: Any, result: torch.Tensor) -> int:
+    """How many terms each element of one result sums, 1 where the op sums nothing for it.
 
-    given: the arguments; results: its floating tensors. What keeps the shape of its input (a softmax, a running sum)
-    sums along its dimension.
+    given: the arguments. What keeps the shape of its input (a softmax, a running sum) sums along its dimension; of a
+    norm, the statistics are sums and the normalised values are not.
     """
     name = op._schema.name.rpartition("::")[2]
     sources = [t for _, t in tensors(given)]
-    smallest = min((r.numel() for r in results), default=0)
-    if not smallest or op._schema.name in EXACT:
+    if not result.numel() or op._schema.name in EXACT:
         return 1
     if name == "convolution":
         return max(1, int(given[0][1][0].numel()))  # the size of one filter
-    if name in _WEIGHED and results[0].dim():
+    if name == "convolution_backward" and result.shape == given[0][1].shape:
+        return max(1, int(given[0][2][:, 0].numel()))  # the same weights, of all outputs
+    if name in _WEIGHED and result.dim():
         return max((int(t.shape[-1]) for t in sources if t.dim() >= 2), default=1)
     if name.startswith(_ALONG) and sources[0].dim():
         named = {a.name: v for a, v in zip(op._schema.arguments, given[0], strict=False)} | given[1]
         dim = named.get("dim")
         return sources[0].shape[dim] if isinstance(dim, int) else 1
-    return max(1, max((t.numel() for t in sources), default=1) // smallest)
+    return max(1, max((t.numel() for t in sources), default=1) // result.numel())
 
 
 def draws_numbers_itself(op: torch._ops.OpOverload, given: Any) -> bool:
@@ -399,13 +400,3 @@ def _scalars(value: Any) -> Iterable[Any]:
             yield from _scalars(item)
     elif isinstance(value, (int, float)):
         yield value
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has values that ops can read: strided, on a device, neither quantised nor nested."""
-    return (
-        tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and tensor.device.type != "meta"
-    )

@@ -2,8 +2,12 @@
 
 One run shows one draw of its rounding errors, and that draw may be zero: a sum that came out exact, an output whose
 roundings cancel. Stochastic arithmetic (Vignes, 1993; Parker, 1997) shows more of them. Each op is evaluated in float64
-on the inputs that it has in the run, moved by what a float32 sum of its length may lose, and rounded up or down at
-random, in proportion to the distance, to the dtype that the op gives. A result that its format represents stays exact.
+on the inputs that it has in the run, and rounded up or down at random, in proportion to the distance, to the dtype that
+the op gives. A result that its format represents stays exact.
+
+What a float32 sum of n terms loses is added once, as `sum_error` says: to the terms of a sum of inputs or products,
+which then cancel as the terms do (its backward error, Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
+4.2), to the result of every other sum.
 """
 
 from __future__ import annotations
@@ -14,13 +18,13 @@ from typing import Any
 import torch
 
 from ampcheck.formats import format_of
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.nest import is_plain, map_tensors, tensors
 from ampcheck.numerics.arms import run_arm
 from ampcheck.numerics.compare import compare
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import DRAWS, EqualRandom
 from ampcheck.numerics.measure import Eager
-from ampcheck.numerics.ops import EXACT, draws_numbers_itself, floating, in_float64, is_plain, summed_terms
+from ampcheck.numerics.ops import EXACT, draws_numbers_itself, floating, in_float64, summed_terms
 from ampcheck.numerics.reference import Reference
 from ampcheck.prepare import prepare
 from ampcheck.subject import Subject
@@ -29,15 +33,33 @@ from ampcheck.trace import OpEvent, Trace
 _CASTS = frozenset(("aten::_to_copy", "aten::copy_", "aten::set_"))
 """Rounded to nearest in every arm: what the user casts is part of the function, and compiled code must round it too."""
 
-_LINEAR = frozenset(
-    "sum mean cumsum nansum mm addmm bmm baddbmm dot mv linear convolution _convolution addmv addbmm".split()
-)
-"""Sums whose terms are the inputs or products of them: they cancel as their inputs do."""
+_SUMS = frozenset(("sum", "mean", "nansum"))
+_PRODUCTS = frozenset("mm addmm bmm baddbmm dot mv linear convolution _convolution addmv addbmm".split())
+"""Sums whose terms are the inputs, or products of two of them: they cancel as their inputs do."""
 
+_RECURRENCES = ("cumsum", "cumprod", "_logcumsumexp")
+"""Running sums, by the beginning of their names: each term is added to what all before it gave."""
+
+BLOCK = 256
+"""Terms that a library adds one after the other before it adds the sums of such blocks."""
 
 REROUNDINGS = (3, 12)
 """How often eager mode is run with other roundings before an excess counts: the size of a large tensor's error is known
 after a few, that of a single number after a dozen."""
+
+
+def sum_error(terms: int, *, recurrent: bool = False) -> float:
+    """How far a float32 sum of so many terms usually moves each of them, relative to it; 0 for one term.
+
+    Roundings are independent, so that k of them add up to the square root of k (Higham and Mary, A new approach to
+    probabilistic rounding error analysis, SISC 41, 2019). Each term goes through all roundings of a recurrence; in a
+    kernel, through those of its block of `BLOCK` terms and of the tree of the blocks above (Blanchard, Higham and Mary,
+    A class of fast and accurate summation algorithms, SISC 42, 2020).
+    """
+    if terms <= 1:
+        return 0.0
+    roundings = terms if recurrent or terms <= BLOCK else BLOCK + math.log2(terms / BLOCK)
+    return math.sqrt(roundings) * format_of("float32").unit_roundoff
 
 
 class Rerounded:
@@ -68,16 +90,22 @@ class Rerounded:
             return None
         if any(not is_plain(t) or t.is_complex() for _, t in tensors((given, out))):
             return None
-        terms = summed_terms(op, given, results)
-        slack = math.sqrt(terms) * format_of("float32").unit_roundoff if terms > 1 else 0.0
-        linear = name.rpartition("::")[2] in _LINEAR
-        wide = in_float64(op, map_tensors(lambda t: self._moved(t, slack), given) if linear and slack else given)
+        short = name.rpartition("::")[2]
+        recurrent = short.startswith(_RECURRENCES)
+        slacks = [sum_error(summed_terms(op, given, r), recurrent=recurrent) for r in results]
+        if short in _SUMS or short in _PRODUCTS:
+            factors = 2 if short in _PRODUCTS else 1  # a product is moved by as much as a term is
+            amount, slacks = max(slacks) / math.sqrt(factors), [0.0] * len(results)
+            wide = in_float64(op, map_tensors(lambda t: self._moved(t, amount), given) if amount else given)
+        else:
+            wide = in_float64(op, given)
         twins = floating(wide)
         if [t.shape for t in twins] != [r.shape for r in results]:
             return None
         self.rounded += len(results)
         written = {id(t) for _, t in tensors((args, kwargs))}
-        again = iter([self._round(r, self._moved(w, slack)) for r, w in zip(results, twins, strict=True)])
+        moved = [self._moved(w, slack) for w, slack in zip(twins, slacks, strict=True)]
+        again = iter([self._round(r, w) for r, w in zip(results, moved, strict=True)])
 
         def replaced(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.is_floating_point() or not tensor.numel():

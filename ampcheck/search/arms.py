@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.emulate import active
-from ampcheck.autocast.missing import MissingKernels, lacks_kernel
+from ampcheck.autocast.missing import MissingKernels, lacking
 from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.formats import format_of
-from ampcheck.machine import lacks_primitive
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.nest import is_plain, map_tensors, tensors
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 from ampcheck.numerics.reference import PromoteMixed
 from ampcheck.prepare import forward_through, prepare
@@ -96,8 +95,7 @@ class Outputs:
     @property
     def lacking(self) -> str:
         """The kernel for want of which the call raised, which says nothing about the model; "" otherwise."""
-        lacks = self.error is not None and for_want_of_a_kernel(self.error)
-        return brief(self.error) if lacks and self.error is not None else ""
+        return lacking(self.error, kernels=True) if self.error is not None else ""
 
 
 class Arms:
@@ -287,7 +285,7 @@ class Arms:
             if counted:
                 self._dropped(result)
             for path, tensor in tensors(result):
-                if _dense(tensor):
+                if is_plain(tensor):
                     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
                     # A copy: what the model keeps is put back once it has run, and may be what it gave.
                     outputs.found[path] = real.detach().clone()
@@ -296,7 +294,7 @@ class Arms:
     def _dropped(self, result: Any) -> None:
         """Count what cannot be judged in what the low-precision run gives."""
         held = [tensor for _, tensor in tensors(result)]
-        names = [f"outputs of layout {str(t.layout).removeprefix('torch.')}" for t in held if not _dense(t)]
+        names = [_unlike(tensor) for tensor in held if not is_plain(tensor)]
         if not held:
             names = [f"results without tensors ({type(result).__name__})"]
         for name in names:
@@ -313,6 +311,13 @@ class Arms:
                 stack.enter_context(EqualRandom())
             stack.enter_context(kept(prepared.model, prepared.root))
             yield
+
+
+def _unlike(tensor: torch.Tensor) -> str:
+    """What an output is that has no plain values."""
+    if tensor.layout is not torch.strided:
+        return f"outputs of layout {str(tensor.layout).removeprefix('torch.')}"
+    return "outputs that are quantised, nested or on the device meta"
 
 
 def _numbers_as_tensors(result: Any) -> Any:
@@ -358,12 +363,3 @@ def _put_back_states(device: str, states: list[torch.Tensor]) -> None:
     torch.random.set_rng_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
-
-
-def for_want_of_a_kernel(error: BaseException) -> bool:
-    """Whether this machine, and not the model, is the reason: a 16-bit kernel is missing."""
-    return lacks_kernel(error) or lacks_primitive(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampcheck.formats import format_of
+from ampcheck.machine import cannot_run
 from ampcheck.record import Finding, Verdict, passed
 from ampcheck.search import stats as kinds
 from ampcheck.search.look import describe_value
@@ -194,8 +195,7 @@ def _coverage(stats: PropertyStats) -> Finding:
 
 def _nothing(stats: PropertyStats) -> Finding:
     if stats.lacking:
-        reason = f"this machine lacks the kernel, which says nothing about the model: {stats.lacking}"
-        return Finding("coverage", Verdict.SKIP, who(stats), reason)
+        return Finding("coverage", Verdict.SKIP, who(stats), f"not judged: {cannot_run(stats.lacking)}")
     message = f"a verdict needs evidence; of {stats.examples} examples none could be judged"
     notes = []
     if stats.unsteady:

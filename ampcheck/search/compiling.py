@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.missing import lacking
 from ampcheck.nest import tensors
-from ampcheck.numerics.measure import missing_tool
-from ampcheck.search.arms import Arms, Example, Outputs, for_want_of_a_kernel
+from ampcheck.search.arms import Arms, Example, Outputs
 
 KINDS = 4
 """Kinds of inputs (dtypes, dimensions, which sides are 0 or 1) that are compiled for; Dynamo's own limit is 8."""
@@ -43,10 +43,7 @@ class Compiled:
         self.examples += outputs.error is None
         return outputs
 
-    def lacks_tool(self, error: BaseException) -> bool:
+    def cannot_run(self, error: BaseException) -> bool:
         """Whether the machine lacks a compiler, or a kernel that compiled code calls: the reason for a skip then."""
-        if missing := missing_tool(error):
-            self.missing = missing
-        elif for_want_of_a_kernel(error):
-            self.missing = str(error).strip().splitlines()[0]
+        self.missing = lacking(error, kernels=True)
         return bool(self.missing)

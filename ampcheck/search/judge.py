@@ -14,6 +14,7 @@ import torch
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
+from ampcheck.machine import cannot_run
 from ampcheck.numerics import arm_name, native_format
 from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.placement import place
@@ -148,7 +149,7 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
         asked.append("property-compiled")
         unseen[f"examples of shapes beyond the {KINDS} kinds that are compiled for"] = compiled.left_out
         if compiled.missing:
-            skipped["property-compiled"] = f"nothing can be compiled here: {compiled.missing}"
+            skipped["property-compiled"] = f"not judged: {cannot_run(compiled.missing)}"
     if looker.invariances:
         asked.append("property-invariance")
     seen = {

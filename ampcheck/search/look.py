@@ -195,7 +195,7 @@ class Looker:
         if outputs is None:
             return []
         if outputs.error is not None:
-            if self.compiled.lacks_tool(outputs.error):
+            if self.compiled.cannot_run(outputs.error):
                 return []
             return [Problem(COMPILED, detail=f"it raises {brief(outputs.error)}")]
         found = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,9 @@ from torch import Tensor
 
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.formats import format_of
-from ampcheck.numerics.rounding import Rerounded
+from ampcheck.nest import map_tensors
+from ampcheck.numerics.ops import floating, summed_terms
+from ampcheck.numerics.rounding import BLOCK, Rerounded, sum_error
 from ampcheck.record import Run, Verdict
 from ampcheck.trace import Trace
 
@@ -208,6 +213,77 @@ def test_a_planted_defect_fails_as_before(defect: str) -> None:
     eager, compiled, dtype = DEFECTS[defect]
     run = judged(eager, compiled, values("positive", 2, 512, 0).to(dtype))
     assert ("compiled-error", Verdict.FAIL) in [(f.check, f.verdict) for f in run.findings], troubles(run)
+
+
+def noisy(relative: float) -> Callable[..., Callable[..., object]]:
+    """A backend whose results lie this much off, up or down."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        generator = torch.Generator().manual_seed(1)
+
+        def off(tensor: Tensor) -> Tensor:
+            return tensor * (1 + relative * (torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1))
+
+        def run(*args: Tensor) -> object:
+            return map_tensors(lambda t: off(t) if t.is_floating_point() else t, graph(*args))
+
+        return run
+
+    return backend
+
+
+LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...], float]] = {
+    "linear": (lambda: torch.nn.Linear(4096, 64), (32, 4096), 2.5e-5),
+    "batch norm": (lambda: torch.nn.BatchNorm2d(8), (32, 8, 32, 32), 8e-5),
+    "layer norm": (lambda: torch.nn.LayerNorm(4096), (8, 4096), 2.5e-5),
+    "convolution": (lambda: torch.nn.Conv2d(64, 32, 3), (4, 64, 16, 16), 2.5e-5),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_error_of_a_layer_fails_that_no_order_of_its_sums_makes(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape, wrong = LAYERS[name]
+    for relative in (1e-7, wrong):
+        run = judge_accuracy((make(), [(torch.randn(shape),)]), options={"backend": noisy(relative)})
+        (found,) = (f for f in run.findings if f.check == "compiled-error")
+        assert found.verdict is (Verdict.FAIL if relative == wrong else Verdict.PASS), found.message
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_other_roundings_of_a_layer_are_as_large_as_those_of_its_kernel(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape, _ = LAYERS[name]
+    layer, x = make(), torch.randn(shape)
+    with torch.no_grad():
+        wide = deepcopy(layer).double()(x.double())
+        plain = layer(x)
+        with Trace(observers=(Rerounded(1),)):
+            again = layer(x)
+    kernel, usual = (float((t.double() - wide).norm() / wide.norm()) for t in (plain, again))
+    assert kernel / 3 < usual < 8 * kernel
+
+
+def test_a_long_sum_moves_its_terms_by_the_roundings_of_a_block_and_a_running_sum_by_all_of_them() -> None:
+    unit = format_of("float32").unit_roundoff
+    assert sum_error(1) == 0.0
+    assert sum_error(BLOCK) == sum_error(BLOCK, recurrent=True) == pytest.approx(math.sqrt(BLOCK) * unit)
+    assert sum_error(2**16) < 1.1 * sum_error(BLOCK)
+    assert sum_error(2**16, recurrent=True) == pytest.approx(256 * unit)
+
+
+def test_of_a_norm_the_statistics_are_sums_and_the_values_are_not() -> None:
+    terms: list[list[int]] = []
+
+    class Terms:
+        def before(self, op: object, args: object, kwargs: object) -> None: ...
+
+        def after(self, event: object, op: Any, args: Any, kwargs: Any, out: Any, held: object) -> None:
+            terms.append([summed_terms(op, (args, kwargs), t) for t in floating(out)])
+
+    with Trace(observers=(Terms(),)):
+        torch.nn.BatchNorm2d(8)(torch.randn(4, 8, 16, 16))
+    assert [1, 1024, 1024] in terms
 
 
 def test_results_that_their_format_represents_stay_exact() -> None:

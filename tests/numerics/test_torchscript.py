@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from ampcheck import assert_compiled, assert_graph
 from ampcheck.audit import audit
+from ampcheck.prepare import prepare
 from ampcheck.record import Finding, Verdict
+from ampcheck.subject import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::UserWarning")
 BAD = (Verdict.FAIL, Verdict.WARN)
@@ -110,3 +112,63 @@ def test_torchscript_without_parameters_is_judged_in_eager_mode(kind: str) -> No
     run = audit((SCRIPTS[kind](), (torch.randn(4, 8),)), dtype="float16")
     assert not [f for f in run.findings if f.verdict in (*BAD, Verdict.INCOMPLETE)], run
     assert run.coverage.seen["16-bit ops"]
+
+
+def _twice(inner: nn.Module) -> nn.Module:
+    script = torch.jit.script(inner)
+    return nn.ModuleDict({"a": script, "b": script})
+
+
+def _inside_and_outside(inner: nn.Module) -> nn.Module:
+    script = torch.jit.script(nn.Sequential(inner, nn.ReLU()))
+    return nn.ModuleDict({"a": script._modules["0"], "b": script})
+
+
+def _weight_of_a_module(inner: nn.Linear) -> nn.Module:
+    outside = nn.Linear(4, 4)
+    outside.weight = inner.weight
+    return nn.ModuleDict({"a": outside, "b": torch.jit.script(inner), "c": nn.ReLU()})
+
+
+def _two_scripts_of_one_weight(inner: nn.Linear) -> nn.Module:
+    other = nn.Linear(4, 4)
+    other.weight = inner.weight
+    return nn.ModuleDict({"a": torch.jit.script(inner), "b": torch.jit.script(nn.Sequential(other))})
+
+
+def _in_a_list(inner: nn.Module) -> nn.Module:
+    model = nn.ModuleDict({"a": torch.jit.script(inner)})
+    model.also = [model["a"]]
+    return model
+
+
+def _statistics(inner: nn.Module) -> nn.Module:
+    norm, other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    other.running_mean = norm.running_mean
+    return nn.ModuleDict({"a": norm, "b": torch.jit.script(other)})
+
+
+@pytest.mark.parametrize(
+    "build", [_twice, _inside_and_outside, _weight_of_a_module, _two_scripts_of_one_weight, _in_a_list, _statistics]
+)
+def test_what_is_shared_with_torchscript_stays_shared_in_a_copy(build: Callable[[nn.Linear], nn.Module]) -> None:
+    def structure(model: nn.Module) -> list[list[bool]]:
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        modules = [module for _, module in model.named_modules(remove_duplicate=False)]
+        modules += getattr(model, "also", [])
+        return [[one is other for other in modules] for one in modules] + [
+            [one.data_ptr() == other.data_ptr() for _, other in named] for _, one in named
+        ]
+
+    model = build(nn.Linear(4, 4))
+    (copied,) = prepare(Subject((model, (torch.randn(2, 4),)))).blocks
+    assert structure(copied) == structure(model)
+    assert [n for n, _ in copied.named_parameters()] == [n for n, _ in model.named_parameters()]
+    own = {t.data_ptr() for t in (*model.parameters(), *model.buffers())}
+    assert not own & {t.data_ptr() for t in (*copied.parameters(), *copied.buffers())}
+
+
+def test_torchscript_shared_by_two_blocks_stays_shared() -> None:
+    script = torch.jit.script(nn.Linear(4, 4))
+    first, second = prepare(Subject(([nn.Sequential(script), script], [(torch.randn(2, 4),)]))).blocks
+    assert first[0] is second

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from ampcheck import UsageError
 from ampcheck.pytest_replay import Replay
+from ampcheck.pytest_speed import JUDGED, Speed
 from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section, lines_of_source
 from plugin.speed_suite import Suite, benchmarks, findings
@@ -260,6 +263,8 @@ def test_a_marked_test_that_measures_nothing_is_an_error(speedy: Suite) -> None:
 
 def test_a_fixture_speed_of_ones_own_and_a_bare_marker_are_left_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
+from types import SimpleNamespace
+
 import pytest
 
 @pytest.fixture
@@ -274,6 +279,8 @@ def test_it(speed):
 
 
 FOREIGN = """
+from types import SimpleNamespace
+
 import pytest
 
 @pytest.mark.parametrize("speed", [1, 2])
@@ -368,3 +375,16 @@ def test_it(speed):
 """)
     suite.runpytest("-n0", "--benchmark-json=saved.json").assert_outcomes(passed=1)
     assert benchmarks(suite)["test_it"]["stats"]["min"] > 0
+
+
+@pytest.mark.parametrize("first", [UsageError("no"), KeyboardInterrupt(), pytest.skip.Exception("no")])
+def test_ctrl_c_ends_the_session_also_while_pytest_benchmark_is_told_of_an_error(first: BaseException) -> None:
+    def pressed(target: object) -> None:
+        raise KeyboardInterrupt
+
+    speed = object.__new__(Speed)
+    speed.used, speed._device = False, "cpu"
+    speed._benchmark = SimpleNamespace(stats=None, pedantic=pressed)
+    speed._item = SimpleNamespace(nodeid="test_it", name="test_it", get_closest_marker=lambda name: None)
+    with pytest.raises(KeyboardInterrupt), speed._asking({}, JUDGED):
+        raise first

@@ -97,3 +97,11 @@ def test_why_a_model_that_draws_is_not_compiled_is_told() -> None:
     (found,) = (f for f in run.findings if f.check == "property-compiled")
     assert found.verdict is Verdict.SKIP
     assert "draws random numbers" in found.message or "nothing can be compiled here" in found.message
+
+
+@pytest.mark.parametrize("message", ["", "\n", "mat1 and mat2 shapes cannot be multiplied"])
+def test_what_compiled_code_raises_is_the_models_whatever_its_message(message: str) -> None:
+    compiled = Compiled(Arms(Subject((torch.square, (torch.ones(1),))), torch.float16))
+    assert not compiled.cannot_run(RuntimeError(message))
+    assert compiled.cannot_run(RuntimeError("\"erfinv_cpu\" not implemented for 'Half'"))
+    assert "erfinv_cpu" in compiled.missing

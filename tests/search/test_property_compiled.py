@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import InvalidCxxCompiler
 
 from ampcheck import assert_amp_property
 from ampcheck.record import Verdict
@@ -64,7 +66,7 @@ def test_an_exception_of_compiled_code_alone_fails() -> None:
 
 def test_for_want_of_a_compiler_nothing_is_judged_and_the_reason_kept() -> None:
     def missing(x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("No working C++ compiler found")
+        raise BackendCompilerFailed(torch.compile, InvalidCxxCompiler(), None)
 
     judge, compiled = looker(smooth, missing)
     assert judge.look(Example((torch.ones(2, dtype=torch.float16),))).problems == []

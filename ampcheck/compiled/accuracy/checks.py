@@ -16,11 +16,12 @@ from ampcheck.compiled.accuracy.stats import (
     EMULATE,
     EMULATED,
     INTEGERS,
-    LOST,
     AccuracyStats,
     Deviation,
 )
 from ampcheck.formats import format_of
+from ampcheck.machine import cannot_run
+from ampcheck.numerics.stats import LOST
 from ampcheck.record import Finding, Scalar, Table, Verdict, Where
 from ampcheck.settings import Limits
 
@@ -40,7 +41,7 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
     check, found = "compiled-exception", stats.exceptions
     where = found.where
     if found.missing:
-        text = f"not judged, because this machine cannot run it: {found.missing}"
+        text = f"not judged: {cannot_run(found.missing)}"
         return [Finding(check, Verdict.SKIP, who(stats), text)]
     if found.compiled and found.eager:
         text = f"eager mode raises, and so does compiled code: {found.eager}"

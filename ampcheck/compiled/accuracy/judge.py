@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.emulate import active
-from ampcheck.autocast.missing import lacks_kernel
+from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.arms import Optimizer, Plan, input_leaves, run_plan
 from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy, tables
 from ampcheck.compiled.accuracy.compare import left_out
@@ -37,10 +37,9 @@ from ampcheck.compiled.options import check_options
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, brief
 from ampcheck.formats import format_of
-from ampcheck.machine import lacks_primitive
 from ampcheck.numerics.arm_format import native_format
 from ampcheck.numerics.compiled import eagerly
-from ampcheck.numerics.measure import LOSS_SCALES, missing_tool
+from ampcheck.numerics.measure import LOSS_SCALES
 from ampcheck.placement import place
 from ampcheck.places import users_place
 from ampcheck.prepare import NO_SCRIPT, is_scripted, prepare
@@ -357,11 +356,9 @@ def _exceptions(bench: Bench, climb: Climb) -> Exceptions:
             plain = replace(bench.plan, autocast=None, scale=1.0)
             wide = run_plan(plain, prepare(bench.subject, device=bench.plan.device), around=[eagerly()]).error
         float32 = brief(wide) if wide is not None else ""
-    missing, raised = "", climb.arm.error
-    if error is not None and (lacks_kernel(error) or lacks_primitive(error)):
-        missing = brief(error)
-    elif raised is not None:
-        missing = missing_tool(raised)
+    missing = lacking(error, kernels=True) if error is not None else ""
+    if not missing and climb.arm.error is not None:
+        missing = lacking(climb.arm.error)
     file, line = users_place(error) if error is not None else ("", None)
     phase = bench.eager.phase if error is not None else "compile"
     step = (bench.eager if error is not None else climb.arm).step

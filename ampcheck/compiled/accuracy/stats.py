@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ampcheck.formats import format_of
+from ampcheck.numerics.stats import LOST
 from ampcheck.record import Coverage, Where
 
 EAGER, AOT_EAGER, EMULATED, INDUCTOR = "eager", "aot_eager", "inductor + emulate_precision_casts", "inductor"
@@ -16,9 +17,6 @@ LADDER = (EAGER, AOT_EAGER, EMULATED, INDUCTOR)
 EMULATE = "torch._inductor.config.emulate_precision_casts"
 EQUAL_STREAMS = "torch._inductor.config.fallback_random"
 BACKWARD_AUTOCAST = "torch._functorch.config.backward_pass_autocast"
-
-LOST = 0.25
-"""Relative error from which less than two bits agree: the value is lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.arms import run_plan
 from ampcheck.compiled.accuracy.judge import plans
 from ampcheck.compiled.accuracy.ladder import Bench, Climb, compared, measure_bench, measure_rounding, run_rung
@@ -19,7 +20,7 @@ from ampcheck.errors import UsageError
 from ampcheck.formats import format_of
 from ampcheck.numerics import NumericsStats, Reference, arm_name, check_numerics, measure_numerics
 from ampcheck.numerics.compiled import measure_graphs
-from ampcheck.numerics.measure import Eager, missing_tool
+from ampcheck.numerics.measure import Eager
 from ampcheck.prepare import Prepared, prepare
 from ampcheck.record import Finding, Verdict
 from ampcheck.settings import Limits
@@ -105,7 +106,7 @@ class Arm:
         """One rung, and what fails on every one of the data; None where nothing does, empty where it raises."""
         climb = run_rung(bench, rung, settings=settings)
         if climb.raised:
-            return climb, None if climb.arm.error is not None and missing_tool(climb.arm.error) else []
+            return climb, None if climb.arm.error is not None and lacking(climb.arm.error) else []
         if not self.beyond(bench, climb.deviations):
             return climb, None
         again = run_rung(bench, rung, settings=settings, draws=range(len(bench.draws)))

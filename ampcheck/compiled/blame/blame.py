@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ampcheck.compiled.accuracy.ladder import Bench, Climb
-from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, LADDER, LOST, Deviation
+from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, LADDER, Deviation
 from ampcheck.compiled.blame.arm import Arm
 from ampcheck.compiled.blame.cost import measure_cost
 from ampcheck.compiled.blame.keep import RUNS, float32_code, kept_in_float32, smallest_set
@@ -22,8 +22,10 @@ from ampcheck.compiler import configured
 from ampcheck.environment import environment
 from ampcheck.errors import UsageError, as_result, brief
 from ampcheck.formats import format_of
+from ampcheck.machine import cannot_run
 from ampcheck.numerics import NumericsStats, measure_compiled, measure_reference, native_format
 from ampcheck.numerics.measure import Eager
+from ampcheck.numerics.stats import LOST
 from ampcheck.placement import place
 from ampcheck.places import naming_users_errors
 from ampcheck.prepare import is_compiled_already, prepare
@@ -142,7 +144,7 @@ class Search:
             eager, failures = self.arm.eager(self.arm.subject)
             self._saw(eager_runs=1, ops=len(eager.stats.ops))
             if eager.stats.raised is not None and eager.stats.raised.missing:
-                self._add(unjudged=f"this machine cannot run it: {eager.stats.raised.message}")
+                self._add(unjudged=cannot_run(eager.stats.raised.message))
                 return self.found
             self._add(failures=tuple(failures), rungs=(_judged_rung(EAGER, eager.stats, failures),))
         if self.compile and self.found.stage != EAGER:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ampcheck.compiled.graph.records import SEE_IT, Fallback, GraphBreak, GraphStats, Recompile
+from ampcheck.machine import cannot_run
 from ampcheck.record import Finding, Scalar, Table, Verdict, Where, passed
 
 GRAPH_CHECKS = (
@@ -281,7 +282,7 @@ def check_stopped(stats: GraphStats) -> list[Finding]:
     """The compiled run raises nothing that the eager run does not."""
     stopped = stats.stopped
     if stopped is not None and stopped.machine:
-        return [_finding("compiled-exception", Verdict.SKIP, stats, f"not judged: {stopped.machine}")]
+        return [_finding("compiled-exception", Verdict.SKIP, stats, f"not judged: {cannot_run(stopped.machine)}")]
     if stopped is None or stopped.eager != "" or (stopped.asked and stats.breaks) or "overwritten" in stopped.message:
         return []
     message = f"the compiled run must not raise where the eager run does not; it raised {stopped.message}"
@@ -293,7 +294,7 @@ def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:
     slug = "coverage"
     stopped = stats.stopped
     if stopped is not None and stopped.machine:
-        return [] if failed else [_finding(slug, Verdict.SKIP, stats, f"not judged: {stopped.machine}")]
+        return [] if failed else [_finding(slug, Verdict.SKIP, stats, f"not judged: {cannot_run(stopped.machine)}")]
     if stopped is not None and stopped.eager != "" and not failed:
         told = f"raised {stopped.message}" if stopped.eager is None else f"raises {stopped.eager} in eager mode too"
         message = f"what is judged must run to its end, but it {told}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.graph.calls import ArtifactCall, CallWatch, EagerRun
 from ampcheck.compiled.graph.children import Children
 from ampcheck.compiled.graph.records import SEE_IT, Artifacts, Code, Fallback, GraphBreak, GraphStats, Stopped
@@ -16,7 +17,6 @@ from ampcheck.compiled.graph.run import Ended
 from ampcheck.compiled.graph.trace import Failure, Notes, Reading, frame_name, is_wrapper, resumed_in
 from ampcheck.compiler import Told, compile_trace, counters
 from ampcheck.errors import brief
-from ampcheck.machine import machine_error
 from ampcheck.places import is_users, short_path, users_place
 from ampcheck.record import Coverage, Where
 
@@ -137,7 +137,7 @@ def _stopped(ended: Ended) -> Stopped | None:
     file, line = users_place(ended.eager or ended.error)  # compiled code raises from a file that nobody wrote
     eager = (brief(ended.eager) if ended.eager is not None else "") if ended.compared else None
     where = Where("compile", file=file, line=line)
-    return Stopped(brief(ended.error), kind, eager, kind in _ASKED, where, machine_error(ended.error))
+    return Stopped(brief(ended.error), kind, eager, kind in _ASKED, where, lacking(ended.error))
 
 
 def _breaks_before(

@@ -94,7 +94,7 @@ class Stopped:
 
     eager: what the same run raised in eager mode; "" where it ran through; None where the user's own code was watched,
     which does not run twice. asked: raised by `fullgraph=True` at a graph break, or by a limit that is to be an error.
-    machine: what this machine lacks, where that is the reason (`ampcheck.machine`).
+    machine: what this machine lacks, where that is the reason (`ampcheck.autocast.missing.lacking`).
     """
 
     message: str

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from ampcheck import compiler
+from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.options import MODES
 from ampcheck.errors import UsageError, as_result, brief
-from ampcheck.machine import machine_error
+from ampcheck.machine import cannot_run
 from ampcheck.prepare import prepare
 from ampcheck.progress import Progress, silent
 from ampcheck.record import Scalar, Verdict
@@ -199,8 +200,9 @@ class _Room:
                 peak = peak_memory(step, device=self.device, held=held)
                 arm.cell = replace(arm.cell, peak=peak.bytes)
         except BaseException as error:  # noqa: BLE001  # the workload's or the compiler's: the cell tells it
-            machine = machine_error(as_result(error))
-            arm.cell = replace(arm.cell, reason=machine or f"it raised {brief(error)}", failed=not machine)
+            lack = lacking(as_result(error))
+            reason = cannot_run(lack) if lack else f"it raised {brief(error)}"
+            arm.cell = replace(arm.cell, reason=reason, failed=not lack)
             return arm
         made = made_since()
         arm.cell = replace(arm.cell, graphs=made.graphs, breaks=made.breaks)
