@@ -8,7 +8,7 @@ from ampcheck.numerics.checks import check_numerics as check_numerics
 from ampcheck.numerics.measure import measure_compiled as measure_compiled
 from ampcheck.numerics.measure import measure_numerics as measure_numerics
 from ampcheck.numerics.nonfinite import check_reference as check_reference
-from ampcheck.numerics.nonfinite import measure_nonfinite as measure_nonfinite
 from ampcheck.numerics.reference import Reference as Reference
 from ampcheck.numerics.reference import measure_reference as measure_reference
+from ampcheck.numerics.reference_stats import measure_nonfinite as measure_nonfinite
 from ampcheck.numerics.stats import NumericsStats as NumericsStats

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.errors import as_result
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.nest import is_plain, map_tensors, tensors
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.numerics.losses import computed_in
 from ampcheck.places import hookable
@@ -192,7 +192,7 @@ def _outside(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether the values can be compared: float8 has no comparisons, and a meta tensor no values."""
-    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta) and tensor.dtype.itemsize > 1
+    return is_plain(tensor) and tensor.dtype.itemsize > 1
 
 
 def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:

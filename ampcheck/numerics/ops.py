@@ -27,57 +27,13 @@ UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "at
 """Ops whose results are memory that nothing was written to, by the beginning of their names."""
 
 EXACT = frozenset(
-    "aten::" + name
-    for name in [
-        "clone",
-        "copy_",
-        "detach",
-        "cat",
-        "stack",
-        "index",
-        "index_select",
-        "gather",
-        "where",
-        "masked_fill",
-        "masked_fill_",
-        "fill_",
-        "zero_",
-        "max",
-        "min",
-        "amax",
-        "amin",
-        "maximum",
-        "minimum",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "relu",
-        "neg",
-        "abs",
-        "embedding",
-        "sort",
-        "topk",
-        "zeros",
-        "ones",
-        "full",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "constant_pad_nd",
-        "repeat",
-        "flip",
-        "roll",
-        "scatter",
-        "scatter_",
-        "max_pool2d_with_indices",
-        "threshold_backward",
-        "slice_backward",
-        "select_backward",
-        "_local_scalar_dense",
-    ]
+    f"aten::{name}"
+    for name in (
+        "clone copy_ detach cat stack index index_select gather where masked_fill masked_fill_ fill_ zero_ max "
+        "min amax amin maximum minimum clamp clamp_min clamp_max relu neg abs embedding sort topk zeros ones full "
+        "new_zeros new_ones new_full zeros_like ones_like full_like constant_pad_nd repeat flip roll scatter "
+        "scatter_ max_pool2d_with_indices threshold_backward slice_backward select_backward _local_scalar_dense"
+    ).split()
 )
 """Ops that move values without rounding them; a chain of roundings does not grow there."""
 _WEIGHED = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "embedding", "_rnn")
