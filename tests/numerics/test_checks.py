@@ -186,3 +186,12 @@ def test_an_error_that_float32_has_as_well_is_a_warning_of_its_own() -> None:
         OUTPUT, kind="module", name="mean", error=2.5e9, in_float32=1.2e9
     )  # a mean that is zero by design
     assert _verdicts(replace(HEALTHY, errors=(OUTPUT, nothing)), "precision-loss") == [Verdict.PASS]
+
+
+def test_a_mask_inside_a_derivative_that_is_absorbed_is_no_finding_and_one_that_reaches_a_gradient_is() -> None:
+    place = Where("backward", "layer", "aten::sub.Tensor", "model.py", 3)
+    masked = replace(FACT, where=place, produced=2, limited=True, amax_in=65504.0, calls=1)
+    assert _verdicts(replace(HEALTHY, ops=(masked,)), "overflow") == [Verdict.PASS]
+    harmed = replace(HEALTHY, ops=(masked,), errors=(OUTPUT, replace(GRADIENT, nonfinite=3)))
+    assert _verdicts(harmed, "overflow") == [Verdict.FAIL]
+    assert _verdicts(replace(HEALTHY, ops=(replace(masked, amax_in=9e3),)), "overflow") == [Verdict.WARN]
