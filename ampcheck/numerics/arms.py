@@ -36,7 +36,8 @@ class Outcome:
     float64, whatever `gradient_dtypes` says that they were. totals: what the user's loss gave, one of each call.
     prevented: there are tensors to take gradients of, and the subject's own code keeps backward from them. drew:
     whether numpy's or Python's random numbers were used. left: the switches that forward, loss or backward left
-    changed, with their values before and after; they are restored.
+    changed, with their values before and after; they are restored. without_grad: modules that ran while
+    gradients were off.
     """
 
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Outcome:
     unseen: Counter[str] = field(default_factory=Counter)
     drew: bool = False
     left: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    without_grad: set[str] = field(default_factory=set)
 
 
 KINDS: tuple[tuple[str, Callable[[Outcome], Mapping[Any, torch.Tensor]]], ...] = (
@@ -284,6 +286,8 @@ def _kept_outputs(root: torch.nn.Module, outcome: Outcome) -> Iterator[None]:
     def hook(name: str) -> Callable[..., None]:
         def keep(module: torch.nn.Module, args: Any, output: Any) -> None:
             nonlocal kept
+            if not torch.is_grad_enabled():
+                outcome.without_grad.add(name)
             call = calls.get(name, 0)
             calls[name] = call + 1
             try:

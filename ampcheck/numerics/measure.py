@@ -347,15 +347,15 @@ def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Rai
 
 
 def _cut(prepared: Prepared, outcome: Outcome) -> tuple[str, ...]:
-    """The parameters of modules that ran and of which none gets a gradient: behind a detach, no_grad or checkpoint.
+    """The parameters of modules that ran while gradients were off, and of which none gets a gradient.
 
-    What did not run (a head that this call does not need) has no gradient by right.
+    A reentrant checkpoint whose inputs need none runs so, and so does a teacher under no_grad.
     """
     if outcome.no_backward or outcome.error is not None or prepared.root is None:
         return ()
-    asking = [name for name, p in prepared.root.named_parameters() if p.requires_grad and p.numel()]
-    ran = {module for module, _, _ in outcome.modules} - {gradient_module(name) for name in outcome.gradients}
-    return tuple(name for name in asking if gradient_module(name) in ran)
+    off = outcome.without_grad - {gradient_module(name) for name in outcome.gradients}
+    named = prepared.root.named_parameters()
+    return tuple(name for name, p in named if p.requires_grad and p.numel() and gradient_module(name) in off)
 
 
 def _integer_inputs(prepared: Prepared) -> frozenset[int]:

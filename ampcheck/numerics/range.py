@@ -105,10 +105,11 @@ def _cut_off(stats: NumericsStats) -> list[Finding]:
     names = ", ".join(stats.cut[:LISTED]) + (
         f" and {len(stats.cut) - LISTED} others" if len(stats.cut) > LISTED else ""
     )
-    reason = f"{len(stats.cut)} parameters of modules that ran get no gradient, so none was judged: {names}"
+    count = len(stats.cut)
+    reason = f"{count} parameters of modules that ran while gradients were off get none, so none was judged: {names}"
     hint = (
-        "a reentrant checkpoint gives none where its inputs need none (use_reentrant=False); for weights behind "
-        "no_grad or detach on purpose set requires_grad_(False)"
+        "a reentrant checkpoint gives none where its inputs need none (use_reentrant=False); for weights that run "
+        "under no_grad on purpose set requires_grad_(False)"
     )
     return [incomplete(stats, "nonfinite-gradient", reason, hint)]
 

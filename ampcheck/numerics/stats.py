@@ -66,7 +66,7 @@ class NumericsStats:
     zeroed_buffers: 16-bit buffers of the model with an element that is exactly zero.
     flips: the decisions that fell otherwise; followed: whether the reference took them as well before it was compared.
     no_backward: why there are no gradients; prevented: it is the subject that keeps backward from its weights;
-    cut: parameters of modules that ran, to which no gradient leads.
+    cut: parameters of modules that ran while gradients were off.
     loss_nonfinite: the user's loss is inf or NaN here, and finite in the reference.
     unrepeated: how far two runs of the reference with equal seeds lie apart; looked at where a verdict rests on it.
     low: results of 16 bits; casts: between integers and floats. left: switches that forward, loss or backward left
