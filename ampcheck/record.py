@@ -228,7 +228,7 @@ class Run:
             )
             return run
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise UsageError(f"this run of ampcheck is damaged ({error!r:.300}): write it anew") from error
+            raise UsageError(f"this run of ampcheck is damaged ({error!r:.300}): write it again") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON form to `path`, whole or not at all."""

@@ -161,7 +161,7 @@ class Snapshot:
             return cls(version, _text(data["build"]), _text(data["platform"]), _text(data["date"]), policies)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
-                f"{name} is damaged ({error!r:.300}): write it anew with ampcheck policy snapshot"
+                f"{name} is damaged ({error!r:.300}): write it again with ampcheck policy snapshot"
             ) from error
 
 

@@ -151,7 +151,7 @@ class SpeedRecord:
             given |= {name: math.inf for name in ("high", "noise") if given.get(name, 0) is None}
             record = cls(**given)
         except TypeError as error:
-            raise UsageError(f"this speed record of ampcheck is damaged ({error}): write it anew") from error
+            raise UsageError(f"this speed record of ampcheck is damaged ({error}): write it again") from error
         for known in fields(cls):
             value = getattr(record, known.name)
             wanted = {"str": (str,), "int": (int,), "float": (float, int)}.get(str(known.type), (Mapping,))

@@ -203,7 +203,7 @@ class TrainingLoop:
     def _take(self, number: int) -> float | StepError:
         try:
             value = require_ran(self.step(number), f"step({number}) of {self.name}")
-        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
+        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; the run reports it
             as_result(error)
             file, line = users_place(error)
             memory = isinstance(error, (MemoryError, _OUT_OF_MEMORY)) or "can't allocate memory" in message_of(error)

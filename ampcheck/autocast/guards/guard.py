@@ -178,7 +178,7 @@ def judge_call(
     try:
         with watch:
             require_ran(function(), subject_name)
-    except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
+    except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; the run reports it
         return _run(watch, subject_name, as_result(error))
     return _run(watch, subject_name, must_run=must_run)
 

@@ -84,12 +84,12 @@ class LockFile:
         try:
             data = parse_json(text)
         except ValueError as error:
-            raise UsageError(f"{file} is damaged ({error}): restore it, or delete it and lock anew") from error
+            raise UsageError(f"{file} is damaged ({error}): restore it, or delete it and lock again") from error
         require_schema(data, file, "lock of ampcheck", SCHEMA)
         try:
             return cls({_text(name): _entries_from(held) for name, held in data["targets"].items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{file} is damaged ({error!r:.300}): restore it, or delete it and lock anew") from error
+            raise UsageError(f"{file} is damaged ({error!r:.300}): restore it, or delete it and lock again") from error
 
     @classmethod
     def load(cls, path: Path) -> LockFile:

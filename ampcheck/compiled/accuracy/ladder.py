@@ -176,7 +176,7 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
 def measure_rounding(bench: Bench) -> bool:
     """Run eager mode with other roundings, a few times more on each call; False once there have been enough.
 
-    Runs that take eager mode's decisions tell how large its errors usually are (`Bench.rounded`); where another
+    Runs that take eager mode's decisions measure its usual errors (`Bench.rounded`); where another
     rounding turns a decision, that is a near tie (`Bench.turned`).
     """
     if bench._again is None or bench._plain is None or bench._reroundings >= max(REROUNDINGS):

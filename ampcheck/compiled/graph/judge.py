@@ -233,7 +233,7 @@ def _measure_use(subject: Subject, device: str) -> GraphStats:
                 try:
                     subject.run_step(step) if training else subject.run_call()
                     ended.calls += 1
-                except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is told in the run
+                except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; the run reports it
                     ended.error = as_result(error)
                     break
     finally:

@@ -201,7 +201,7 @@ def elsewhere(subject: Subject, device: str, dtype: torch.dtype | None) -> dict[
 def _explained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     try:
         found = torch._dynamo.explain(function)(*args, **kwargs)
-    except BaseException as error:  # noqa: BLE001  # it runs the user's model; what that raises is told by the run itself
+    except BaseException as error:  # noqa: BLE001  # it runs the user's model; the run reports what that raises
         return f"raises {type(as_result(error)).__name__}"
     return f"{found.graph_break_count} graph breaks" if found.graph_count else "finds no graph"
 
