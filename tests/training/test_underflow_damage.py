@@ -152,7 +152,7 @@ def divided_by_hand(scaler: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("step", [unscaled, unscaled_and_clipped])
+@pytest.mark.parametrize("step", [unscaled, unscaled_and_clipped, divided_by_hand])
 def test_a_step_past_the_scaler_that_applies_infinities_fails(step):
     run = judged(amp_loop(step=step), "scaler-protocol", "scale-invariance")
     (finding,) = run.of(Verdict.FAIL)
@@ -160,7 +160,7 @@ def test_a_step_past_the_scaler_that_applies_infinities_fails(step):
     assert "in which the gradient of step 1 was made infinite" in finding.message
 
 
-@pytest.mark.parametrize("step", [looked_at, divided_by_hand])
+@pytest.mark.parametrize("step", [looked_at])
 def test_a_step_past_the_scaler_without_damage_is_a_warning(step):
     run = judged(amp_loop(step=step), "scaler-protocol", "scale-invariance")
     assert failed(run) == set(), str(run)
