@@ -117,10 +117,12 @@ def observe(loop: TrainingLoop, steps: int, *, restarts: bool = True) -> Observe
 
 
 def _sums(loop: TrainingLoop) -> dict[str, str]:
-    """The sum of each trained tensor in float64, as text, in which NaN equals NaN; writes through `.data` show."""
-    weights = {
-        one.name: one.tensor for one in loop.residents() if one.role is Role.PARAMETER or one.tensor.requires_grad
-    }
+    """The sum of each trained tensor in float64, as text, in which NaN equals NaN; writes through `.data` show.
+
+    Copies count too: master weights take up an update that their 16-bit twins cannot hold yet.
+    """
+    trained = (Role.PARAMETER, Role.COPY)
+    weights = {one.name: one.tensor for one in loop.residents() if one.role in trained or one.tensor.requires_grad}
     return {
         name: repr(float(plain_values(one).sum(dtype=torch.float64)))
         for name, one in weights.items()

@@ -136,3 +136,23 @@ def test_resuming_a_loop_that_changes_nothing_is_incomplete():
     run = judged({**shape, "save": model.state_dict, "load": model.load_state_dict}, "resume")
     assert [finding.check for finding in run.of(Verdict.INCOMPLETE)] == ["resume"], str(run)
     assert all(finding.hint for finding in run.of(Verdict.INCOMPLETE)), str(run)
+
+
+def test_master_weights_that_take_up_small_updates_are_a_change():
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16).bfloat16()
+    masters = [parameter.detach().float().clone() for parameter in model.parameters()]
+    x = torch.randn(8, 16).bfloat16()
+
+    def step(number):
+        model.zero_grad()
+        loss = model(x).float().square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                master.sub_(parameter.grad.float(), alpha=1e-6)
+                parameter.copy_(master)
+        return loss.item()
+
+    run = judge_training(Subject({"model": model, "optimizer": None, "scaler": None, "masters": masters, "step": step}))
+    assert not [f for f in run.findings if f.verdict in (Verdict.WARN, Verdict.INCOMPLETE)], str(run)
