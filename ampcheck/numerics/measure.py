@@ -62,11 +62,8 @@ def measure_numerics(
     """
     for scale in scales or (LOSS_SCALES if dtype is torch.float16 else (1.0,)):
         prepared = prepare(subject, device=device)
-        decisions, ops, rounded = (
-            Decisions(),
-            OpWatch(histogram=True, integer_inputs=_integer_inputs(prepared)),
-            RoundedInputs(prepared),
-        )
+        decisions, rounded = Decisions(), RoundedInputs(prepared)
+        ops = OpWatch(histogram=True, integer_inputs=_integer_inputs(prepared))
         trace = Trace(prepared.root, observers=(decisions, ops, rounded))
         missing = MissingKernels()
         emulated = [missing] if active() is not None else []
@@ -136,13 +133,7 @@ def measure_numerics(
                     "gradients": len(outcome.gradients),
                 }
             ),
-            {
-                **ops.unseen,
-                **trace.unseen,
-                **_unseen(outcome, wide, moved),
-                **_substituted(missing),
-                **_off(),
-            },
+            {**ops.unseen, **trace.unseen, **_unseen(outcome, wide, moved), **_substituted(missing), **_off()},
         ),
     )
     stats = _following(stats, outcome, reference, decisions, dtype, inputs)

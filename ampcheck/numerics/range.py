@@ -53,7 +53,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
             f"became inf or NaN in {fact.dtype} ({_cause(fact)})"
         )
         verdict = Verdict.FAIL if harmed or reached else Verdict.WARN
-        filled = fact.amax_in >= format_of(fact.dtype).max
+        filled = fact.amax_in == format_of(fact.dtype).max
         if verdict is Verdict.WARN and filled and fact.where.phase == "backward":
             continue  # a derivative of PyTorch's own (logcumsumexp) that masks by the lowest number, and exp absorbs it
         carried = sum(f.carried + f.spoiled for f in stats.ops if f.index > fact.index)

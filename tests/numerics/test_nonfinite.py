@@ -388,3 +388,17 @@ def test_a_large_constant_excuses_no_output() -> None:
 
     failed = [f.subject for f in reported(judged(Absorbs()), Verdict.FAIL, "precision-loss")]
     assert "subject [bfloat16, eager]" in failed
+
+
+def test_a_float32_run_that_casts_to_16_bits_itself_excuses_nothing() -> None:
+    class Rotates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            positions = torch.arange(1000, 1004).to(torch.bfloat16)[:, None]
+            return self.layer(x).float() * 1e-3 + positions.float().sin()
+
+    failed = reported(judged(Rotates()), Verdict.FAIL, "precision-loss")
+    assert {f.subject for f in failed} == {"subject [float16, eager]", "subject [bfloat16, eager]"}
