@@ -1,36 +1,69 @@
-"""Store every verdict of the corpus, and compare it with an earlier one.
+"""Store every verdict of the corpus, of models of the zoo and of the demonstration, and compare them with earlier ones.
 
-    python benchmarks/verdicts.py --shared ../shared/corpus --json before.json
-    python benchmarks/verdicts.py --shared ../shared/corpus --json after.json --against before.json
+    python benchmarks/verdicts.py --shared ../shared/corpus --zoo ../shared/zoo --jobs 2 --json before.json
+    python benchmarks/verdicts.py --shared ../shared/corpus --zoo ../shared/zoo --jobs 2 --json after.json \\
+        --against before.json
 
-Audited are the cases of `tests/corpus` and of a shared corpus, each defect and its mended form, each healthy control.
-Compared is the gravest verdict of each check and arm: a defect's must not become milder, a healthy model's not graver.
+The subjects are the cases of `tests/corpus` and of a shared corpus (each defect and its fixed form, each healthy
+control), every fifth model of the zoo, and `ampcheck.demo`. Stored are check, arm, verdict and location. Compared are
+the gravest verdict of each check and arm, and where the failures and warnings are.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
+import multiprocessing
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from _evidence import write_evidence
 
-from ampcheck import Run, UsageError, audit
-from ampcheck.record import SEVERITY
+from ampcheck import Run, Subject, UsageError, audit
 
 OWN = Path(__file__).resolve().parents[1] / "tests" / "corpus"
+SEVERITY = ("fail", "warn", "undecided", "incomplete", "skip", "pass")
 LOUD = ("fail", "warn", "undecided", "incomplete")
 
 
-def cases(folders: list[Path]) -> Iterator[tuple[str, Callable[[], Run]]]:
-    """Each case of the folders by name and form, with what audits it."""
+def subjects(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Run]]]:
+    """Each subject by name, with the function that audits it."""
+    folders = [OWN, OWN / "training", *([options.shared] if options.shared else [])]
+    yield from corpus(folders)
+    yield "demo", lambda: audit(demonstration(), dtype=["float16", "bfloat16"])
+    if options.zoo:
+        yield from zoo(options.zoo, options.zoo_models)
+
+
+def demonstration() -> Subject:
+    try:
+        return importlib.import_module("ampcheck.demo.model").demo()
+    except ImportError:  # an earlier layout of the package
+        return importlib.import_module("ampcheck.demo").demo()
+
+
+def zoo(folder: Path, count: int) -> Iterator[tuple[str, Callable[[], Run]]]:
+    sys.path.insert(0, str(folder))
+    models = importlib.import_module("zoo").ZOO
+    names = list(models)
+    for name in names[:: max(1, len(names) // count)]:
+        yield (
+            f"zoo {name}",
+            lambda name=name: audit(
+                Subject(tuple(models[name]()), name=name), dtype=["float16", "bfloat16"], compile=False
+            ),
+        )
+
+
+def corpus(folders: list[Path]) -> Iterator[tuple[str, Callable[[], Run]]]:
     for folder in folders:
         for path in sorted(folder.glob("*.py")):
             if path.stem.startswith(("test_", "_", "conftest")):
@@ -41,7 +74,7 @@ def cases(folders: list[Path]) -> Iterator[tuple[str, Callable[[], Run]]]:
                     for mode in modes(module, path):
                         yield (
                             f"{path.stem} {form} {mode}".strip(),
-                            lambda m=module, f=form, o=mode, p=path: judged(m, f, o, p),
+                            partial(audit_case, module, form, mode, path),
                         )
 
 
@@ -65,11 +98,11 @@ def modes(module: Any, path: Path) -> list[str]:
     return runs if "\nkind: forward\n" in path.read_text(encoding="utf-8") else [""]
 
 
-def judged(module: Any, form: str, mode: str, path: Path) -> Run:
+def audit_case(module: Any, form: str, mode: str, path: Path) -> Run:
     torch.manual_seed(0)
-    made = getattr(module, form)
+    factory = getattr(module, form)
     is_call = getattr(module, "KIND", "") == "call" or "\nkind: call\n" in path.read_text(encoding="utf-8")
-    subject = made if is_call else made()
+    subject = factory if is_call else factory()
     how, _, dtype = mode.partition(":")
     if how == "autocast" or dtype or how in ("float16", "bfloat16"):
         return audit(subject, dtype=dtype or how, autocast=True, compile=False)
@@ -77,51 +110,74 @@ def judged(module: Any, form: str, mode: str, path: Path) -> Run:
 
 
 def row(name: str, run: Callable[[], Run]) -> dict[str, Any]:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     verdicts: dict[str, str] = {}
+    places: dict[str, list[str]] = {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             findings = run().findings
-        order = [str(verdict) for verdict in SEVERITY]
         for finding in findings:
             key = f"{finding.check} [{finding.subject.partition('[')[2]}"
-            verdicts[key] = min(verdicts.get(key, "pass"), str(finding.verdict), key=order.index)
+            verdicts[key] = min(verdicts.get(key, "pass"), str(finding.verdict), key=SEVERITY.index)
+            if str(finding.verdict) in LOUD:
+                places.setdefault(key, []).append(f"{finding.verdict} {finding.where}")
     except UsageError as error:
         verdicts["usage error"] = str(error)
-    return {"name": name, "verdicts": verdicts, "seconds": round(time.perf_counter() - begun, 1)}
+    except Exception as error:  # noqa: BLE001  # a crash is a row: the other subjects are still audited
+        verdicts["crash"] = f"{type(error).__name__}: {error}"[:500]
+    seconds = round(time.perf_counter() - start, 1)
+    return {
+        "name": name,
+        "verdicts": verdicts,
+        "places": {key: sorted(found) for key, found in places.items()},
+        "seconds": seconds,
+    }
+
+
+def part(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of every `parts`-th subject, audited in this process."""
+    torch.set_num_threads(1)
+    rows = []
+    for position, (name, run) in enumerate(subjects(options)):
+        if position % options.parts == number and options.only in name:
+            rows.append(row(name, run))
+            print(name, {k: v for k, v in rows[-1]["verdicts"].items() if v in LOUD}, flush=True)
+    return rows
 
 
 def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[str]:
-    """What became milder of a defect, graver of a healthy model, or went missing."""
-    order = [str(verdict) for verdict in SEVERITY]
-    now = {found["name"]: found["verdicts"] for found in after}
-    for found in before:
-        name, old = found["name"], found["verdicts"]
-        new = now.get(name)
+    """Verdicts that changed, where at least one of the two is neither a pass nor a skip, and locations that changed."""
+    rows_after = {row["name"]: row for row in after}
+    for old in before:
+        name, new = old["name"], rows_after.get(old["name"])
         if new is None:
-            yield f"{name}: not audited any more"
+            yield f"{name}: no longer audited"
             continue
-        for key in dict.fromkeys((*old, *new)):
-            one, other = old.get(key, ""), new.get(key, "")
-            if one == other or not {one, other} & {*LOUD, *(v for v in (one, other) if v not in order)}:
-                continue
-            yield f"{name}: {key}: {one or 'nothing'} -> {other or 'nothing'}"
+        for key in dict.fromkeys((*old["verdicts"], *new["verdicts"])):
+            earlier, later = old["verdicts"].get(key, "nothing"), new["verdicts"].get(key, "nothing")
+            if earlier != later and {earlier, later} - {"pass", "skip", "nothing"}:
+                yield f"{name}: {key}: {earlier} -> {later}"
+            elif old.get("places", {}).get(key) != new.get("places", {}).get(key):
+                yield f"{name}: {key}: at {old['places'].get(key)} -> {new['places'].get(key)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, metavar="FOLDER", help="a shared corpus")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds TEXT")
+    parser.add_argument("--zoo", type=Path, metavar="FOLDER", help="a folder with zoo.py")
+    parser.add_argument("--zoo-models", type=int, default=61, metavar="N", help="about N models of the zoo")
+    parser.add_argument("--only", default="", metavar="TEXT", help="subjects whose name contains TEXT")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that audit at the same time")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the verdicts here, and a table next to it")
     parser.add_argument("--against", type=Path, metavar="PATH", help="verdicts to compare with")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    options.parts = 8 * options.jobs  # a new process for each part: memory of a hundred models adds up
     rows = []
-    for name, run in cases([OWN, OWN / "training", *([options.shared] if options.shared else [])]):
-        if options.only in name:
-            rows.append(row(name, run))
-            print(name, {k: v for k, v in rows[-1]["verdicts"].items() if v in LOUD}, flush=True)
+    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
+        for found in pool.imap_unordered(partial(part, options=options), range(options.parts)):
+            rows += found
+    rows.sort(key=lambda row: row["name"])
     if options.json:
         lines = [f"| {found['name']} | {key} | {v} |" for found in rows for key, v in found["verdicts"].items()]
         write_evidence(options.json, {"rows": rows}, ["| case | check | verdict |", "|---|---|---|", *lines])
