@@ -24,52 +24,52 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.compiled.blame.blame import blame as blame
     from ampcheck.compiled.graph.judge import assert_graph as assert_graph
     from ampcheck.compiled.graph.judge import observe_graphs as observe_graphs
-    from ampcheck.dtypes import assert_dtypes as assert_dtypes
-    from ampcheck.errors import UsageError as UsageError
-    from ampcheck.formats import FORMATS as FORMATS
-    from ampcheck.formats import FloatFormat as FloatFormat
-    from ampcheck.formats import format_of as format_of
+    from ampcheck.core.chart import Chart as Chart
+    from ampcheck.core.errors import UsageError as UsageError
+    from ampcheck.core.formats import FORMATS as FORMATS
+    from ampcheck.core.formats import FloatFormat as FloatFormat
+    from ampcheck.core.formats import format_of as format_of
+    from ampcheck.core.limits import Limits as Limits
+    from ampcheck.core.run import Coverage as Coverage
+    from ampcheck.core.run import Finding as Finding
+    from ampcheck.core.run import Run as Run
+    from ampcheck.core.run import Table as Table
+    from ampcheck.core.run import Verdict as Verdict
+    from ampcheck.core.run import Where as Where
+    from ampcheck.core.run import collect as collect
+    from ampcheck.core.run import emit as emit
+    from ampcheck.core.subject import Subject as Subject
     from ampcheck.health import health_of as health_of
-    from ampcheck.picture import Chart as Chart
-    from ampcheck.record import Coverage as Coverage
-    from ampcheck.record import Finding as Finding
-    from ampcheck.record import Run as Run
-    from ampcheck.record import Table as Table
-    from ampcheck.record import Verdict as Verdict
-    from ampcheck.record import Where as Where
-    from ampcheck.record import collect as collect
-    from ampcheck.record import emit as emit
+    from ampcheck.numerics.module_dtypes import assert_dtypes as assert_dtypes
     from ampcheck.search.judge import assert_amp_property as assert_amp_property
-    from ampcheck.settings import Limits as Limits
     from ampcheck.speed.base.judge import assert_base as assert_base
     from ampcheck.speed.judge import assert_speed as assert_speed
     from ampcheck.speed.paired import measure_speed as measure_speed
     from ampcheck.speed.startup.judge import assert_startup as assert_startup
-    from ampcheck.subject import Subject as Subject
     from ampcheck.training.judge import assert_training as assert_training
-    from ampcheck.training.residency.policies import ResidencyPolicy as ResidencyPolicy
+    from ampcheck.training.state_dtypes.policies import ResidencyPolicy as ResidencyPolicy
     from ampcheck.watch import watch as watch
 
     __version__: str
 
 _HOME = {
-    "FORMATS": "ampcheck.formats",
-    "Chart": "ampcheck.picture",
-    "Coverage": "ampcheck.record",
-    "Finding": "ampcheck.record",
-    "FloatFormat": "ampcheck.formats",
-    "Limits": "ampcheck.settings",
-    "ResidencyPolicy": "ampcheck.training.residency.policies",
-    "Run": "ampcheck.record",
-    "Subject": "ampcheck.subject",
-    "Table": "ampcheck.record",
-    "UsageError": "ampcheck.errors",
-    "Verdict": "ampcheck.record",
-    "Where": "ampcheck.record",
+    "FORMATS": "ampcheck.core.formats",
+    "Chart": "ampcheck.core.chart",
+    "Coverage": "ampcheck.core.run",
+    "Finding": "ampcheck.core.run",
+    "FloatFormat": "ampcheck.core.formats",
+    "Limits": "ampcheck.core.limits",
+    "ResidencyPolicy": "ampcheck.training.state_dtypes.policies",
+    "Run": "ampcheck.core.run",
+    "Subject": "ampcheck.core.subject",
+    "Table": "ampcheck.core.run",
+    "UsageError": "ampcheck.core.errors",
+    "Verdict": "ampcheck.core.run",
+    "Where": "ampcheck.core.run",
     "assert_amp_property": "ampcheck.search.judge",
     "assert_base": "ampcheck.speed.base.judge",
     "assert_compiled": "ampcheck.compiled.accuracy.judge",
-    "assert_dtypes": "ampcheck.dtypes",
+    "assert_dtypes": "ampcheck.numerics.module_dtypes",
     "assert_graph": "ampcheck.compiled.graph.judge",
     "assert_numerics": "ampcheck.audit",
     "assert_op_dtypes": "ampcheck.autocast.observe",
@@ -80,10 +80,10 @@ _HOME = {
     "assert_training": "ampcheck.training.judge",
     "audit": "ampcheck.audit",
     "blame": "ampcheck.compiled.blame.blame",
-    "collect": "ampcheck.record",
-    "emit": "ampcheck.record",
+    "collect": "ampcheck.core.run",
+    "emit": "ampcheck.core.run",
     "emulate": "ampcheck.autocast.emulate",
-    "format_of": "ampcheck.formats",
+    "format_of": "ampcheck.core.formats",
     "guard": "ampcheck.autocast.guards.guard",
     "health_of": "ampcheck.health",
     "measure_policy": "ampcheck.autocast.probe",

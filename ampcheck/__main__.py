@@ -2,6 +2,6 @@
 
 import sys
 
-from ampcheck.cli import main
+from ampcheck.cli.main import main
 
 sys.exit(main())

@@ -10,17 +10,21 @@ from typing import Any
 
 import torch
 
-from ampcheck import evidence
 from ampcheck.autocast import judge
+from ampcheck.autocast.device import Placement, place
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.accuracy.pairs import check_compiled_against_eager
 from ampcheck.compiled.graph import checks as hygiene_checks
 from ampcheck.compiled.graph.judge import judge_graph, observe_graphs
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError
-from ampcheck.formats import format_of
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, passed, verify
+from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics import (
     CHECKS,
     OBSERVABLE,
@@ -33,17 +37,13 @@ from ampcheck.numerics import (
     measure_numerics,
     measure_reference,
     native_format,
+    tables,
 )
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.rounding import usual_errors
-from ampcheck.placement import Placement, place
-from ampcheck.places import naming_users_errors
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Coverage, Finding, Run, Scalar, Verdict, collect, emit, merge, passed, verify
-from ampcheck.restored import restoring
-from ampcheck.settings import Limits, load_settings
-from ampcheck.subject import Kind, Subject, as_subject
-from ampcheck.trace import Trace
+from ampcheck.torchtools.restore import restoring
+from ampcheck.torchtools.source import naming_users_errors
+from ampcheck.torchtools.trace import Trace
 from ampcheck.training import calls as call_checks
 from ampcheck.training import judge as training
 
@@ -312,8 +312,8 @@ def _judged(stats: NumericsStats, limits: Limits, checks: Collection[str] | None
     return Run(
         findings=tuple(findings),
         coverage=stats.coverage,
-        tables=evidence.tables(stats, limits),
-        charts=evidence.charts(stats),
+        tables=tables.tables(stats, limits),
+        charts=tables.charts(stats),
     )
 
 

@@ -9,21 +9,21 @@ from typing import Any, overload
 
 import torch
 
-from ampcheck import compiler
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError
-from ampcheck.prepare import modules_of
-from ampcheck.record import Finding, Run, Verdict, verify
-from ampcheck.settings import Limits, load_settings
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.run import Finding, Run, Verdict, verify
 from ampcheck.telemetry.checks import check_telemetry, tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.training.watching.checks import check_watched
-from ampcheck.training.watching.report import watched_charts, watched_tables
-from ampcheck.training.watching.stats import WatchStats
-from ampcheck.training.watching.unwrapped import plain_optimizer
-from ampcheck.training.watching.watch import TrainingWatch
+from ampcheck.torchtools import dynamo
+from ampcheck.torchtools.copying import modules_of
+from ampcheck.training.monitor.checks import check_watched
+from ampcheck.training.monitor.monitor import TrainingWatch
+from ampcheck.training.monitor.report import watched_charts, watched_tables
+from ampcheck.training.monitor.stats import WatchStats
+from ampcheck.training.monitor.unwrapped import plain_optimizer
 
 
 class _Asked:
@@ -186,7 +186,7 @@ def require_settings(every: int, level: str) -> None:
 def _watching(
     model: Any, optimizer: Any, scaler: Any, every: int, level: Level, name: str, limits: Limits | None
 ) -> Iterator[Any]:
-    plain = compiler.uncompiled(model)
+    plain = dynamo.uncompiled(model)
     roots = modules_of(plain)
     known = name or getattr(plain, "__name__", type(plain).__name__)
     place = next((str(p.device) for root in roots for p in root.parameters()), "cpu")
@@ -195,13 +195,13 @@ def _watching(
     with ExitStack() as stack:
         inside = None
         if optimizer is None or _is_compiled(model, roots):
-            if compiler.is_intercepted():
+            if dynamo.is_intercepted():
                 raise UsageError(
                     "a watch inside another would leave the outer one with nothing: watch one model at a time"
                 )
             telemetry = Telemetry(roots, level=level, every=every)
             stack.callback(telemetry.release)
-            compiler.reset()
+            dynamo.reset()
             stack.enter_context(telemetry.watching())
             inside = Seen(telemetry, known, allowed, device)
         if optimizer is None:
@@ -214,7 +214,7 @@ def _watching(
 
 def _is_compiled(model: Any, roots: Sequence[torch.nn.Module]) -> bool:
     parts = (part for root in roots for part in root.modules())
-    return compiler.is_compiled(model) or any(map(compiler.is_compiled, parts))
+    return dynamo.is_compiled(model) or any(map(dynamo.is_compiled, parts))
 
 
 def _optimizers(given: Any) -> list[torch.optim.Optimizer]:

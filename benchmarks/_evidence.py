@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcheck.environment import environment
-from ampcheck.files import write_atomically
-from ampcheck.record import Scalar
+from ampcheck.core.environment import environment
+from ampcheck.core.files import write_atomically
+from ampcheck.core.run import Scalar
 from ampcheck.speed.fingerprint import differences
 
 Row = dict[str, Any]

@@ -28,7 +28,7 @@ import torch
 from _evidence import write_evidence
 
 from ampcheck import Subject, UsageError, Verdict, audit
-from ampcheck.subject import load_subject
+from ampcheck.core.subject import load_subject
 
 
 def models(options: argparse.Namespace) -> Iterator[tuple[str, str, Callable[[], Subject]]]:

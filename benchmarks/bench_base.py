@@ -27,7 +27,7 @@ from typing import Any
 
 from _evidence import write_evidence
 
-from ampcheck.record import Verdict
+from ampcheck.core.run import Verdict
 from ampcheck.speed.base.check import check_base
 from ampcheck.speed.base.launches import luck, rounds_of, twin_noise
 from ampcheck.speed.base.measure import measure_base

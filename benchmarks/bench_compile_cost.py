@@ -22,7 +22,7 @@ from bench_matrix import CHEAPER, EVIDENCE, GAIN, KEPT, NOTHING, rows, slug, tab
 from speed_subjects import sized
 
 from ampcheck.compiled.graph.judge import measure_graph
-from ampcheck.record import Table
+from ampcheck.core.run import Table
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.interval import paired_ratio

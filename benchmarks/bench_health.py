@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.environment import environment
+from ampcheck.core.environment import environment
 from ampcheck.health import alarm, health_of, measure_health
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from _evidence import Row, Rows, grouped, is_current, machine_of, options_of, read_rows, write_rows
 
-from ampcheck.record import Scalar, Table
+from ampcheck.core.run import Scalar, Table
 from ampcheck.speed.fingerprint import differences, fingerprint
 from ampcheck.speed.matrix.judge import matrix_table, shown
 from ampcheck.speed.matrix.measure import BUDGET, MATRIX_MODES, measure_matrix

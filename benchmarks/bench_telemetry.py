@@ -29,10 +29,10 @@ import torch
 from _evidence import write_evidence
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck import compiler
 from ampcheck.demo import CharTransformer, batch
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.telemetry import Telemetry
+from ampcheck.torchtools import dynamo
 
 BLOCK = 10
 
@@ -111,11 +111,11 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     dtype = getattr(torch, options.dtype)
     model, loss = SUBJECTS[name](options.device)
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
-    inductor = compiler.backend("inductor")
+    inductor = dynamo.backend("inductor")
     compiles: dict[str, float] = {}
     arms: list[Arm] = []
     seen: dict[str, Any] = {}
-    compiler.reset()
+    dynamo.reset()
     torch._dynamo.config.recompile_limit = 64
 
     def compiled(arm: str, watching: Any) -> tuple[torch.nn.Module, Callable[[], None]]:

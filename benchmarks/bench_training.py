@@ -113,7 +113,7 @@ def resident(key: str) -> int:
 
 def shadowed(training: Training) -> int:
     """Run the step's gradient shadow; the bytes that it says it kept."""
-    from ampcheck.subject import Subject
+    from ampcheck.core.subject import Subject
     from ampcheck.training.gradients.underflow import measure_gradients
     from ampcheck.training.loop import TrainingLoop
 

@@ -68,7 +68,7 @@ def watched(subject: Subject, dtype: torch.dtype) -> Run:
 
 def total(result: Any) -> torch.Tensor | None:
     """The mean of squares of every floating output that has a gradient."""
-    from ampcheck.nest import tensors
+    from ampcheck.torchtools.pytree import tensors
 
     parts = [t.float().square().mean() for _, t in tensors(result) if t.is_floating_point() and t.requires_grad]
     return sum(parts[1:], parts[0]) if parts else None

@@ -13,9 +13,9 @@ from typing import Any
 
 from _evidence import write_evidence
 
+from ampcheck.core.run import Run, Table
 from ampcheck.lab.lab import run_lab
 from ampcheck.lab.registry import experiments_of
-from ampcheck.record import Run, Table
 from ampcheck.report.text import number
 
 RUN = "reports/lab_run.json"

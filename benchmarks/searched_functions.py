@@ -28,7 +28,7 @@ from _evidence import Row, Rows, is_current, machine_of, options_of, read_rows, 
 from searched_functions_cases import CASES, Case
 
 from ampcheck import Run, Verdict, assert_amp_property, collect
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
 from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RAISES, RANGE, SHAPE
 from ampcheck.speed.fingerprint import fingerprint
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ampcheck.formats import FloatFormat, format_of
+from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.strategies import shapes, tensors
 
 Bound = float | Callable[[FloatFormat], float] | None

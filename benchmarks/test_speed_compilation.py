@@ -15,7 +15,7 @@ import pytest
 from speed_subjects import LENGTHS, sized
 
 from ampcheck.compiled.graph.judge import measure_graph
-from ampcheck.record import verify
+from ampcheck.core.run import verify
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.steps import EAGER, Way, repeated, step_of

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import ampcheck
 from ampcheck import Subject, Verdict, assert_numerics, audit, collect, demo, observe
-from ampcheck.errors import UsageError
-from ampcheck.record import Run
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, which is used then")
 

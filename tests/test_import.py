@@ -16,10 +16,16 @@ import ampcheck
 
 PACKAGE = Path(ampcheck.__file__).parent
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "jinja2", "rich", "hypothesis", "triton")
-LIGHT = ("ampcheck", "ampcheck.errors", "ampcheck.record", "ampcheck.autocast.locks.file", "ampcheck.pytest_plugin")
+LIGHT = (
+    "ampcheck",
+    "ampcheck.core.errors",
+    "ampcheck.core.run",
+    "ampcheck.autocast.locks.file",
+    "ampcheck.plugin.plugin",
+)
 FILES = [
-    *"__init__ errors files picture visible record pytest_plugin pytest_marker pytest_report autocast/__init__".split(),
-    *"autocast/locks/__init__ autocast/locks/file".split(),
+    *(path.relative_to(PACKAGE) for folder in ("core", "plugin") for path in (PACKAGE / folder).glob("*.py")),
+    *map(Path, ("__init__.py", "autocast/__init__.py", "autocast/locks/__init__.py", "autocast/locks/file.py")),
 ]
 
 
@@ -36,9 +42,9 @@ def heavy_imports(statement: str, folder: Path | None = None) -> set[str]:
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """A folder with a copy of the light modules and an empty torch: started there, Python imports these."""
-    (tmp_path / "ampcheck" / "autocast" / "locks").mkdir(parents=True)
     for name in FILES:
-        shutil.copy(PACKAGE / f"{name}.py", tmp_path / "ampcheck" / f"{name}.py")
+        (tmp_path / "ampcheck" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PACKAGE / name, tmp_path / "ampcheck" / name)
     (tmp_path / "torch.py").touch()
     return tmp_path
 
@@ -56,11 +62,11 @@ def test_a_copy_of_the_package_is_as_light(copied: Path) -> None:
     assert heavy_imports(statement, copied) == set()
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "errors.py", "pytest_plugin.py", "pytest_marker.py"])
+@pytest.mark.parametrize("name", ["__init__.py", "core/errors.py", "plugin/plugin.py", "plugin/marker.py"])
 def test_a_planted_import_of_torch_is_seen(copied: Path, name: str) -> None:
     module = copied / "ampcheck" / name
     module.write_text(module.read_text(encoding="utf-8") + "\nimport torch\n", encoding="utf-8")
-    assert heavy_imports("import ampcheck.pytest_plugin", copied) == {"torch"}
+    assert heavy_imports("import ampcheck.plugin.plugin", copied) == {"torch"}
 
 
 # Public names ----------------------------------------------------------------------------------------------------
@@ -111,7 +117,7 @@ def test_a_module_does_not_hide_the_public_name_it_shares(name: str) -> None:
 
 
 def test_a_module_that_shares_no_name_is_an_attribute_as_ever() -> None:
-    assert ampcheck.record is importlib.import_module("ampcheck.record")
+    assert ampcheck.core.run is importlib.import_module("ampcheck.core.run")
 
 
 def test_dir_lists_every_public_name() -> None:

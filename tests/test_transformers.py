@@ -9,7 +9,7 @@ import pytest
 import transformers_models as models
 
 from ampcheck import Verdict, audit
-from ampcheck.subject import Subject
+from ampcheck.core.subject import Subject
 
 pytest.importorskip("transformers")
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import ampcheck
-from ampcheck import compiler
-from ampcheck.errors import UsageError
-from ampcheck.record import Run, Verdict
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Verdict
+from ampcheck.torchtools import dynamo
 
 
 class Loud(nn.Module):
@@ -145,4 +145,4 @@ def test_watching_leaves_no_trace_in_the_compiler() -> None:
     with ampcheck.watch(torch.compile(Loud())):
         assert compile_fx.compile_fx is not entry
     assert compile_fx.compile_fx is entry
-    assert compiler.unsupported() == ""
+    assert dynamo.unsupported() == ""

@@ -25,13 +25,13 @@ from ampcheck.autocast.missing import MissingKernels
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type, devices, registered
-from ampcheck.errors import UsageError, as_result, brief, message_of
-from ampcheck.nest import tensors
-from ampcheck.places import Scopes, is_users, naming_users_errors, short_path, users_place
-from ampcheck.prepare import forward_through, loss_of, prepare
-from ampcheck.record import Where
-from ampcheck.subject import Call, Kind, Subject, as_subject
-from ampcheck.trace import Trace
+from ampcheck.core.errors import UsageError, as_result, brief, message_of
+from ampcheck.core.run import Where
+from ampcheck.core.subject import Call, Kind, Subject, as_subject
+from ampcheck.torchtools.copying import forward_through, loss_of, prepare
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.source import Scopes, is_users, naming_users_errors, short_path, users_place
+from ampcheck.torchtools.trace import Trace
 
 PYTORCHS_OWN = frozenset(
     """_c10d_functional _c10d_functional_autograd _dtensor _inductor_test _native _quantized _test aten c10d

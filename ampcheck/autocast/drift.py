@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot, release_of
 from ampcheck.autocast.snapshots import load_release, nearest, releases
-from ampcheck.errors import UsageError
-from ampcheck.record import Coverage, Finding, Run, Verdict, Where, passed, verify
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, passed, verify
 
 if TYPE_CHECKING:
     import torch
@@ -178,7 +178,7 @@ def assert_policy(device: str = "cuda", dtype: torch.dtype | str = "float16") ->
     """
     __tracebackhide__ = True
     from ampcheck.autocast.probe import build, measure_policy
-    from ampcheck.environment import environment
+    from ampcheck.core.environment import environment
 
     measured = measure_policy(device, dtype)
     (name,) = measured.dtypes

@@ -24,7 +24,7 @@ from ampcheck.autocast.probe import low_dtype, measure_policy
 from ampcheck.autocast.redirect import Redirection
 from ampcheck.autocast.snapshots import load_release, releases
 from ampcheck.autocast.state import autocast_key, device_type, registered
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 
 _active: list[Emulation] = []
 _lock = threading.RLock()

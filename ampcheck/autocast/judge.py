@@ -12,9 +12,9 @@ from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.guard import GUARD_CHECKS as GUARD_CHECKS
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.autocast.locks.checks import check_banned, check_gap, check_unregistered
-from ampcheck.errors import UsageError
-from ampcheck.record import Coverage, Finding, Run, Table
-from ampcheck.subject import Kind, Subject
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Coverage, Finding, Run, Table
+from ampcheck.core.subject import Kind, Subject
 
 POLICY_CHECKS = ("policy-banned", "policy-unregistered", "policy-gap")
 CHECKS = (*dict.fromkeys((*GUARD_CHECKS, *POLICY_CHECKS)),)

@@ -15,8 +15,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, OpPolicy
 from ampcheck.autocast.state import autocast_key, raw_autocast
-from ampcheck.nest import map_tensors, tensors
-from ampcheck.places import op_name, overload
+from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.source import op_name, overload
 
 Kernel = Callable[..., Any]
 

@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.autocast.emulate import active
-from ampcheck.errors import brief, message_of
-from ampcheck.machine import machine_error
-from ampcheck.nest import map_tensors
+from ampcheck.core.errors import brief, message_of
+from ampcheck.torchtools.pytree import map_tensors
+from ampcheck.torchtools.unsupported import machine_error
 
 _LACKING = re.compile("not (implemented|supported) for '?(Half|BFloat16)")
 

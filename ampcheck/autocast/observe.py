@@ -21,14 +21,14 @@ from ampcheck.autocast.kernels import eligible
 from ampcheck.autocast.policy import APPEND_DTYPE, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError, as_result, brief
-from ampcheck.nest import map_tensors, tensors
-from ampcheck.places import Scopes, overload, users_line
-from ampcheck.prepare import Prepared, forward_through, prepare
-from ampcheck.record import Coverage, Finding, Run, Table, Verdict, Where, passed, verify
-from ampcheck.restored import restoring
-from ampcheck.subject import Kind, Subject, as_subject
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError, as_result, brief
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, passed, verify
+from ampcheck.core.subject import Kind, Subject, as_subject
+from ampcheck.torchtools.copying import Prepared, forward_through, prepare
+from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.restore import restoring
+from ampcheck.torchtools.source import Scopes, overload, users_line
 
 BATCH = 16
 """Ops that are compiled in one graph; where the graph fails, each of them is compiled alone."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ampcheck.errors import UsageError, require_schema
-from ampcheck.files import read_json, write_atomically
+from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.files import read_json, write_atomically
 
 SCHEMA = 1
 """Version of a snapshot's JSON form. 1: the first."""

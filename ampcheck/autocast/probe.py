@@ -37,8 +37,8 @@ from ampcheck.autocast.policy import (
     Snapshot,
 )
 from ampcheck.autocast.state import KEYS, autocast_key, device_type, devices, raw_autocast, registered
-from ampcheck.errors import UsageError
-from ampcheck.places import op_name, overload
+from ampcheck.core.errors import UsageError
+from ampcheck.torchtools.source import op_name, overload
 
 DTYPES = (torch.float16, torch.bfloat16)
 _TENSORS = {"Tensor": 1, "Optional[Tensor]": 1, "List[Tensor]": 2}

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from ampcheck.autocast.policy import Snapshot, release_of
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 
 DATA = Path(__file__).parent / "data"
 

@@ -11,8 +11,8 @@ from functools import cache
 
 import torch
 
-from ampcheck.errors import UsageError
-from ampcheck.switches import nesting as nesting
+from ampcheck.core.errors import UsageError
+from ampcheck.torchtools.global_state import nesting as nesting
 
 KEYS = {
     "cpu": "CPU",

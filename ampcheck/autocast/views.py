@@ -23,8 +23,8 @@ from ampcheck.autocast.drift import (
 )
 from ampcheck.autocast.policy import FIXED, RULES, OpPolicy, Policy, release_of
 from ampcheck.autocast.snapshots import load_release, releases
-from ampcheck.errors import UsageError
-from ampcheck.record import Table
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Table
 
 NONE = "–"
 """The rule, in a table, of an op that autocast leaves alone."""

@@ -11,8 +11,8 @@ except ImportError as error:
     raise ImportError("ampcheck.callbacks.huggingface needs transformers and accelerate: install them") from error
 
 from ampcheck.callbacks.session import Path, Session
-from ampcheck.record import Run
-from ampcheck.settings import Limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Run
 
 _log = logging.getLogger("ampcheck")
 

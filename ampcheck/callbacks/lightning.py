@@ -15,8 +15,8 @@ except ImportError:
         raise ImportError("ampcheck.callbacks.lightning needs lightning or pytorch-lightning: install one") from error
 
 from ampcheck.callbacks.session import Path, Session
-from ampcheck.record import Run
-from ampcheck.settings import Limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Run
 
 
 class AmpcheckCallback(Callback):

@@ -7,9 +7,9 @@ import os
 from contextlib import ExitStack
 from typing import Any
 
-from ampcheck.record import Run, Verdict, describe, emit, verify
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Run, Verdict, describe, emit, verify
 from ampcheck.report.html import write_html
-from ampcheck.settings import Limits
 from ampcheck.watch import SeenTraining, require_settings, watch
 
 Path = str | os.PathLike[str]

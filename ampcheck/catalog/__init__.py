@@ -9,7 +9,7 @@ from types import MappingProxyType
 from ampcheck.catalog import autocast, compiled, numerics, search, speed, training
 from ampcheck.catalog.page import Explanation
 from ampcheck.catalog.verdicts import VERDICTS
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 
 __all__ = ["EXPLANATIONS", "VERDICTS", "Explanation", "explain"]
 

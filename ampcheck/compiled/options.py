@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ampcheck.errors import UsageError, brief
-from ampcheck.prepare import is_compiled_already
-from ampcheck.subject import Kind, Subject
+from ampcheck.core.errors import UsageError, brief
+from ampcheck.core.subject import Kind, Subject
+from ampcheck.torchtools.copying import is_compiled_already
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 

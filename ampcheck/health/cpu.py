@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.health.cpu_source import SOURCE
 from ampcheck.health.plan import Plan
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.health import cpu, oracle
 from ampcheck.health.plan import Plan, carrier_of, plan_for
 from ampcheck.health.stats import TensorHealth, Unmeasured

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.formats import FloatFormat, format_of
+from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.health.stats import CastLoss, TensorHealth
 from ampcheck.health.subnormals import subnormals_kept
 

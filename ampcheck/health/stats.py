@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 
 MIXED = "mixed"
 

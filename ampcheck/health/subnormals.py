@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.formats import FORMATS, format_of
+from ampcheck.core.formats import FORMATS, format_of
 
 _LENGTH = 64  # enough for the vectorised loop, which may differ from the scalar one
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.errors import UsageError
-from ampcheck.formats import FORMATS, FloatFormat, format_of, table
+from ampcheck.autocast.device import place
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import FORMATS, FloatFormat, format_of, table
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
 from ampcheck.health import SubnormalSupport, measure_subnormal_support
 from ampcheck.health.subnormals import flushed_here
+from ampcheck.lab.expectations import dtype_of, power, told
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import dtype_of, power, told
-from ampcheck.placement import place
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
 
 CHECK = check_of("anatomy")
 

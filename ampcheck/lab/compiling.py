@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck import demo
-from ampcheck.errors import UsageError, brief
+from ampcheck.core.errors import UsageError, brief
+from ampcheck.core.limits import Limits
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict
+from ampcheck.core.subject import Subject
+from ampcheck.lab.expectations import lacks, missing, skipped, synchronize, told
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import lacks, missing, skipped, synchronize, told
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Coverage, Finding, Run, Scalar, Table, Verdict
-from ampcheck.settings import Limits
 from ampcheck.speed.compiling import Made, compilations, many_compilations
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
@@ -29,7 +30,6 @@ from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.stats import TWIN, SpeedStats
 from ampcheck.speed.verdict import Rule, check_speed
-from ampcheck.subject import Subject
 
 CHECK = check_of("compiling")
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcheck.errors import brief
-from ampcheck.formats import FloatFormat, format_of
+from ampcheck.core.errors import brief
+from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
+from ampcheck.lab.expectations import skipped, told
 from ampcheck.lab.loops import AMP_BFLOAT16, FLOAT32, Loop, Mode
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import skipped, told
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
-from ampcheck.settings import Limits
 from ampcheck.training.confounders.settings import (
     ConfounderStats,
     check_tf32,

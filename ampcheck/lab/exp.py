@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ampcheck.formats import FloatFormat, format_of
+from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
+from ampcheck.lab.expectations import ARITHMETIC, lacks, skipped, told
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import ARITHMETIC, lacks, skipped, told
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
 
 CHECK = check_of("exp")
 

@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 from ampcheck import demo
-from ampcheck.errors import brief
+from ampcheck.autocast.device import place
+from ampcheck.core.errors import brief
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
+from ampcheck.core.subject import Call
+from ampcheck.lab.expectations import lacks, skipped, told
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import lacks, skipped, told
-from ampcheck.nest import map_tensors, tensors
-from ampcheck.placement import place
-from ampcheck.places import hookable
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Coverage, Finding, Run, Scalar, Table
-from ampcheck.subject import Call
-from ampcheck.trace import Trace
+from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.source import hookable
+from ampcheck.torchtools.trace import Trace
 
 CHECK = check_of("flow")
 

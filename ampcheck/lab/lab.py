@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError, brief
+from ampcheck.autocast.device import Placement, place
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError, brief
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict, merge
 from ampcheck.lab.registry import Experiment, experiments_of
-from ampcheck.placement import Placement, place
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Coverage, Finding, Run, Scalar, Table, Verdict, merge
-from ampcheck.restored import restoring
+from ampcheck.torchtools.restore import restoring
 
 Ended: TypeAlias = Callable[[Experiment, Run], None]
 """Is given each experiment with its run as soon as it ends."""

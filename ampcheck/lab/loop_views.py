@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ampcheck.core.run import Chart, Marker, Scalar, Series, Table
 from ampcheck.lab.registry import check_of
-from ampcheck.record import Chart, Marker, Scalar, Series, Table
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.stats import TWIN

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcheck.core.run import Where
 from ampcheck.demo import CharTransformer, corpus
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.record import Where
-from ampcheck.trace import Trace
+from ampcheck.torchtools.trace import Trace
 
 BATCH, LENGTH = 8, 64
 EPS, BETAS = 1e-8, (0.9, 0.999)

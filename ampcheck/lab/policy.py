@@ -11,10 +11,10 @@ from ampcheck.autocast.observe import OpDtypes, observe_ops
 from ampcheck.autocast.probe import build
 from ampcheck.autocast.snapshots import nearest, releases
 from ampcheck.autocast.views import Source, View, counts_view, diff_view, policy_view, source_of
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict
+from ampcheck.lab.expectations import skipped, told
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import skipped, told
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Coverage, Finding, Run, Scalar, Table, Verdict
 
 CHECK = check_of("policy")
 

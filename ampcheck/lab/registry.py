@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
-from ampcheck.errors import UsageError
-from ampcheck.progress import Progress
-from ampcheck.record import Run
+from ampcheck.core.errors import UsageError
+from ampcheck.core.progress import Progress
+from ampcheck.core.run import Run
 
 
 class Function(Protocol):

@@ -10,11 +10,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Series, Table
+from ampcheck.lab.expectations import ARITHMETIC, lacks, skipped, told
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import ARITHMETIC, lacks, skipped, told
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Chart, Coverage, Finding, Run, Series, Table
 from ampcheck.training.stagnation.cures import AS_IS, KAHAN, STOCHASTIC, round_stochastically
 
 CHECK = check_of("stagnation")

@@ -8,9 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ampcheck.errors import UsageError, brief
-from ampcheck.formats import format_of
+from ampcheck.core.errors import UsageError, brief
+from ampcheck.core.formats import format_of
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Coverage, Finding, Run, Verdict
 from ampcheck.lab import loop_views
+from ampcheck.lab.expectations import lacks, missing, power, skipped, synchronize, told
 from ampcheck.lab.loops import (
     AMP_FLOAT16,
     BATCH,
@@ -26,9 +29,6 @@ from ampcheck.lab.loops import (
     StepSeen,
 )
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import lacks, missing, power, skipped, synchronize, told
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Coverage, Finding, Run, Verdict
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.matrix.stats import SLOW
 from ampcheck.speed.memory import Peak, peak_memory

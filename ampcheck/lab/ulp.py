@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.formats import FORMATS, format_of
+from ampcheck.core.formats import FORMATS, format_of
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Series, Table
+from ampcheck.lab.expectations import ARITHMETIC, lacks, skipped, told
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import ARITHMETIC, lacks, skipped, told
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Chart, Coverage, Finding, Run, Series, Table
 
 CHECK = check_of("ulp")
 

@@ -10,12 +10,12 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
 from ampcheck.health import TensorHealth, health_of
+from ampcheck.lab.expectations import bands_of, lacks, power, skipped, told
 from ampcheck.lab.registry import check_of
-from ampcheck.lab.telling import bands_of, lacks, power, skipped, told
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table
 
 CHECK = check_of("underflow")
 

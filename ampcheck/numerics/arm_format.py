@@ -8,10 +8,10 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 
 from ampcheck.autocast.emulate import active
-from ampcheck.formats import format_of
-from ampcheck.nest import tensors
-from ampcheck.prepare import modules_of
-from ampcheck.subject import Subject
+from ampcheck.core.formats import format_of
+from ampcheck.core.subject import Subject
+from ampcheck.torchtools.copying import modules_of
+from ampcheck.torchtools.pytree import tensors
 
 
 def native_format(subject: Subject) -> torch.dtype | None:

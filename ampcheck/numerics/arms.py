@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.errors import as_result
-from ampcheck.nest import is_plain, map_tensors, tensors
+from ampcheck.core.errors import as_result
+from ampcheck.core.subject import Call
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.numerics.losses import computed_in
-from ampcheck.places import hookable
-from ampcheck.prepare import Prepared, forward_through, loss_of
-from ampcheck.subject import Call
-from ampcheck.switches import kept
+from ampcheck.torchtools.copying import Prepared, forward_through, loss_of
+from ampcheck.torchtools.global_state import kept
+from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
+from ampcheck.torchtools.source import hookable
 
 KEPT_BYTES = 2 << 30
 """How much of the modules' outputs one arm keeps; beyond it the rest is counted as unseen."""

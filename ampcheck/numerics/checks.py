@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding
 from ampcheck.numerics import execution, nonfinite, precision, range
 from ampcheck.numerics.stats import NumericsStats
-from ampcheck.record import Finding
-from ampcheck.settings import Limits
 
 Check = Callable[[NumericsStats, Limits], list[Finding]]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.compiler import counters, reset
+from ampcheck.torchtools.dynamo import counters, reset
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ampcheck.nest import tensors
+from ampcheck.core.run import Where
 from ampcheck.numerics.distance import relative_error
-from ampcheck.record import Where
-from ampcheck.trace import OpEvent
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.trace import OpEvent
 
 _STEPS = frozenset(f"aten::{name}" for name in ("round", "floor", "ceil", "trunc", "sign", "floor_divide", "heaviside"))
 _SELECTS = frozenset(f"aten::{name}" for name in ("topk", "sort", "max", "min", "kthvalue", "median", "mode"))
@@ -57,7 +57,7 @@ class Decision:
 
 
 class Decisions:
-    """An observer of `ampcheck.trace.Trace` that keeps what was decided, in order, by module call and op.
+    """An observer of `ampcheck.torchtools.trace.Trace` that keeps what was decided, in order, by module call and op.
 
     forced: decisions of another run that are to be taken here as well, where the shapes agree.
     """

@@ -15,8 +15,8 @@ import numpy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.formats import format_of
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.core.formats import format_of
+from ampcheck.torchtools.pytree import map_tensors, tensors
 
 DRAWS = frozenset(
     "aten::" + name

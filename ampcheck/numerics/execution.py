@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ampcheck import record
-from ampcheck.formats import format_of
-from ampcheck.globs import matches
-from ampcheck.machine import cannot_run
+from ampcheck.core import run as record
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.patterns import matches
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.findings import not_reached, passed, who
 from ampcheck.numerics.stats import NumericsStats
-from ampcheck.record import Finding, Verdict, Where
-from ampcheck.settings import Limits
+from ampcheck.torchtools.unsupported import cannot_run
 
 
 def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ampcheck.record import Where
+from ampcheck.core.run import Where
 
 
 @dataclass(frozen=True, slots=True)

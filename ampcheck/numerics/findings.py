@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampcheck import record
+from ampcheck.core import run as record
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.stats import NumericsStats
-from ampcheck.record import Finding, Verdict
-from ampcheck.settings import Limits
 from ampcheck.telemetry.checks import check_telemetry
 
 LISTED = 5

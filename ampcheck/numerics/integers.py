@@ -14,8 +14,8 @@ from weakref import ref
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ampcheck.formats import format_of
-from ampcheck.nest import tensors
+from ampcheck.core.formats import format_of
+from ampcheck.torchtools.pytree import tensors
 
 _LARGEST = 2.0**53
 """Beyond it not even float64 holds every integer; a mask such as finfo.min is no count."""

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ampcheck.errors import brief
-from ampcheck.nest import tensors
-from ampcheck.record import Where
-from ampcheck.trace import OpEvent
+from ampcheck.core.errors import brief
+from ampcheck.core.run import Where
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.trace import OpEvent
 
 _NAMES_DTYPES = re.compile(r"\b(c10::)?(half|bfloat16|float16)\b|same dtype|dtype mismatch|same type", re.IGNORECASE)
 
 
 class LowCasts:
-    """An observer of `ampcheck.trace.Trace` that follows 16-bit tensors back to the cast they come from."""
+    """An observer of `ampcheck.torchtools.trace.Trace` that follows 16-bit tensors back to the cast they come from."""
 
     def __init__(self) -> None:
         self._casts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -10,10 +10,12 @@ import torch
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacking
-from ampcheck.errors import brief
-from ampcheck.formats import format_of
+from ampcheck.core.errors import brief
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Coverage, Where
+from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
-from ampcheck.nest import tensors
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.arms import Outcome, run_arm
 from ampcheck.numerics.compare import compare, without_counterpart
@@ -25,13 +27,11 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.reference import Reference, WideRun
 from ampcheck.numerics.rounded_inputs import RoundedInputs
 from ampcheck.numerics.stats import LOST, NumericsStats, Raised, TensorError, gradient_module
-from ampcheck.places import users_place
-from ampcheck.prepare import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
-from ampcheck.record import Coverage, Where
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.trace import OpEvent, Trace
+from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.source import users_place
+from ampcheck.torchtools.trace import OpEvent, Trace
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
 """Where torch.amp.GradScaler starts, and what it backs off to; float16 is judged at the first without overflow."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where, passed
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import LISTED, who
 from ampcheck.numerics.reference_stats import ReferenceStats, Values
 from ampcheck.numerics.stats import NumericsStats, Raised, gradient_module
-from ampcheck.record import Finding, Verdict, Where, passed
-from ampcheck.settings import Limits
 
 NONFINITE_REFERENCE = "nonfinite-reference"
 

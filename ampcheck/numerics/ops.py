@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ampcheck.errors import brief
-from ampcheck.formats import format_of
+from ampcheck.core.errors import brief
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Where
 from ampcheck.health import PendingHealth, TensorHealth, Unmeasured, measure_health, read_all
-from ampcheck.nest import is_plain, map_tensors, tensors
 from ampcheck.numerics.equal_random import DRAWS, draws_numbers
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.integers import Integers
-from ampcheck.record import Where
-from ampcheck.trace import OpEvent
+from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
+from ampcheck.torchtools.trace import OpEvent
 
 UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "aten::_efficientzerotensor")
 """Ops whose results are memory that nothing was written to, by the beginning of their names."""
@@ -51,7 +51,7 @@ _FILLS = frozenset(
 
 
 class OpWatch:
-    """An observer of `ampcheck.trace.Trace` that gathers `OpFacts` and the health of every module's values.
+    """An observer of `ampcheck.torchtools.trace.Trace` that gathers `OpFacts` and the health of every module's values.
 
     shadow: run each low-precision op a second time in float64. Without it only non-finite values are judged.
     histogram: keep the exponent histograms per module and phase. integer_inputs: storages of integers handed in.

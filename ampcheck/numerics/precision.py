@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.arms import UNCOMPARED
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import incomplete, not_reached, passed, who
 from ampcheck.numerics.stats import LOST, NumericsStats, TensorError, gradient_module
-from ampcheck.record import Finding, Verdict, Where
-from ampcheck.settings import Limits
 
 
 def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import (
     LISTED,
@@ -18,8 +20,6 @@ from ampcheck.numerics.findings import (
     who,
 )
 from ampcheck.numerics.stats import NumericsStats, gradient_module
-from ampcheck.record import Finding, Verdict, Where
-from ampcheck.settings import Limits
 
 
 def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:

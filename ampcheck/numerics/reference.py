@@ -19,9 +19,10 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
-from ampcheck.errors import UsageError, brief
-from ampcheck.formats import format_of
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.core.errors import UsageError, brief
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Where
+from ampcheck.core.subject import Call, Subject
 from ampcheck.numerics.arms import Outcome, run_arm
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.distance import errors_of
@@ -30,11 +31,10 @@ from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.low_casts import LowCasts
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.stats import Raised
-from ampcheck.places import users_place
-from ampcheck.prepare import Prepared, prepare
-from ampcheck.record import Where
-from ampcheck.subject import Call, Subject
-from ampcheck.trace import Observer, OpEvent, Trace
+from ampcheck.torchtools.copying import Prepared, prepare
+from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.source import users_place
+from ampcheck.torchtools.trace import Observer, OpEvent, Trace
 
 Change: TypeAlias = Callable[[Prepared], None]
 """Something done to a prepared copy before it runs."""
@@ -156,7 +156,7 @@ class PromoteMixed(TorchFunctionMode):
 
 
 class WholeNumbers:
-    """An observer of `ampcheck.trace.Trace` that keeps integers whole: a cast to 16 bits that loses some is not made.
+    """An observer of `Trace` that keeps integers whole: a cast to 16 bits that loses some is not made.
 
     Positions that the model itself rounds (`torch.arange(n).to(x.dtype)`) would be wrong in the judge as well.
     """

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.nest import is_plain, tensors
+from ampcheck.core.subject import Subject
 from ampcheck.numerics.arm_format import on_device
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.reference import Reference
 from ampcheck.numerics.stats import Raised
-from ampcheck.prepare import modules_of
-from ampcheck.subject import Subject
+from ampcheck.torchtools.copying import modules_of
+from ampcheck.torchtools.pytree import is_plain, tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ampcheck.numerics.reference import input_names
-from ampcheck.prepare import Prepared
-from ampcheck.trace import OpEvent
+from ampcheck.torchtools.copying import Prepared
+from ampcheck.torchtools.trace import OpEvent
 
 
 class RoundedInputs:

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ampcheck.formats import format_of
-from ampcheck.nest import is_plain, map_tensors, tensors
+from ampcheck.core.formats import format_of
+from ampcheck.core.subject import Subject
 from ampcheck.numerics.arms import run_arm
 from ampcheck.numerics.compare import compare
 from ampcheck.numerics.decisions import Decisions
@@ -26,9 +26,9 @@ from ampcheck.numerics.equal_random import DRAWS, EqualRandom
 from ampcheck.numerics.measure import Eager
 from ampcheck.numerics.ops import EXACT, draws_numbers_itself, floating, in_float64, summed_terms
 from ampcheck.numerics.reference import Reference
-from ampcheck.prepare import prepare
-from ampcheck.subject import Subject
-from ampcheck.trace import OpEvent, Trace
+from ampcheck.torchtools.copying import prepare
+from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
+from ampcheck.torchtools.trace import OpEvent, Trace
 
 _CASTS = frozenset(("aten::_to_copy", "aten::copy_", "aten::set_"))
 """Rounded to nearest in every arm: what the user casts is part of the function, and compiled code must round it too."""
@@ -63,7 +63,7 @@ def sum_error(terms: int, *, recurrent: bool = False) -> float:
 
 
 class Rerounded:
-    """An observer of `ampcheck.trace.Trace` that gives every rounding another outcome, forward and backward.
+    """An observer of `ampcheck.torchtools.trace.Trace` that gives every rounding another outcome, forward and backward.
 
     Casts, ops that only move values, and draws of random numbers are left alone, and so is what float64 cannot repeat.
     seed: of the outcomes. rounded: how many results have been rounded again.

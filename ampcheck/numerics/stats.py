@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Coverage, Where
 from ampcheck.health import TensorHealth
 from ampcheck.numerics.decisions import Flip
 from ampcheck.numerics.facts import OpFacts
-from ampcheck.record import Coverage, Where
 from ampcheck.telemetry.stats import TelemetryStats
 
 LOST = 0.25

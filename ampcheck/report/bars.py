@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ampcheck.record import Chart, Series
+from ampcheck.core.run import Chart, Series
 from ampcheck.report.canvas import (
     COLOURS,
     LABEL_LENGTH,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ampcheck.record import Band
+from ampcheck.core.run import Band
 from ampcheck.report.scales import Scale
 from ampcheck.report.text import clean
 

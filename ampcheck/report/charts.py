@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
-from ampcheck.errors import UsageError
-from ampcheck.picture import require_known
-from ampcheck.record import Chart
+from ampcheck.core.chart import require_known
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Chart
 from ampcheck.report.bars import draw_histogram
 from ampcheck.report.canvas import STYLE
 from ampcheck.report.lines import draw_line

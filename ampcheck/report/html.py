@@ -7,8 +7,8 @@ from functools import cache
 from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from ampcheck.files import write_atomically
-from ampcheck.record import Chart, Run, Table, Verdict
+from ampcheck.core.files import write_atomically
+from ampcheck.core.run import Chart, Run, Table, Verdict
 from ampcheck.report.sections import arrange, short_names
 from ampcheck.report.text import clean, number, quantity
 

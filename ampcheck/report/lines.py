@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ampcheck.record import Chart, Marker, Series
+from ampcheck.core.run import Chart, Marker, Series
 from ampcheck.report.canvas import ALARM, COLOURS, FONT, LABEL_LENGTH, canvas, legend, legend_height
 from ampcheck.report.scales import SCALES
 from ampcheck.report.text import clean, number, shorten_middle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ampcheck.record import Table
+from ampcheck.core.run import Table
 from ampcheck.report.text import MIN_WIDTH, cells, clean, wrap
 
 if TYPE_CHECKING:

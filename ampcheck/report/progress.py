@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ampcheck.progress import Progress
+from ampcheck.core.progress import Progress
 
 EVERY = 10.0
 """Seconds between two lines where stderr is no terminal, as in the log of a CI job."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from ampcheck.record import Chart
+from ampcheck.core.run import Chart
 from ampcheck.report.canvas import (
     ALARM,
     COLOURS,

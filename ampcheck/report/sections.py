@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ampcheck.record import SEVERITY, Chart, Coverage, Finding, Run, Scalar, Table, Verdict
+from ampcheck.core.run import SEVERITY, Chart, Coverage, Finding, Run, Scalar, Table, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ampcheck.record import Coverage, Finding, Run, Verdict
+from ampcheck.core.run import Coverage, Finding, Run, Verdict
 from ampcheck.report.sections import CheckSection, Sections, arrange, short_names
 from ampcheck.report.text import MIN_WIDTH, clean, one_line, quantity, wrap
 

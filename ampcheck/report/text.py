@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Iterator
 from decimal import Decimal
 
-from ampcheck.record import Scalar
-from ampcheck.visible import clean as clean
+from ampcheck.core.run import Scalar
+from ampcheck.core.text import clean as clean
 
 MIN_WIDTH = 20
 """Narrower terminals get lines of this width: below it, nothing can be read."""

@@ -17,15 +17,15 @@ import torch
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacking
-from ampcheck.errors import UsageError, as_result, brief
-from ampcheck.formats import format_of
-from ampcheck.nest import is_plain, map_tensors, tensors
+from ampcheck.core.errors import UsageError, as_result, brief
+from ampcheck.core.formats import format_of
+from ampcheck.core.subject import Call, Subject
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 from ampcheck.numerics.reference import PromoteMixed
-from ampcheck.prepare import forward_through, prepare
-from ampcheck.search.lifting import Lifted
+from ampcheck.search.cast_tracking import Lifted
 from ampcheck.search.state import kept
-from ampcheck.subject import Call, Subject
+from ampcheck.torchtools.copying import forward_through, prepare
+from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
 
 
 @dataclass(frozen=True, slots=True)

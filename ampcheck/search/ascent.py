@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ampcheck.errors import as_result
-from ampcheck.nest import tensors
+from ampcheck.core.errors import as_result
 from ampcheck.search.arms import Arms, Example
+from ampcheck.torchtools.pytree import tensors
 
 _ROUNDS = 16
 _SHOWN = 4

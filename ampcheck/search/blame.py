@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from ampcheck.nest import tensors
+from ampcheck.core.run import Where
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.ops import UNWRITTEN, OpWatch
-from ampcheck.record import Where
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.stats import ACCURACY, COMPILED, INVARIANCE, NONFINITE, RAISES, Problem
-from ampcheck.trace import OpEvent, Trace
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.trace import OpEvent, Trace
 
 _CASTS = frozenset(("_to_copy", "clone", "copy_", "detach", "alias", "lift_fresh"))
 _KEPT = 1 << 22  # elements of all results together that are held for comparison
@@ -69,7 +69,7 @@ class _Result:
 
 
 class _Results:
-    """An observer of `ampcheck.trace.Trace`: floating results in float64, by op, and what each was made of."""
+    """An observer of `Trace`: floating results in float64, by op, and what each was made of."""
 
     def __init__(self) -> None:
         self.ops: list[_Result] = []

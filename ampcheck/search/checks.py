@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampcheck.formats import format_of
-from ampcheck.machine import cannot_run
-from ampcheck.record import Finding, Verdict, passed
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Finding, Verdict, passed
 from ampcheck.search import stats as kinds
-from ampcheck.search.look import describe_value
+from ampcheck.search.evaluate import describe_value
 from ampcheck.search.remedies import remedy
 from ampcheck.search.stats import Breaking, Peak, PropertyStats
+from ampcheck.torchtools.unsupported import cannot_run
 
 CHECKS = ("property-finite", "property-accuracy", "property-compiled", "property-invariance")
 

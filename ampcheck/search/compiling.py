@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.missing import lacking
-from ampcheck.nest import tensors
 from ampcheck.search.arms import Arms, Example, Outputs
+from ampcheck.torchtools.pytree import tensors
 
 KINDS = 4
 """Kinds of inputs (dtypes, dimensions, which sides are 0 or 1) that are compiled for; Dynamo's own limit is 8."""

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.nest import tensors
+from ampcheck.core.run import Where
 from ampcheck.numerics.ops import UNWRITTEN, OpWatch
-from ampcheck.record import Where
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.stats import Peak
 from ampcheck.strategies import as_code
-from ampcheck.trace import OpEvent, Trace
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.trace import OpEvent, Trace
 
 
 class Headroom:
@@ -95,7 +95,7 @@ class _Shares(TorchDispatchMode):
 
 
 class _Places:
-    """An observer of `ampcheck.trace.Trace`: the op whose result takes the largest share of its format."""
+    """An observer of `ampcheck.torchtools.trace.Trace`: the op whose result takes the largest share of its format."""
 
     def __init__(self) -> None:
         self.magnitude, self.where, self.format = 0.0, Where(), ""

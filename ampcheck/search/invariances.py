@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ampcheck.errors import UsageError
-from ampcheck.nest import map_tensors
+from ampcheck.core.errors import UsageError
 from ampcheck.search.arms import Example
+from ampcheck.torchtools.pytree import map_tensors
 
 Inputs = Sequence[int | str] | None
 """Arguments by position or keyword; None for all of them."""

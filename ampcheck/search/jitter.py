@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.formats import FloatFormat, format_of
-from ampcheck.nest import map_tensors
+from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.numerics.stats import LOST
+from ampcheck.torchtools.pytree import map_tensors
 
 _EXACT = frozenset(
     f"aten::{name}" for name in "clone _to_copy copy_ neg abs where relu maximum minimum amax amin index gather".split()

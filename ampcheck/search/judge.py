@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError, brief
-from ampcheck.formats import format_of
-from ampcheck.machine import cannot_run
+from ampcheck.autocast.device import place
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError, brief
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import load_settings
+from ampcheck.core.run import Coverage, Run, Table, merge, verify
+from ampcheck.core.subject import Subject, name_of
 from ampcheck.numerics import arm_name, native_format
 from ampcheck.numerics.compiled import measure_graphs
-from ampcheck.placement import place
-from ampcheck.record import Coverage, Run, Table, merge, verify
-from ampcheck.restored import restoring
 from ampcheck.search.arms import Arms, Example, as_example
 from ampcheck.search.blame import locate
 from ampcheck.search.checks import check_property
 from ampcheck.search.compiling import KINDS, Compiled
+from ampcheck.search.evaluate import Looker
 from ampcheck.search.headroom import plain
-from ampcheck.search.hunt import Hunt, hunt
 from ampcheck.search.invariances import Invariance
-from ampcheck.search.look import Looker
+from ampcheck.search.loop import Hunt, hunt
 from ampcheck.search.reproduce import write_test
 from ampcheck.search.stats import Breaking, Peak, PropertyStats
-from ampcheck.settings import load_settings
 from ampcheck.strategies import as_code
-from ampcheck.subject import Subject, name_of
+from ampcheck.torchtools.restore import restoring
+from ampcheck.torchtools.unsupported import cannot_run
 
 if TYPE_CHECKING:
     from hypothesis import strategies as st

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from ampcheck.errors import UsageError, as_result, brief
-from ampcheck.files import write_atomically
-from ampcheck.formats import format_of
-from ampcheck.nest import tensors
+from ampcheck.core.errors import UsageError, as_result, brief
+from ampcheck.core.files import write_atomically
+from ampcheck.core.formats import format_of
 from ampcheck.search import invariances
 from ampcheck.search.arms import Example
-from ampcheck.search.look import Looker
+from ampcheck.search.evaluate import Looker
 from ampcheck.search.stats import COMPILED, INVARIANCE, Breaking, Problem
 from ampcheck.strategies import as_code
+from ampcheck.torchtools.pytree import tensors
 
 LITERAL = 256
 """Elements up to which an example stands in the test itself; a larger one is saved beside it."""

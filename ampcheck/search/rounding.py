@@ -33,14 +33,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.errors import as_result
-from ampcheck.formats import format_of
-from ampcheck.nest import tensors
+from ampcheck.core.errors import as_result
+from ampcheck.core.formats import format_of
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.stats import LOST
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.jitter import Compounds, Jitter
-from ampcheck.trace import Trace
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.trace import Trace
 
 LAMBDA = math.sqrt(2 * math.log(2e9))
 """Standard deviations that a sum of bounded independent roundings exceeds once in 10^9 (Hoeffding)."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcheck.record import Coverage, Where
+from ampcheck.core.run import Coverage, Where
 
 RAISES, NONFINITE, RANGE, ACCURACY, DECISION, SHAPE = "raises", "nonfinite", "range", "accuracy", "decision", "shape"
 COMPILED, INVARIANCE = "compiled", "invariance"

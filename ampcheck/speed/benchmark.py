@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Coverage, Finding, Run, Verdict, Where, passed
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, passed
 from ampcheck.speed.clock import Clock
 from ampcheck.speed.fingerprint import differences
 from ampcheck.speed.history.lines import load

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Scalar
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Scalar
 
 
 class Clock(Protocol):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck import compiler
 from ampcheck.numerics.compiled import dynamo_still
+from ampcheck.torchtools import dynamo
 
 COMPILATIONS = 256
 """How often one function may be compiled inside `many_compilations`."""
@@ -35,24 +35,24 @@ def many_compilations(device: str = "cpu") -> Iterator[None]:
     Something small is compiled first: the first compilation of a process imports the compiler and asks what the
     processor can do, which is charged to no arm.
     """
-    compiler.reset()
-    limit = compiler.recompile_limit()
+    dynamo.reset()
+    limit = dynamo.recompile_limit()
     total = limit.replace("config.", "config.accumulated_")
-    limits = {limit: COMPILATIONS, total: max(COMPILATIONS, compiler.setting(total))}
-    with dynamo_still(), compiler.configured(limits):
+    limits = {limit: COMPILATIONS, total: max(COMPILATIONS, dynamo.setting(total))}
+    with dynamo_still(), dynamo.configured(limits):
         _awake(device)
         try:
             yield
         finally:
-            compiler.reset()
+            dynamo.reset()
 
 
 def compilations() -> Callable[[], Made]:
     """A function that tells what Dynamo has compiled since now."""
-    before = {group: compiler.counters(group) for group in ("stats", "graph_break")}
+    before = {group: dynamo.counters(group) for group in ("stats", "graph_break")}
 
     def made() -> Made:
-        since = {group: compiler.counters(group) - known for group, known in before.items()}
+        since = {group: dynamo.counters(group) - known for group, known in before.items()}
         graphs, breaks = since["stats"]["unique_graphs"], since["graph_break"]
         why = next(iter(breaks), "" if graphs else "torch.compile made no graph").strip()
         return Made(graphs, sum(breaks.values()), why.splitlines()[0] if why else "")

@@ -6,8 +6,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from ampcheck.environment import environment
-from ampcheck.record import Scalar
+from ampcheck.core.environment import environment
+from ampcheck.core.run import Scalar
 
 HARDWARE = ("device", "threads")
 VERSIONS = (

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, verify
-from ampcheck.restored import restoring
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, verify
 from ampcheck.speed.clock import Clock
 from ampcheck.speed.interval import log_ratios, paired_ratio
 from ampcheck.speed.paired import BUDGET, Step, measure_speed
 from ampcheck.speed.stats import ArmTimes, SpeedStats
 from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Rule, aa_noise, check_speed, is_decided, limits_of
+from ampcheck.torchtools.restore import restoring
 
 
 @restoring

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import median
 
-from ampcheck.errors import UsageError, as_result, brief, require_ran
-from ampcheck.restored import restoring
+from ampcheck.core.errors import UsageError, as_result, brief, require_ran
 from ampcheck.speed.clock import Clock, clock_of, summarised
 from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.stats import LOOKS, TWIN, ArmTimes, SpeedStats
+from ampcheck.torchtools.restore import restoring
 
 BLOCK = 0.001
 """Seconds that a block should last, far above the clock's resolution; the shorter, the fewer of them are disturbed."""

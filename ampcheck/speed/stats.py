@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import Any
 
-from ampcheck.errors import UsageError, require_schema
-from ampcheck.record import Scalar
+from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.run import Scalar
 
 SCHEMA = 1
 """Version of a `SpeedRecord` as data. 1: the first."""

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import torch
 
 from ampcheck.compiled.options import MODES
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
+from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.arms import total_loss
-from ampcheck.prepare import Prepared, forward_through, is_compiled_already, prepare, recompiled
 from ampcheck.speed.paired import Step
 from ampcheck.speed.tf32 import tf32
-from ampcheck.subject import Kind, Subject
+from ampcheck.torchtools.copying import Prepared, forward_through, is_compiled_already, prepare, recompiled
 
 Optimizer: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 

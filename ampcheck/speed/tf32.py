@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 
 _MATMUL = ("cuda.matmul", "mkldnn.matmul")
 _CUDNN = ("cudnn.conv", "cudnn.rnn")

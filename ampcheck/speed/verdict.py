@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Finding, Scalar, Verdict, Where, passed
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Finding, Scalar, Verdict, Where, passed
 from ampcheck.speed.fingerprint import differences
 from ampcheck.speed.interval import CONFIDENCE, Logs, cycles_needed, log_ratios, median_bounds, paired_ratio
 from ampcheck.speed.stats import LOOKS, ArmTimes, SpeedRecord, SpeedStats

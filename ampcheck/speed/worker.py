@@ -3,7 +3,8 @@
 A *room* is a module with `commands() -> {name: function}`; the functions run in the child, take and give what JSON
 holds (NaN and infinities included), and share what state they like through whatever `commands` closes over:
 
-    with Worker("ampcheck.speed.startup.room", name="cold start", env={"TORCHINDUCTOR_CACHE_DIR": folder}) as worker:
+    env = {"TORCHINDUCTOR_CACHE_DIR": folder}
+    with Worker("ampcheck.speed.startup.child_process", name="cold start", env=env) as worker:
         loaded = worker.ask("load", target="model.py:subject")
         seconds = worker.ask("run", calls=10, timeout=60)
 """
@@ -29,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ampcheck.errors import UsageError, brief
+from ampcheck.core.errors import UsageError, brief
 
 PATIENCE = 900.0
 """Seconds that one command may take unless told otherwise: a cold compilation of a large model fits."""

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ampcheck.formats import FORMATS, FloatFormat
+from ampcheck.core.formats import FORMATS, FloatFormat
 
 NARROW = ("float16", "bfloat16")
 """What autocast casts to: their thresholds matter for wider inputs too."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
-from ampcheck.formats import format_of
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import format_of
 from ampcheck.strategies.tensors import EACH, _dtype, shapes
 from ampcheck.strategies.values import values
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
-from ampcheck.formats import FORMATS, FloatFormat, format_of
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import FORMATS, FloatFormat, format_of
 from ampcheck.strategies.values import values
 
 if TYPE_CHECKING:

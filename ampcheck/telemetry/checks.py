@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampcheck.formats import format_of
-from ampcheck.record import Finding, Scalar, Table, Verdict, passed
-from ampcheck.settings import Limits
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Scalar, Table, Verdict, passed
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 
 CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import fx
 
-from ampcheck import compiler
 from ampcheck.telemetry.sites import Level, Site, select_sites
 from ampcheck.telemetry.statistics import Layout, append_statistics
+from ampcheck.torchtools import dynamo
 
 Keep = Callable[[torch.Tensor], None]
 """What is done with the packed statistics of one call; the tensor is nobody else's."""
@@ -38,15 +38,15 @@ def passing(
     def changed(graph: fx.Graph) -> None:
         before(graph)
         try:
-            phase = compiler.BACKWARD if any(_is_tangent(node) for node in graph.nodes) else compiler.FORWARD
+            phase = dynamo.BACKWARD if any(_is_tangent(node) for node in graph.nodes) else dynamo.FORWARD
             sites = select_sites(graph, level, phase)
             if sites and (module := graph.owning_module) is not None:
                 _append(module, sites, lambda layout: take(phase, tuple(sites.values()), layout))
         except Exception as error:  # noqa: BLE001  # whatever a graph holds that we do not know, the user's run goes on
             lost(error)
 
-    before = compiler.setting(_HOOK) or (lambda graph: None)
-    with compiler.configured({_HOOK: changed, **dict.fromkeys(_CACHES, False)}):
+    before = dynamo.setting(_HOOK) or (lambda graph: None)
+    with dynamo.configured({_HOOK: changed, **dict.fromkeys(_CACHES, False)}):
         yield
 
 
@@ -58,7 +58,7 @@ def available() -> bool:
     """Whether this release has the hook."""
     try:
         for name in (_HOOK, *_CACHES):
-            compiler.setting(name)
+            dynamo.setting(name)
     except (ImportError, AttributeError):
         return False
     return True

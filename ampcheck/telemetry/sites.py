@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ampcheck.compiler import dotted
-from ampcheck.formats import format_of
-from ampcheck.places import is_users, op_name, short_path
-from ampcheck.record import Where
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Where
+from ampcheck.torchtools.dynamo import dotted
+from ampcheck.torchtools.source import is_users, op_name, short_path
 
 WIDE = (torch.float32, torch.float64)
 MEASURED = (torch.float32, torch.bfloat16, torch.float16)

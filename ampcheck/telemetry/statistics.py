@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
 from ampcheck.telemetry.sites import CASTS, PRODUCTS, Site
 
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ampcheck.record import Coverage, Where
+from ampcheck.core.run import Coverage, Where
 
 
 @dataclass(frozen=True, slots=True)

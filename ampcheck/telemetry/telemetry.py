@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from ampcheck.compiler import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
-from ampcheck.errors import brief
-from ampcheck.telemetry.ledger import Ledger
+from ampcheck.core.errors import brief
+from ampcheck.telemetry.accumulators import Ledger
+from ampcheck.telemetry.graph_variants import Twins, runs_once, written_inputs
 from ampcheck.telemetry.owners import NOBODY, Names, Owner, Owners
 from ampcheck.telemetry.passes import available, passing
 from ampcheck.telemetry.sites import Level, Site, of_unknown_size, select_sites, split_source
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
-from ampcheck.telemetry.twins import Twins, runs_once, written_inputs
+from ampcheck.torchtools.dynamo import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
 
 _LINKS = 100_000
 """How many addresses are remembered to tell which forward call a backward call belongs to."""

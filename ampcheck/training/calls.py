@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ampcheck.record import Run, Verdict
-from ampcheck.settings import Limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Run, Verdict
 from ampcheck.training.confounders.operands import OperandStats, check_operands, measure_operands
 from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
 

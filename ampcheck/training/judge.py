@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.judge import judge_use
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Coverage, Finding, Run, Verdict, Where, merge, verify
-from ampcheck.restored import restoring
-from ampcheck.settings import Limits, load_settings
-from ampcheck.subject import Kind, Subject, as_subject
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, merge, verify
+from ampcheck.core.subject import Kind, Subject, as_subject
+from ampcheck.torchtools.restore import restoring
 from ampcheck.training.confounders.settings import (
     check_tf32,
     confounders_table,
@@ -44,14 +44,14 @@ from ampcheck.training.protocol.order import (
 )
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
-from ampcheck.training.residency.checks import check_residency
-from ampcheck.training.residency.measure import residency_tables
 from ampcheck.training.resume.checks import check_checkpoint_events, check_resume, measure_resume, resume_table
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.verify import first_skipped, measure_loss_scale
 from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import measure_stagnation, stagnation_tables
+from ampcheck.training.state_dtypes.checks import check_residency
+from ampcheck.training.state_dtypes.measure import residency_tables
 
 CHECKS = (
     "overflow",

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ampcheck.errors import UsageError, as_result, brief, message_of, require_ran
-from ampcheck.places import users_place
-from ampcheck.subject import Kind, Subject
+from ampcheck.core.errors import UsageError, as_result, brief, message_of, require_ran
+from ampcheck.core.subject import Kind, Subject
+from ampcheck.torchtools.source import users_place
 from ampcheck.training.state import Reached, Snapshot, preserved, reach
 
 _OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)

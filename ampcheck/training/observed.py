@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ampcheck.record import Chart, Finding, Series, Verdict, Where, passed
+from ampcheck.core.run import Chart, Finding, Series, Verdict, Where, passed
 from ampcheck.training.gradients.capture import plain_values
 from ampcheck.training.gradients.underflow import quiet
 from ampcheck.training.loop import Role, StepError, TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.residency.measure import ResidencyStats, measure_residency
 from ampcheck.training.stagnation.restarts import Restarts
+from ampcheck.training.state_dtypes.measure import ResidencyStats, measure_residency
 
 _LISTED = 3
 

@@ -16,13 +16,13 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
-from ampcheck import held
-from ampcheck.compiler import is_compiled, uncompiled
-from ampcheck.errors import UsageError
-from ampcheck.places import is_users
-from ampcheck.restored import random_back, switches_back
+from ampcheck.core.errors import UsageError
+from ampcheck.torchtools import closures
+from ampcheck.torchtools.dynamo import is_compiled, uncompiled
+from ampcheck.torchtools.restore import random_back, switches_back
+from ampcheck.torchtools.source import is_users
 from ampcheck.training.hooks import DISTRIBUTED, module_hooks_back, tensor_hooks_back
-from ampcheck.training.undo import (
+from ampcheck.training.restore import (
     Globals,
     OfClass,
     attributes,
@@ -37,7 +37,7 @@ from ampcheck.training.undo import (
 )
 
 _FOLLOWED = (set, deque, OrderedDict, defaultdict, Counter, types.SimpleNamespace)
-"""Of the standard library, besides what `held.may_hold` names."""
+"""Of the standard library, besides what `closures.may_hold` names."""
 
 _SEVERAL = (list, tuple, set, deque)
 
@@ -73,7 +73,7 @@ def reach(roots: Mapping[str, Any], *, within: bool = True) -> Reached:
 
     Followed are modules, optimizers, scalers, schedulers, tensors, and through functions (closures, defaults, the
     globals that code of the user's reads), bound methods, partials, lists, tuples, dicts and objects of the user's
-    classes, as `ampcheck.held` follows them. Tensors of a module, an optimizer or a scaler are theirs.
+    classes, as `ampcheck.torchtools.closures` follows them. Tensors of a module, an optimizer or a scaler are theirs.
     """
     found, inner = Reached(), Reached()
     seen: dict[int, Any] = {}
@@ -121,13 +121,13 @@ def _follow(start: list[tuple[str, Any]], found: Reached, seen: dict[int, Any], 
         elif is_source(value) or is_array(value):
             found.holders.append(value)
         elif isinstance(value, type):
-            if held.is_users_class(value) and not issubclass(value, Enum):
+            if closures.is_users_class(value) and not issubclass(value, Enum):
                 found.holders.append(OfClass(value))
                 later += [(f"{path}.{name}", one) for name, one in plain_attributes(value).items()]
                 later += [(above.__name__, above) for above in value.__mro__[1:]]
-        elif held.may_hold(value) or type(value) in _FOLLOWED:
+        elif closures.may_hold(value) or type(value) in _FOLLOWED:
             found.compiled = found.compiled or (isinstance(value, types.FunctionType) and is_compiled(value))
-            if not isinstance(value, held.CALLABLES):
+            if not isinstance(value, closures.CALLABLES):
                 found.holders.append(value)
                 later.append((type(value).__name__, type(value)))
             waiting += reversed(list(_inside(path, value, found.holders)))
@@ -158,7 +158,7 @@ def _in_modules(path: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]
 
 def _is_plain(value: Any) -> bool:
     """Whether `module_back` alone puts a value back, or there is nothing that a step could change in it."""
-    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor, *held.CALLABLES))
+    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor, *closures.CALLABLES))
 
 
 def only_sources(reached: Reached) -> Reached:
@@ -194,7 +194,7 @@ def _inside(path: str, value: Any, holders: list[Any]) -> Iterator[tuple[str, An
             holders.append(cell)
             with suppress(ValueError):  # a name that was never bound
                 yield name, cell.cell_contents
-        if read := held.globals_read(value):
+        if read := closures.globals_read(value):
             holders.append(Globals(value.__globals__, read))
             yield from read.items()
         if is_users(value.__code__.co_filename):
@@ -205,15 +205,18 @@ def _inside(path: str, value: Any, holders: list[Any]) -> Iterator[tuple[str, An
     if isinstance(value, types.MethodType):
         yield path, value.__self__
     elif isinstance(value, dict):
-        yield from ((f"{path}.{key}" if path else str(key), one) for key, one in list(value.items())[: held.WALKED])
+        yield from ((f"{path}.{key}" if path else str(key), one) for key, one in list(value.items())[: closures.WALKED])
     elif isinstance(value, (list, tuple, set, deque)):
         many = len(value) > 1
-        yield from ((f"{path}.{i}" if many else path, one) for i, one in enumerate(islice(value, held.WALKED)))
+        yield from ((f"{path}.{i}" if many else path, one) for i, one in enumerate(islice(value, closures.WALKED)))
     elif isinstance(value, (functools.partial, types.FunctionType)):
-        yield from ((path, one) for one in held.parts(value))
+        yield from ((path, one) for one in closures.parts(value))
     else:
-        named = {**getattr(value, "__dict__", {}), **{slot.__name__: one for slot, one in held.in_slots(value).items()}}
-        yield from ((f"{path}.{key}", one) for key, one in list(named.items())[: held.WALKED])
+        named = {
+            **getattr(value, "__dict__", {}),
+            **{slot.__name__: one for slot, one in closures.in_slots(value).items()},
+        }
+        yield from ((f"{path}.{key}", one) for key, one in list(named.items())[: closures.WALKED])
 
 
 def _leave_out_what_modules_own(found: Reached) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ampcheck.errors import UsageError
-from ampcheck.formats import FloatFormat, format_of
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import FloatFormat, format_of
 
 POOL = "all tensors together"
 """The name under which the pool of all tensors binds the lower end of a window."""

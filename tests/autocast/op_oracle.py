@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ampcheck.autocast.emulate import Emulation
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FP32, LOWER, PROMOTE, SET_DTYPE, OpPolicy, Policy
 from ampcheck.autocast.state import raw_autocast, registered
-from ampcheck.places import op_name, overload
+from ampcheck.torchtools.source import op_name, overload
 
 Place = Callable[[torch.Tensor], torch.Tensor]
 

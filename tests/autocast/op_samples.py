@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ampcheck.autocast.state import raw_autocast, registered
-from ampcheck.places import overload
+from ampcheck.torchtools.source import overload
 
 Calls = Mapping[str, Sequence["Call"]]
 

@@ -17,7 +17,7 @@ from ampcheck import UsageError, demo
 from ampcheck.autocast.calls import CallRecorder, OpCall, PolicyCalls, measure_calls
 from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.state import registered
-from ampcheck.subject import Subject, load_subject
+from ampcheck.core.subject import Subject, load_subject
 
 MODELS = Path(__file__).parents[1] / "transformers_models.py"
 

@@ -17,7 +17,7 @@ from ampcheck import UsageError, assert_policy, measure_policy
 from ampcheck.autocast import drift, snapshots
 from ampcheck.autocast.drift import check_policy, coverage_of, diff_policies, history, incomparable, since, spans
 from ampcheck.autocast.policy import FP32, LOWER, PROMOTE, OpPolicy, Policy, Snapshot
-from ampcheck.record import Finding, Verdict, collect
+from ampcheck.core.run import Finding, Verdict, collect
 
 HEADER = "ATen/autocast_mode.cpp"
 lower, fp32 = OpPolicy(LOWER, {"low": "low"}, source=HEADER), OpPolicy(FP32, {"low": "float32"}, source=HEADER)

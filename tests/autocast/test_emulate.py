@@ -21,8 +21,8 @@ from ampcheck.autocast.emulate import Emulation, active, emulate, emulated_polic
 from ampcheck.autocast.policy import OTHER, OpPolicy, Policy
 from ampcheck.autocast.probe import DTYPES
 from ampcheck.autocast.state import devices, nesting, registered
+from ampcheck.core.errors import UsageError
 from ampcheck.demo import CharTransformer, batch
-from ampcheck.errors import UsageError
 
 LOW = pytest.mark.parametrize("low", DTYPES, ids=str)
 

@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 import ampcheck
 from ampcheck.autocast.guards.guard import GUARD_CHECKS, guard, judge_call
 from ampcheck.autocast.state import nesting
-from ampcheck.errors import UsageError
-from ampcheck.record import Finding, Run, Verdict, collect
-from ampcheck.switches import changed, read_state, restore_state
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Finding, Run, Verdict, collect
+from ampcheck.torchtools.global_state import changed, read_state, restore_state
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ampcheck.autocast.guards.guard import judge_call
-from ampcheck.record import Finding, Verdict
+from ampcheck.core.run import Finding, Verdict
 
 SHARED = Path(__file__).parents[3] / "shared" / "corpus"
 

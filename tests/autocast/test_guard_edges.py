@@ -14,8 +14,8 @@ from torch import nn
 
 import ampcheck
 from ampcheck.autocast.guards.guard import GUARD_CHECKS, guard, judge_call
-from ampcheck.record import Finding, Run, Verdict
-from ampcheck.switches import changed, read_state, restore_state
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.torchtools.global_state import changed, read_state, restore_state
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

@@ -14,7 +14,7 @@ from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.locks.checks import check_lock
 from ampcheck.autocast.locks.file import NAME, updating
 from ampcheck.autocast.locks.lock import LockTarget, to_locked
-from ampcheck.cli import main
+from ampcheck.cli.main import main
 
 __all__ = ["model"]  # the fixture
 

@@ -15,7 +15,7 @@ from ampcheck import Finding, Table, Verdict, demo
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.locks.checks import check_banned, check_gap, check_unregistered
-from ampcheck.subject import load_subject
+from ampcheck.core.subject import load_subject
 
 MODELS = Path(__file__).parents[1] / "transformers_models.py"
 SQUARE = torch.ones(4, 4)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import ampcheck
 from ampcheck.autocast.observe import OpDtype, OpDtypes, check_op_dtypes, observe_ops
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Finding, Verdict
 from ampcheck.demo import CharTransformer, batch
-from ampcheck.errors import UsageError
-from ampcheck.record import Finding, Verdict
 
 
 class PseudoInverse(nn.Module):

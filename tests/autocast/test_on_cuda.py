@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ampcheck import Subject, Verdict, assert_policy, audit, demo, emulate
 from ampcheck.autocast.probe import measure_policy
-from ampcheck.record import Run
+from ampcheck.core.run import Run
 
 pytestmark = pytest.mark.cuda
 

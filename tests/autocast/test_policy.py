@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.autocast.policy import FIXED, RULES, SCHEMA, OpPolicy, Policy, Snapshot, release_of
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
 rules = st.sampled_from([rule for rule in RULES if not rule.startswith(FIXED)] + ["fixed:float32", "fixed:bfloat16"])

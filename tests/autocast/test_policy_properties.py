@@ -23,8 +23,8 @@ from ampcheck.autocast.emulate import Emulation, emulated_policy
 from ampcheck.autocast.kernels import target_dtype
 from ampcheck.autocast.policy import FP32, LOWER, PROMOTE, Policy
 from ampcheck.autocast.probe import measure_policy
-from ampcheck.places import overload
 from ampcheck.strategies import broadcastable, log_uniform, shapes, tensors
+from ampcheck.torchtools.source import overload
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LOW = (torch.bfloat16, torch.float16)

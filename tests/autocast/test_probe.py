@@ -18,7 +18,7 @@ from ampcheck import UsageError, measure_policy
 from ampcheck.autocast import probe
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FP32, LOWER, OTHER, PROMOTE, SET_DTYPE, Policy, release_of
 from ampcheck.autocast.state import devices, nesting, raw_autocast, registered
-from ampcheck.places import op_name, overload
+from ampcheck.torchtools.source import op_name, overload
 
 RELEASE = release_of(torch.__version__)
 DEVICES = ("cpu", "cuda", "xpu", "mps")

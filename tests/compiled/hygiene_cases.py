@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ampcheck.compiled.graph.judge import judge_graph
-from ampcheck.record import Finding, Run, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.subject import Subject
 
 X = torch.randn(4, 4)
 

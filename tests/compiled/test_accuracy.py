@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ampcheck import Subject, UsageError
 from ampcheck.compiled.accuracy.judge import assert_compiled, judge_accuracy
-from ampcheck.record import Finding, Run, Verdict, collect
+from ampcheck.core.run import Finding, Run, Verdict, collect
 
 BAD = (Verdict.FAIL, Verdict.WARN)
 

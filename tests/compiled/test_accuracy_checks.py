@@ -21,10 +21,10 @@ from ampcheck.compiled.accuracy.stats import (
     Exceptions,
     Trial,
 )
-from ampcheck.formats import FORMATS
+from ampcheck.core.formats import FORMATS
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Coverage, Finding, Verdict
 from ampcheck.numerics.stats import NumericsStats, TensorError
-from ampcheck.record import Coverage, Finding, Verdict
-from ampcheck.settings import Limits
 
 U16 = FORMATS["bfloat16"].unit_roundoff
 U32 = FORMATS["float32"].unit_roundoff

@@ -15,10 +15,10 @@ from ampcheck.compiled.accuracy.arms import Plan, Trajectory, nudge
 from ampcheck.compiled.accuracy.compare import Draw, deviations
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.accuracy.ladder import measure_bench
-from ampcheck.formats import format_of
-from ampcheck.prepare import prepare
-from ampcheck.record import Finding, Run, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.subject import Subject
+from ampcheck.torchtools.copying import prepare
 
 
 def multiplied(by: float) -> Callable[..., Any]:

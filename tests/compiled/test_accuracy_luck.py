@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ampcheck.compiled.accuracy.judge import judge_accuracy
-from ampcheck.formats import format_of
-from ampcheck.nest import map_tensors
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Run, Verdict
 from ampcheck.numerics.ops import floating, summed_terms
 from ampcheck.numerics.rounding import BLOCK, Rerounded, sum_error
-from ampcheck.record import Run, Verdict
-from ampcheck.trace import Trace
+from ampcheck.torchtools.pytree import map_tensors
+from ampcheck.torchtools.trace import Trace
 
 BAD = (Verdict.FAIL, Verdict.WARN)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -13,11 +13,11 @@ from torch import Tensor, fx, nn
 
 from ampcheck import Finding, Run, Subject, UsageError, Verdict, audit, blame
 from ampcheck.compiled.accuracy.stats import EAGER, INDUCTOR
+from ampcheck.compiled.blame.bisect import CutBackend, first_failing_node
 from ampcheck.compiled.blame.cost import Cost
-from ampcheck.compiled.blame.cut import CutBackend, first_failing_node
-from ampcheck.compiled.blame.keep import Kept
+from ampcheck.compiled.blame.minimise import Kept
 from ampcheck.compiled.blame.stats import BlameStats, Rung, check_blame, is_code, tables
-from ampcheck.subject import as_subject
+from ampcheck.core.subject import as_subject
 
 
 def quick(subject: Any, **options: Any) -> Run:
@@ -360,7 +360,7 @@ def test_gradients_flow_through_a_cut_graph() -> None:
     model, x = Chain(broken=False), torch.linspace(-1, 1, 5)
     model(x).sum().backward()
     wanted = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    from ampcheck.compiler import backend
+    from ampcheck.torchtools.dynamo import backend
 
     for limit in (0, 4, 7, 12):
         model.zero_grad()

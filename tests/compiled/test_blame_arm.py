@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from ampcheck.compiled.accuracy.arms import Trajectory
 from ampcheck.compiled.accuracy.stats import AOT_EAGER, Deviation
 from ampcheck.compiled.blame.arm import Arm
+from ampcheck.core.limits import Limits
+from ampcheck.core.subject import Subject
 from ampcheck.numerics import measure_reference
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
 
 OUTPUT = [Deviation("output", "", 0, "float32", (0.0,), (1.0,))]
 

@@ -21,8 +21,8 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from ampcheck.compiled.graph.judge import assert_graph, measure_graph
-from ampcheck.record import Verdict, collect
-from ampcheck.subject import Subject
+from ampcheck.core.run import Verdict, collect
+from ampcheck.core.subject import Subject
 
 # Clean -----------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from ampcheck.compiled.graph.records import (
     Recompile,
     Stopped,
 )
-from ampcheck.record import Coverage, Finding, Verdict, Where
+from ampcheck.core.run import Coverage, Finding, Verdict, Where
 
 CODE = ("net.py", "forward", 3)
 CLEAN = GraphStats("net", graphs=(Graph("forward (net.py:3)", CODE, 4, 0.5),), ran=2, coverage=Coverage({"graphs": 1}))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck import compiler
 from ampcheck.compiled.graph.judge import judge_graph, measure_graph, observe_graphs
-from ampcheck.record import Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Verdict
+from ampcheck.core.subject import Subject
+from ampcheck.torchtools import dynamo
 
 X = torch.randn(2, 3)
 
@@ -24,26 +24,26 @@ def branching(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_this_pytorch_is_known() -> None:
-    assert compiler.untold() == ""
+    assert dynamo.untold() == ""
 
 
 def test_every_graph_that_dynamo_counts_is_told() -> None:
-    told: list[compiler.Told] = []
+    told: list[dynamo.Told] = []
     torch._dynamo.reset()
-    before = compiler.counters("stats")["unique_graphs"]
-    with compiler.compile_trace(told.append):
+    before = dynamo.counters("stats")["unique_graphs"]
+    with dynamo.compile_trace(told.append):
         compiled = torch.compile(branching, backend="eager")
         compiled(X.abs())
         compiled(torch.ones(5, 3))
     graphs = [one for one in told if one.name == "compilation_metrics" and one.fields.get("graph_op_count")]
-    assert len(graphs) == compiler.counters("stats")["unique_graphs"] - before > 1
+    assert len(graphs) == dynamo.counters("stats")["unique_graphs"] - before > 1
     assert {one.name for one in told} >= {"dynamo_start", "dynamo_graph_break_reason", "recompile_reasons"}
     torch._dynamo.reset()
 
 
 def test_the_trace_is_left_alone_afterwards() -> None:
-    told: list[compiler.Told] = []
-    with compiler.compile_trace(told.append):
+    told: list[dynamo.Told] = []
+    with dynamo.compile_trace(told.append):
         pass
     torch.compile(lambda x: x + 3, backend="eager")(X)
     assert told == []
@@ -52,9 +52,9 @@ def test_the_trace_is_left_alone_afterwards() -> None:
 @pytest.mark.parametrize("kind", ["module", "function"])
 def test_wrapped_parts_are_known_and_others_are_not(kind: str) -> None:
     part = torch.nn.Linear(3, 3) if kind == "module" else branching
-    assert not compiler.is_compiled(part)
-    assert compiler.is_compiled(torch.compile(part, backend="eager"))
-    assert not compiler.is_compiled(torch.compiler.disable(branching))
+    assert not dynamo.is_compiled(part)
+    assert dynamo.is_compiled(torch.compile(part, backend="eager"))
+    assert not dynamo.is_compiled(torch.compiler.disable(branching))
 
 
 def test_an_unknown_pytorch_is_a_clear_skip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_an_unknown_pytorch_is_a_clear_skip(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_pytorch_that_compiles_and_tells_nothing_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "TOLD", frozenset())
+    monkeypatch.setattr(dynamo, "TOLD", frozenset())
     stats = measure_graph(Subject((branching, [(X,)])), backend="eager")
     assert "without telling it" in stats.untold
 
@@ -81,7 +81,7 @@ def test_a_pytorch_that_compiles_and_tells_nothing_is_a_skip(monkeypatch: pytest
 def test_a_pytorch_without_cache_artifacts_and_stances_imports_and_runs() -> None:
     code = (
         "import torch; c = torch.compiler; del c.save_cache_artifacts, c.load_cache_artifacts, c.set_stance\n"
-        "from ampcheck.compiled.graph.judge import judge_graph; from ampcheck.subject import Subject\n"
+        "from ampcheck.compiled.graph.judge import judge_graph; from ampcheck.core.subject import Subject\n"
         "from hygiene_cases import Net\n"
         "model = Net(); model.compile(backend='eager')\n"
         "wrong = Subject((model, [(torch.ones(1, 3),)]))\n"

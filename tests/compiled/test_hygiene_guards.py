@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ampcheck.compiled.graph.guards import HINTS, closest, hint, read_guards
 from ampcheck.compiled.graph.trace import Notes, read_break
-from ampcheck.compiler import Told
+from ampcheck.torchtools.dynamo import Told
 
 SAID = {
     "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5": "shape",

@@ -16,9 +16,9 @@ from torch import nn
 
 from ampcheck.compiled.graph.children import watched_children
 from ampcheck.compiled.graph.judge import Observed, judge_graph, observe_graphs
-from ampcheck.errors import UsageError
-from ampcheck.record import Run, Verdict, collect
-from ampcheck.subject import Subject
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Verdict, collect
+from ampcheck.core.subject import Subject
 
 X = torch.randn(2, 4)
 

@@ -24,9 +24,9 @@ from torch import nn
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.judge import assert_graph, judge_graph, measure_graph, observe_graphs
 from ampcheck.compiled.graph.run import own_device
-from ampcheck.errors import UsageError
-from ampcheck.record import Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Verdict
+from ampcheck.core.subject import Subject
 
 # Nothing, exceptions, state --------------------------------------------------------------------------------------
 

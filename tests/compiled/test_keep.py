@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ampcheck import Subject, emulate
 from ampcheck.compiled.blame.cost import Cost, measure_cost
-from ampcheck.compiled.blame.keep import float32_code, kept_in_float32, smallest_set
+from ampcheck.compiled.blame.minimise import float32_code, kept_in_float32, smallest_set
 
 TREE = [""] + [f"{a}" for a in "abc"] + [f"{a}.{b}" for a in "abc" for b in "xyz"] + [f"b.y.{c}" for c in "pq"]
 LEAVES = [name for name in TREE if not any(other.startswith(f"{name}.") for other in TREE) and name]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ampcheck.compiled.accuracy.arms import Plan, nudged, run_plan
 from ampcheck.compiled.accuracy.ladder import AOT_EAGER, EAGER, EMULATED, INDUCTOR, LADDER, measure_bench, run_rung
-from ampcheck.compiler import configured, uncompiled
-from ampcheck.errors import UsageError
-from ampcheck.prepare import prepare
-from ampcheck.subject import Subject
+from ampcheck.core.errors import UsageError
+from ampcheck.core.subject import Subject
+from ampcheck.torchtools.copying import prepare
+from ampcheck.torchtools.dynamo import configured, uncompiled
 
 
 def truncated(x: Tensor) -> Tensor:

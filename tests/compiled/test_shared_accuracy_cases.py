@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from ampcheck.compiled.accuracy.judge import judge_accuracy
-from ampcheck.record import Finding, Run, Verdict
+from ampcheck.core.run import Finding, Run, Verdict
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
 BAD = (Verdict.FAIL, Verdict.WARN)

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ampcheck.compiled.graph.judge import judge_graph, observe_graphs
-from ampcheck.record import Finding, Run, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.subject import Subject
 
 SHARED = Path(__file__).parents[3] / "shared" / "corpus"
 

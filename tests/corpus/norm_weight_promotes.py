@@ -9,7 +9,7 @@ Expected: dtype at `blocks.0.norm`, which the subject declares to be bfloat16.
 import torch
 from torch import nn
 
-from ampcheck.subject import Subject
+from ampcheck.core.subject import Subject
 
 ID = "norm_weight_promotes"
 RUN = "autocast:bfloat16"

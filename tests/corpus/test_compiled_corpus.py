@@ -9,7 +9,7 @@ import torch
 from test_corpus import SHARED, load
 
 from ampcheck.audit import audit
-from ampcheck.record import Verdict
+from ampcheck.core.run import Verdict
 
 EXPECTED = {
     "cmn_autocast_nesting_leak_on_exception": (Verdict.FAIL, "autocast-state"),

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ampcheck.audit import audit
-from ampcheck.record import Finding, Run, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.subject import Subject
 
 HERE = Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "corpus"

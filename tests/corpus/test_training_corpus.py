@@ -8,7 +8,7 @@ import pytest
 from test_corpus import SHARED, failures, load
 
 from ampcheck.audit import audit
-from ampcheck.record import Verdict
+from ampcheck.core.run import Verdict
 
 EXPECTED: dict[str, str] = {
     "acm_train_loop_inside_autocast": "autocast-scope",

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
-from ampcheck.formats import format_of
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import format_of
 from ampcheck.health import TensorHealth, Unmeasured, alarm, cpu, health_of, measure_health, oracle, read_all
 from ampcheck.health.plan import plan_for
 from tests.health.bits import CASTS, NARROW, WIDE, codes_of, every_pattern, from_codes, random_bits

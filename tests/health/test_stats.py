@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.health import CastLoss, TensorHealth, Unmeasured, health_of
 
 counts = st.integers(0, 2**40)

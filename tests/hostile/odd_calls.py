@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from odd_rows import PASSES, Base, add, fails, given, incomplete, refused
 
-from ampcheck.subject import Subject
+from ampcheck.core.subject import Subject
 
 # What is no subject
 

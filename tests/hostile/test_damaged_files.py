@@ -25,10 +25,10 @@ from rich.console import Console
 
 from ampcheck.autocast.locks.file import NAME, Locked, LockedOp, LockFile, update
 from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot
-from ampcheck.errors import UsageError
-from ampcheck.record import Band, Chart, Coverage, Finding, Marker, Run, Series, Table, Verdict, Where
+from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import load_settings
+from ampcheck.core.run import Band, Chart, Coverage, Finding, Marker, Run, Series, Table, Verdict, Where
 from ampcheck.report import print_run, print_tables, render_html, summary_lines
-from ampcheck.settings import load_settings
 from ampcheck.speed.base.comment import comment_of
 from ampcheck.speed.history import append, import_benchmarks, load
 from ampcheck.speed.stats import SpeedRecord

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ampcheck.audit
-from ampcheck.cli import main
+from ampcheck.cli.main import main
 
 assert ampcheck.audit
 

@@ -16,8 +16,8 @@ import torch
 from odd_rows import ROWS
 
 from ampcheck.audit import audit
-from ampcheck.errors import UsageError
-from ampcheck.record import Run, Verdict
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Verdict
 
 assert all((odd_calls, odd_forwards, odd_modules, odd_neighbours, odd_values))
 

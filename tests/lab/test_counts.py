@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import ampcheck
+from ampcheck.core.run import Verdict
+from ampcheck.lab.expectations import told
 from ampcheck.lab.registry import EXPERIMENTS, experiments_of
-from ampcheck.lab.telling import told
-from ampcheck.record import Verdict
 
 ROOMS = ("autocast", "lab", "speed")
 

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.formats import FORMATS, format_of
+from ampcheck.core.formats import FORMATS, format_of
+from ampcheck.core.run import Finding, Verdict
 from ampcheck.health import SubnormalSupport
 from ampcheck.lab import anatomy, exp, stagnation, ulp, underflow
-from ampcheck.record import Finding, Verdict
 
 NUMPY = {
     "float64": np.float64,

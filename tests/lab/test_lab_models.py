@@ -15,14 +15,14 @@ from torch import nn
 from ampcheck import demo
 from ampcheck.autocast.observe import OpDtype, OpDtypes
 from ampcheck.autocast.views import diff_view, source_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.subject import Call
 from ampcheck.demo import CharTransformer
-from ampcheck.formats import format_of
 from ampcheck.lab import compiling, confounders, flow, policy
 from ampcheck.numerics.compiled import dynamo_still
-from ampcheck.record import Finding, Run, Verdict
 from ampcheck.report.charts import chart_svg
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
-from ampcheck.subject import Call
 from ampcheck.training.confounders.settings import ConfounderStats
 
 

@@ -11,10 +11,10 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InvalidCxxCompiler, TritonMissing
 
 from ampcheck import demo
+from ampcheck.core.run import Verdict, Where
 from ampcheck.lab import loop_views, training
 from ampcheck.lab.loops import AMP_BFLOAT16, AMP_FLOAT16, FLOAT32, NAIVE, Culprit, Loop, Mode, StepSeen, windows
 from ampcheck.lab.training import TrainingRun, TrainingStats
-from ampcheck.record import Verdict, Where
 from ampcheck.report.charts import chart_svg
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 

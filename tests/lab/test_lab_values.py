@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ampcheck.cli import main
-from ampcheck.formats import FORMATS
+from ampcheck.cli.main import main
+from ampcheck.core.formats import FORMATS
 from ampcheck.lab import anatomy
 
 STORED = {

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck import assert_compiled, audit
+from ampcheck.core.run import Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.numerics.arms import run_arm, total_loss
-from ampcheck.prepare import prepare
-from ampcheck.record import Verdict
-from ampcheck.subject import Subject
-from ampcheck.switches import kept, read_state
+from ampcheck.torchtools.copying import prepare
+from ampcheck.torchtools.global_state import kept, read_state
 
 
 class Reversed(torch.autograd.Function):

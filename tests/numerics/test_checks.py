@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.catalog import EXPLANATIONS
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Coverage, Verdict, Where
 from ampcheck.numerics import CHECKS, NumericsStats, check_numerics
 from ampcheck.numerics.decisions import Flip
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.stats import LOST, Raised, TensorError
-from ampcheck.record import Coverage, Verdict, Where
-from ampcheck.settings import Limits
 
 OUTPUT = TensorError("output", "", "bfloat16", 0.001, 0.004, 0.0, 0)
 GRADIENT = TensorError("gradient", "layer.weight", "float32", 0.001, 0.004, 0.001, 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 
 DRAWS = {

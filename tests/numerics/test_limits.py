@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcheck.audit import audit
-from ampcheck.record import Finding, Run, Verdict
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.subject import Subject
 
 
 def _run(model: object, *inputs: Tensor, dtype: str = "bfloat16", **options: object) -> Run:

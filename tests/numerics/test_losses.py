@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ampcheck.audit import audit
+from ampcheck.core.run import Verdict
 from ampcheck.numerics.losses import computed_in
-from ampcheck.record import Verdict
 
 B, H = torch.bfloat16, torch.float16
 TARGET = torch.arange(4)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.trace import Trace
+from ampcheck.torchtools.trace import Trace
 
 LOW = (torch.float16, torch.bfloat16)
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
+from ampcheck.core.subject import Subject
 from ampcheck.numerics import measure_reference
 from ampcheck.numerics.decisions import Decisions
-from ampcheck.subject import Subject
-from ampcheck.trace import Trace
+from ampcheck.torchtools.trace import Trace
 
 
 class OwnTable(nn.Module):

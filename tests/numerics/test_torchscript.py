@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ampcheck import assert_compiled, assert_graph
 from ampcheck.audit import audit
-from ampcheck.prepare import prepare
-from ampcheck.record import Finding, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
+from ampcheck.torchtools.copying import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::UserWarning")
 BAD = (Verdict.FAIL, Verdict.WARN)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ampcheck.pytest_plugin import OPTIONS
+from ampcheck.plugin.plugin import OPTIONS
 
 PROBE = """
 import sys
 
 def pytest_unconfigure():
-    names = ("torch", "numpy", "matplotlib", "jinja2", "rich", "ampcheck.record", "ampcheck.report")
+    names = ("torch", "numpy", "matplotlib", "jinja2", "rich", "ampcheck.core.run", "ampcheck.report")
     print("imported:", *(name for name in names if name in sys.modules))
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.record import Run, Verdict
+from ampcheck.core.run import Run, Verdict
 
 BOTH = pytest.mark.parametrize("flag", ["--ampcheck-json", "--ampcheck-html"])
 
@@ -187,13 +187,13 @@ def test_workers_write_nothing(suite: pytest.Pytester, summary: str) -> None:
     suite.makeconftest(
         """
         import os
-        import ampcheck.record
+        import ampcheck.core.run
 
         def written(path, text):
             with open("written", "a") as log:
                 log.write(os.environ.get("PYTEST_XDIST_WORKER", "main") + " ")
 
-        ampcheck.record.write_atomically = written
+        ampcheck.core.run.write_atomically = written
         """
     )
     suite.runpytest_subprocess("-n2", "--ampcheck-json=run.json", *summary.split())

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import pytest
 
-from ampcheck.record import Run
+from ampcheck.core.run import Run
 from plugin.conftest import Section
 
 STAND_IN = """
 import sys
 import types
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Coverage, Finding, Run, Verdict, emit, verify
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, emit, verify
 
 VALID = ("overflow", "flush", "integer-cast")
 seen = []
@@ -72,7 +72,7 @@ def test_other():
     result = observed.runpytest(spread)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["E *AssertionError: [[]flush[]] fail: *::test_it: must not be"])
-    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
+    result.stdout.no_fnmatch_line("*plugin*plugin.py*")
 
 
 def test_without_names_every_check_is_judged(observed: pytest.Pytester) -> None:
@@ -203,8 +203,8 @@ def test_right(): pass
     )
     result = observed.runpytest("-n0")
     result.assert_outcomes(passed=1, failed=1)
-    assert f"E   ampcheck.errors.UsageError: {message}" in result.outlines
-    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
+    assert f"E   ampcheck.core.errors.UsageError: {message}" in result.outlines
+    result.stdout.no_fnmatch_line("*plugin*plugin.py*")
 
 
 def test_other_wrappers_are_not_observed(observed: pytest.Pytester) -> None:
@@ -269,7 +269,7 @@ def test_the_real_observation(pytester: pytest.Pytester, spread: str) -> None:
         "E *UsageError: 'underflow' cannot be judged by observing; *",
     ):
         result.stdout.fnmatch_lines([line])
-    for file in ("pytest_plugin.py", "contextlib.py"):
+    for file in ("plugin/plugin.py", "contextlib.py"):
         result.stdout.no_fnmatch_line(f"*{file}*")
     failed = [finding for finding in Run.load(pytester.path / "run.json").findings if str(finding.verdict) == "fail"]
     assert [(finding.check, finding.subject) for finding in failed] == [

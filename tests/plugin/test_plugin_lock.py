@@ -240,7 +240,7 @@ def test_a_body_that_does_otherwise_fails(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("-n0")
     result.assert_outcomes(passed=1, failed=6)
     result.stdout.fnmatch_lines(["*policy-drift*test_each*"])
-    result.stdout.no_fnmatch_line("*pytest_marker.py*")
+    result.stdout.no_fnmatch_line("*plugin*marker.py*")
 
 
 def test_a_body_in_another_dtype_fails(pytester: pytest.Pytester) -> None:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from ampcheck import UsageError
-from ampcheck.pytest_replay import Replay
-from ampcheck.pytest_speed import JUDGED, Speed
+from ampcheck.plugin.benchmark_timer import Replay
+from ampcheck.plugin.speed_fixture import JUDGED, Speed
 from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section, lines_of_source
 from plugin.speed_suite import Suite, benchmarks, findings

@@ -207,7 +207,7 @@ def test_a_run_that_cannot_be_drawn_fails_its_test_alone(sample: pytest.Pytester
     sample.makepyfile(
         """
         import ampcheck
-        from ampcheck.record import Table
+        from ampcheck.core.run import Table
         from sample import judge
 
         def test_bad(): ampcheck.emit(ampcheck.Run(tables=(Table("t", ("a", "b"), ((1,),)),)))
@@ -222,5 +222,5 @@ def test_a_run_that_cannot_be_drawn_fails_its_test_alone(sample: pytest.Pytester
 def test_a_failure_shows_the_test_and_not_the_plugin(suite: pytest.Pytester) -> None:
     result = suite.runpytest("-n0", "--ampcheck")
     result.stdout.fnmatch_lines(["E *AssertionError: [[]overflow[]] fail: Big: an output stays finite"])
-    for file in ("pytest_plugin.py", "contextlib.py", "record.py"):
+    for file in ("plugin/plugin.py", "contextlib.py", "core/run.py"):
         result.stdout.no_fnmatch_line(f"*{file}*")

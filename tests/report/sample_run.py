@@ -6,7 +6,7 @@ import math
 import random
 import sys
 
-from ampcheck.record import Band, Chart, Coverage, Finding, Run, Series, Table, Verdict, Where
+from ampcheck.core.run import Band, Chart, Coverage, Finding, Run, Series, Table, Verdict, Where
 
 FLOAT16 = (Band("float16 subnormal", -24, -14), Band("float16 normal", -14, 16))
 BFLOAT16 = (Band("bfloat16 subnormal", -133, -126), Band("bfloat16 normal", -126, 128))

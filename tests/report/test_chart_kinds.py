@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Band, Chart, Run, Series
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Band, Chart, Run, Series
 from ampcheck.report.charts import chart_svg, describe_chart
 
 FLOAT16 = (Band("float16 subnormal", -24, -14), Band("float16 normal", -14, 16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampcheck.record import Chart, Series
+from ampcheck.core.run import Chart, Series
 from ampcheck.report.lines import draw_line
 
 

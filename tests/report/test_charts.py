@@ -14,8 +14,8 @@ import pytest
 from sample_run import BFLOAT16, FLOAT16, sample_run
 
 import ampcheck
-from ampcheck.errors import UsageError
-from ampcheck.record import Band, Chart, Run, Series
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Band, Chart, Run, Series
 from ampcheck.report.charts import chart_svg, describe_chart
 
 NAN, INF = math.nan, math.inf

@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 import pytest
 from sample_run import PROBLEMS, module_names, sample_run
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Band, Chart, Coverage, Finding, Run, Series, Table, Verdict, Where
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Band, Chart, Coverage, Finding, Run, Series, Table, Verdict, Where
 from ampcheck.report import render_html, write_html
 
 HOSTILE = "</style><script>alert(1)</script><img src=x onerror=alert(1)>{{ 1234 * 1001 }}\"'&\x1b[31m\u202e"

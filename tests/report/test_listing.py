@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ampcheck.record import Table
+from ampcheck.core.run import Table
 from ampcheck.report import print_tables
 
 COLUMNS = ("start", "to first step, s", "compiler, s", "times faster than eager", "has paid after")

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Chart, Marker, Run, Series
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Chart, Marker, Run, Series
 from ampcheck.report.charts import chart_svg, describe_chart
 
 BANDED = Series("ratio", (1, 2, 3), (1.0, 1.1, 1.2), low=(0.9, 1.0, 1.1), high=(1.1, 1.2, 1.3))

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import ampcheck.report as report
-from ampcheck.record import Chart, Finding, Run, Table, Verdict
+from ampcheck.core.run import Chart, Finding, Run, Table, Verdict
 from ampcheck.report.text import clean, number, quantity, shorten_middle
 
 HEAVY = ("torch", "matplotlib", "jinja2", "rich", "numpy")

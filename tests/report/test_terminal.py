@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from sample_run import PROBLEMS, sample_run
 
-from ampcheck.record import Coverage, Finding, Run, Verdict, Where
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.report import print_run, summary_lines
 from ampcheck.report.text import wrap
 

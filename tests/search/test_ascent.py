@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampcheck import assert_amp_property
-from ampcheck.record import Verdict
+from ampcheck.core.run import Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.ascent import climb
 from ampcheck.strategies import tensors
-from ampcheck.subject import Subject
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example
-from ampcheck.search.look import Looker
-from ampcheck.subject import Subject
+from ampcheck.search.evaluate import Looker
 
 Function = Callable[..., Any]
 

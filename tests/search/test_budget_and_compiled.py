@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ampcheck import assert_amp_property
-from ampcheck.record import Finding, Verdict
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.ascent import climb
 from ampcheck.search.compiling import Compiled
-from ampcheck.search.look import Look, Looker
+from ampcheck.search.evaluate import Look, Looker
 from ampcheck.search.stats import ACCURACY, NONFINITE, Problem
 from ampcheck.strategies import tensors
-from ampcheck.subject import Subject
 
 
 class Clock:
@@ -45,7 +45,7 @@ def test_no_step_of_gradient_ascent_begins_when_the_time_is_over() -> None:
 
 
 def test_the_search_and_making_small_take_the_seconds_and_half_of_them_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ampcheck.search import hunt
+    from ampcheck.search import loop as hunt
 
     clock = Clock()
     monkeypatch.setattr(hunt, "time", SimpleNamespace(perf_counter=clock))

@@ -14,14 +14,14 @@ from textbook import TEXTBOOK
 from torch import Tensor
 
 from ampcheck import assert_amp_property
-from ampcheck.record import Finding, Verdict, collect
+from ampcheck.core.run import Finding, Verdict, collect
+from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.blame import _pairs, locate
-from ampcheck.search.look import Looker
+from ampcheck.search.evaluate import Looker
 from ampcheck.search.remedies import remedy
 from ampcheck.search.stats import ACCURACY, INVARIANCE, NONFINITE, Problem
 from ampcheck.strategies import tensors
-from ampcheck.subject import Subject
 
 
 def op_of(function: Callable[..., Any], *args: Tensor, dtype: torch.dtype | None = None) -> str:

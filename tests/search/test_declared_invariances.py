@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
+from ampcheck.core.subject import Subject
 from ampcheck.search import BatchOrder, Declared, Padding, Scale, Shift
 from ampcheck.search.arms import Arms, Example
-from ampcheck.search.look import Look, Looker
-from ampcheck.subject import Subject
+from ampcheck.search.evaluate import Look, Looker
 
 
 def look(function: Callable[..., Any], x: torch.Tensor, invariance: Any) -> Look:

@@ -9,11 +9,11 @@ import torch
 from hypothesis import strategies as st
 
 from ampcheck import assert_amp_property
-from ampcheck.record import Finding, Verdict, collect
+from ampcheck.core.run import Finding, Verdict, collect
+from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.headroom import Headroom
 from ampcheck.strategies import tensors
-from ampcheck.subject import Subject
 
 HALF = torch.float16
 

@@ -14,12 +14,12 @@ import torch
 from hypothesis import strategies as st
 
 from ampcheck import assert_amp_property
-from ampcheck.record import Run, Verdict, collect
+from ampcheck.core.run import Run, Verdict, collect
+from ampcheck.core.subject import Subject
 from ampcheck.search import BatchOrder, Scale, Shift
 from ampcheck.search.arms import Arms, Example
-from ampcheck.search.look import Looker
+from ampcheck.search.evaluate import Looker
 from ampcheck.strategies import tensors
-from ampcheck.subject import Subject
 
 HALF = tensors("float16", shape=3, min_value=-4, max_value=4)
 FLOAT = tensors("float32", shape=3, min_value=-4, max_value=4)

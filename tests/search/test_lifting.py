@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example
-from ampcheck.search.look import Looker
-from ampcheck.subject import Subject
+from ampcheck.search.evaluate import Looker
 
 
 def kinds(function: Callable[..., Any], x: torch.Tensor, dtype: torch.dtype | None = None) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from ampcheck import UsageError, assert_amp_property
-from ampcheck.record import Coverage, Finding, Run, Verdict, collect
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, collect
 from ampcheck.search import BatchOrder
 from ampcheck.search.checks import check_property
 from ampcheck.search.stats import PropertyStats

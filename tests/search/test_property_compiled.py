@@ -10,12 +10,12 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InvalidCxxCompiler
 
 from ampcheck import assert_amp_property
-from ampcheck.record import Verdict
+from ampcheck.core.run import Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.compiling import KINDS, Compiled
-from ampcheck.search.look import Looker
+from ampcheck.search.evaluate import Looker
 from ampcheck.strategies import tensors
-from ampcheck.subject import Subject
 
 
 def smooth(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from textbook import softmax, stable_softmax
 
 import ampcheck
 from ampcheck import UsageError, assert_amp_property
-from ampcheck.record import Run, Verdict, collect
+from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.search import BatchOrder, Declared, Padding, Scale, Shift
 from ampcheck.strategies import tensors
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example, as_example
-from ampcheck.search.look import Look, Looker
+from ampcheck.search.evaluate import Look, Looker
 from ampcheck.strategies import shapes, tensors
-from ampcheck.subject import Subject
 
 FORMATS = ("float16", "bfloat16")
 Function = Callable[..., Any]

@@ -10,8 +10,8 @@ import torch
 from textbook import FORMATS, TEXTBOOK
 
 from ampcheck import assert_amp_property
-from ampcheck.nest import tensors
-from ampcheck.record import Verdict, collect
+from ampcheck.core.run import Verdict, collect
+from ampcheck.torchtools.pytree import tensors
 
 CASES = [(name, fmt) for name in TEXTBOOK for fmt in FORMATS]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from ampcheck.record import Scalar
+from ampcheck.core.run import Scalar
 from ampcheck.speed.history import History, Point
 from ampcheck.speed.stats import SpeedRecord
 

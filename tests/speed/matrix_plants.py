@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from simulated import SimulatedClock, taking
 
+from ampcheck.core.subject import Subject
 from ampcheck.speed.matrix import measure_matrix
 from ampcheck.speed.matrix.stats import WorkloadStats
 from ampcheck.speed.steps import Way
-from ampcheck.subject import Subject
 
 SECONDS = {
     "eager, float32": 0.010,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampcheck.record import Verdict
+from ampcheck.core.run import Verdict
 from ampcheck.speed.base.check import check_base
 from ampcheck.speed.base.judge import base_run
 from ampcheck.speed.base.stats import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from repositories import commit, git, repository
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.speed.base import checkout
 from ampcheck.speed.base.checkout import base_of, head_of, repository_of, worktree
 from ampcheck.speed.base.git import Repository

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampcheck.record import Coverage, Finding, Run, Table, Verdict
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict
 from ampcheck.speed.base.comment import LENGTH, comment_of, escaped
 
 HOSTILE = [

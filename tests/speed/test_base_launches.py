@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ampcheck.record import Verdict
+from ampcheck.core.run import Verdict
 from ampcheck.speed.base.launches import (
     Rounds,
     bounds,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from repositories import commit, git, repository
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Verdict
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Verdict
 from ampcheck.speed.base import measure
 from ampcheck.speed.base.check import check_base
 from ampcheck.speed.base.measure import measure_base

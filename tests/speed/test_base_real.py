@@ -13,9 +13,9 @@ import sys
 import pytest
 from repositories import MODEL, commit, git, repository
 
-from ampcheck import speed_cli
-from ampcheck.errors import UsageError
-from ampcheck.record import Run, Verdict
+from ampcheck.cli import speed as speed_cli
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Verdict
 
 SHORT = ("--launches", "3", "--launches-max", "3", "--budget", "2")
 SHORTEST = ("--launches", "2", "--launches-max", "2", "--budget", "0.5")

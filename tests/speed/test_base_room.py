@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.speed.worker import Worker
 
 BREAKS = """
@@ -28,7 +28,9 @@ def make(): return Model().eval(), torch.ones(2, 8)
 
 
 def launched(folder, **settings):
-    return Worker("ampcheck.speed.base.room", name="head", cwd=folder, env={"OMP_NUM_THREADS": "1"}, **settings)
+    return Worker(
+        "ampcheck.speed.base.child_process", name="head", cwd=folder, env={"OMP_NUM_THREADS": "1"}, **settings
+    )
 
 
 def load(worker, root, target="model.py:make", repository=None, mode=None):

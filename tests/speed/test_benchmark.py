@@ -12,7 +12,7 @@ import pytest
 from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError, Verdict
-from ampcheck.record import Finding
+from ampcheck.core.run import Finding
 from ampcheck.report.charts import chart_svg
 from ampcheck.speed.benchmark import (
     Asked,

@@ -15,7 +15,7 @@ from history_records import MACHINE, commit, day, history, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.speed.history import History, Point, append, commit_of, load
 from ampcheck.speed.stats import SpeedRecord
 

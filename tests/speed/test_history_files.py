@@ -15,7 +15,7 @@ from history_records import day, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.speed.history import append, load
 
 TESTS = Path(__file__).parent

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from history_records import commit, day, record
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Verdict
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Verdict
 from ampcheck.speed.history import append, import_benchmarks, load
 from ampcheck.speed.trend import check_trend, trend_run
 

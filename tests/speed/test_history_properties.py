@@ -18,7 +18,7 @@ from history_records import MACHINE, day, record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.speed.history import History, Point, append, load
 from ampcheck.speed.stats import SpeedRecord
 from ampcheck.strategies import values

@@ -9,9 +9,10 @@ import torch
 from simulated import SimulatedClock
 
 from ampcheck import Run, Subject, UsageError, Verdict
-from ampcheck.speed import compiling, ways
+from ampcheck.speed import compiling
+from ampcheck.speed import modes as ways
+from ampcheck.speed.modes import judge_ways
 from ampcheck.speed.steps import Way
-from ampcheck.speed.ways import judge_ways
 
 EAGER, COMPILED, HALF = Way(), Way("default"), Way("default", "bfloat16")
 SUBJECT = Subject((torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),)), name="net")

@@ -13,8 +13,9 @@ import torch
 from matrix_plants import Planted, measured
 from simulated import SimulatedClock, taking
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Run, Verdict
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.speed import compiling
 from ampcheck.speed.matrix import WORKLOADS, MatrixStats, matrix_run, measure, measure_matrix
 from ampcheck.speed.matrix.accuracy import Judged
@@ -25,7 +26,6 @@ from ampcheck.speed.matrix.workloads import workload_of
 from ampcheck.speed.startup.breakeven import calls_until
 from ampcheck.speed.stats import ArmTimes, Ratio
 from ampcheck.speed.steps import Way
-from ampcheck.subject import Subject
 
 
 @pytest.fixture(autouse=True)

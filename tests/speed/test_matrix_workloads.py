@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck.compiled.accuracy.stats import AccuracyStats
-from ampcheck.record import Finding, Verdict
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.speed.matrix import WORKLOADS, accuracy, measure_matrix
 from ampcheck.speed.matrix.accuracy import COMPILED, Judge, Judged, judged
 from ampcheck.speed.matrix.stats import EAGER
 from ampcheck.speed.steps import Way
-from ampcheck.subject import Subject
 
 
 class Lossy(nn.Module):

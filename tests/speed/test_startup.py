@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Run, Verdict
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Verdict
 from ampcheck.speed import memory, steps
 from ampcheck.speed.startup.checks import check_startup
+from ampcheck.speed.startup.child_process import commands
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import Launcher, measure_startup
-from ampcheck.speed.startup.room import commands
 from ampcheck.speed.startup.stats import ARTIFACTS, COLD, EAGER, FIXED, REGIONAL, WARM, Launch, StartupArm
 
 TARGETS = Path(__file__).parent / "startup_targets.py"

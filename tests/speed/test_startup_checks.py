@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ampcheck.compiled.graph.records import Graph, GraphBreak, GraphStats
-from ampcheck.errors import UsageError
-from ampcheck.record import Coverage, Verdict, Where
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Coverage, Verdict, Where
 from ampcheck.speed.startup.breakeven import BreakEven, break_even, savings
 from ampcheck.speed.startup.checks import StartupLimits, check_startup
 from ampcheck.speed.startup.judge import startup_run

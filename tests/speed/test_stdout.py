@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from history_records import commit, day, record
 
-from ampcheck.record import Run
+from ampcheck.core.run import Run
 from ampcheck.speed.history import append
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full and no sh here")

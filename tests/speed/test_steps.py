@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcheck.errors import UsageError
-from ampcheck.prepare import prepare
+from ampcheck.core.errors import UsageError
+from ampcheck.core.subject import Subject
 from ampcheck.speed import steps
 from ampcheck.speed.steps import PRECISIONS, Way, learns, repeated, step_of
-from ampcheck.subject import Subject
+from ampcheck.torchtools.copying import prepare
 
 LOW = {name: dtype for name, dtype in PRECISIONS.items() if dtype is not None}
 SEEN: list[Any] = []

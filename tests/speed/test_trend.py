@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.speed.trend import change_points
 from ampcheck.speed.trend.detect import LEAST, alarms, shift_between, step_statistics
 

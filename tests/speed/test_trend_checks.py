@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from history_records import commit, day, history, record
 
-from ampcheck.record import Run, Verdict
+from ampcheck.core.run import Run, Verdict
 from ampcheck.report import render_html
 from ampcheck.speed.history import History, Note, Point
 from ampcheck.speed.trend import check_trend, trend_run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ampcheck
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.speed.worker import Worker
 
 HERE = Path(__file__).parent

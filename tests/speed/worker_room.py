@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 
 
 def commands():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
-from ampcheck.formats import FORMATS, FloatFormat, format_of
+from ampcheck.core.formats import FORMATS, FloatFormat, format_of
 from ampcheck.strategies import tensors, values
 from ampcheck.strategies.ranked import Side, inner, sides
 

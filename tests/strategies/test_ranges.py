@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.strategies import (
     as_code,
     cancelling_pairs,

@@ -10,8 +10,8 @@ import torch
 from hypothesis import HealthCheck, find, given, seed, settings
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
-from ampcheck.formats import format_of
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import format_of
 from ampcheck.strategies import (
     LAYOUTS,
     broadcastable,

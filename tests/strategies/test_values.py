@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from ampcheck.errors import UsageError
-from ampcheck.formats import FORMATS, format_of
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import FORMATS, format_of
 from ampcheck.strategies import log_uniform, values
 from ampcheck.strategies.ranked import magnitudes, sides
 

@@ -7,9 +7,9 @@ import torch
 from telemetry_models import Block, batch, in_phase, modules, seen_in, step
 from torch import nn
 
-from ampcheck import compiler
 from ampcheck.telemetry import telemetry
 from ampcheck.telemetry.stats import TelemetryStats
+from ampcheck.torchtools import dynamo
 
 SITES = ("where", "format", "cast", "numel", "amax", "smallest", "zeros", "flushed", "subnormals", "bad")
 
@@ -67,7 +67,7 @@ def test_a_pass_that_the_user_has_there_still_runs(monkeypatch: pytest.MonkeyPat
     ran: list[object] = []
     compiled = torch.compile(lambda x: (x * 3).to(torch.float16))
 
-    with compiler.configured({"torch._inductor.config.post_grad_custom_pre_pass": ran.append}):
+    with dynamo.configured({"torch._inductor.config.post_grad_custom_pre_pass": ran.append}):
         stats = seen_in(lambda: compiled(torch.tensor([1e5, 1.0])))
 
     assert ran

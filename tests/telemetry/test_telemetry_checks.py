@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from ampcheck.record import Finding, Verdict, Where
-from ampcheck.settings import Limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.telemetry.checks import CHECKS, check_telemetry, tables
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from ampcheck import UsageError, watch
-from ampcheck.telemetry.ledger import Ledger
+from ampcheck.telemetry.accumulators import Ledger
+from ampcheck.telemetry.graph_variants import Twins
 from ampcheck.telemetry.sites import Level, Site
 from ampcheck.telemetry.statistics import Layout
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.telemetry.twins import Twins
 
 
 def site(*, cast: bool, format: str = "float16") -> Site:
@@ -93,7 +93,7 @@ def test_results_in_float8_are_compared_as_others_are() -> None:
 
 
 def test_results_too_large_to_be_held_twice_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampcheck.telemetry.twins._COMPARED_BYTES", 8)
+    monkeypatch.setattr("ampcheck.telemetry.graph_variants._COMPARED_BYTES", 8)
     kept: list[int] = []
 
     class Account:

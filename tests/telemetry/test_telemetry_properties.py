@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.record import Where
+from ampcheck.core.run import Where
 from ampcheck.strategies import cancelling_pairs, heavy_tails, log_uniform, outlier_channels, tensors, values
-from ampcheck.telemetry.ledger import Ledger
+from ampcheck.telemetry.accumulators import Ledger
 from ampcheck.telemetry.stats import SiteStats
 from ampcheck.telemetry.telemetry import Telemetry
 

@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 from narrow_loops import B16, F16, F32, Counting, data, loop, net, sgd
 
-from ampcheck.record import Verdict
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import measure_stagnation

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from training_loops import mlp, state_of
 
-from ampcheck.record import Finding, Run, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.judge import CHECKS, judge_training
 
 DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import ampcheck
-from ampcheck.errors import UsageError
-from ampcheck.record import Run, Verdict
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Verdict
 
 # What the libraries warn of among themselves is theirs; this project's own warnings stay errors elsewhere.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.record import Verdict
-from ampcheck.settings import Limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Verdict
 from ampcheck.training.confounders.operands import check_operands, measure_operands
 from ampcheck.training.confounders.settings import (
     ConfounderStats,

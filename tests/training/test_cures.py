@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
 from ampcheck.training.stagnation.cures import AS_IS, KAHAN, STOCHASTIC, WIDE, measure_cures, round_stochastically
 from ampcheck.training.stagnation.shadows import NARROW
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from training_loops import amp_loop, mlp
 
-from ampcheck.record import Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
 
 CHECKS = ("overflow", "nonfinite-gradient")

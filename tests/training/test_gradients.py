@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 from training_loops import amp_loop, demo_loop, mlp, state_of
 
-from ampcheck.record import Finding, Verdict
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.gradients.checks import check_gradients, gradient_table
 from ampcheck.training.gradients.underflow import GradientLoss, GradientStats, measure_gradients
 from ampcheck.training.loop import TrainingLoop

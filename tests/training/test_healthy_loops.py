@@ -10,7 +10,7 @@ import torch
 from healthy_loops import LOOPS
 
 from ampcheck.audit import audit
-from ampcheck.record import Verdict
+from ampcheck.core.run import Verdict
 
 assert all((healthy_optimizers, healthy_protocols, healthy_variants))
 

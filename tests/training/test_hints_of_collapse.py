@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ampcheck.record import Finding, Run, Verdict, Where
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Run, Verdict, Where
+from ampcheck.core.subject import Subject
 from ampcheck.training.gradients.finite import FiniteStats, check_finite
 from ampcheck.training.gradients.losses import LossStats, check_loss
 from ampcheck.training.gradients.nonfinite import mend_nonfinite

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from training_loops import mlp
 
-from ampcheck.subject import as_subject
+from ampcheck.core.subject import as_subject
 from ampcheck.training.gradients.capture import captured
 from ampcheck.training.hooks import _OF_MODULES, _OF_TENSORS
 from ampcheck.training.loop import TrainingLoop

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from training_loops import amp_loop, mlp, state_of
 
-from ampcheck.record import Finding, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.gradients.invariance import InvarianceStats, check_invariance, measure_invariance
 from ampcheck.training.loop import TrainingLoop
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.record import Chart, Finding, Run, Table, Verdict, Where
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Chart, Finding, Run, Table, Verdict, Where
 from ampcheck.report.charts import chart_svg
-from ampcheck.settings import Limits
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import LossScaleStats, loss_scale_stats
 from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep

@@ -14,8 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
+from ampcheck.core.subject import Subject
 from ampcheck.strategies import cancelling_pairs, heavy_tails, log_uniform, outlier_channels, shapes, tensors, values
-from ampcheck.subject import Subject
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.scale.trajectory import COLLAPSE, ScalerStats, measure_scalers

@@ -8,8 +8,8 @@ import pytest
 import torch
 from training_loops import mlp
 
-from ampcheck.record import Finding, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
 
 HALF, WIDE, BRAIN = torch.float16, torch.float32, torch.bfloat16

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from training_loops import amp_loop, mlp
 
-from ampcheck.record import Finding, Verdict
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.loop import StepError, TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.order import ProtocolStats, check_protocol, check_scheduler_skip

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from training_loops import mlp
 
-from ampcheck.held import rebound, walk
-from ampcheck.subject import as_subject
+from ampcheck.core.subject import as_subject
+from ampcheck.torchtools.closures import rebound, walk
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.state import preserved, reach
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ampcheck.formats import format_of
-from ampcheck.record import Verdict
-from ampcheck.settings import Limits
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Verdict
 from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
 
 LIMITS = Limits()

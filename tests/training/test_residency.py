@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.errors import UsageError
-from ampcheck.record import Finding, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.loop import Role, TrainingLoop
-from ampcheck.training.residency.checks import CHECKS, check_residency
-from ampcheck.training.residency.measure import ResidencyStats, measure_residency, residency_tables
-from ampcheck.training.residency.policies import PRESETS, ResidencyPolicy, policy_of
+from ampcheck.training.state_dtypes.checks import CHECKS, check_residency
+from ampcheck.training.state_dtypes.measure import ResidencyStats, measure_residency, residency_tables
+from ampcheck.training.state_dtypes.policies import PRESETS, ResidencyPolicy, policy_of
 
 LOW = [torch.bfloat16, torch.float16]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from ampcheck.record import Finding, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.resume.checks import (

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from training_loops import amp_loop, mlp
 
-from ampcheck.record import Run, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Run, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
 
 CHECKS = ("scaler-protocol", "scale-invariance", "scheduler-skip", "loss-dtype")

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ampcheck.audit import audit
-from ampcheck.record import Verdict
-from ampcheck.settings import Limits
-from ampcheck.subject import as_subject
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Verdict
+from ampcheck.core.subject import as_subject
 from ampcheck.training.gradients.checks import check_gradients
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
 from ampcheck.training.gradients.losses import LossStats, check_loss, measure_loss

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 from training_loops import amp_loop, demo_loop, mlp
 
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.demo import CharTransformer, batch
-from ampcheck.record import Verdict
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
 from ampcheck.training.gradients.underflow import measure_gradients
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loop import TrainingLoop

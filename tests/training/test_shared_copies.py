@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from training_loops import mlp
 
-from ampcheck.training import undo
+from ampcheck.training import restore as undo
 from ampcheck.training.state import Snapshot, preserved, reach
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from narrow_loops import B16, F16, F32, data, ema_loop, in_backward, loop, net, sgd, with_optimizer
 from torch import nn
 
-from ampcheck.record import Verdict
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.stagnation.accounts import Decay
 from ampcheck.training.stagnation.checks import check_stagnation

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from training_loops import amp_loop, mlp, plainly, state_of
 
-from ampcheck.subject import Subject
+from ampcheck.core.subject import Subject
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.state import preserved, reach, same_state
 

@@ -12,7 +12,7 @@ import torch
 from training_loops import mlp
 
 import ampcheck.training.loop
-from ampcheck.subject import as_subject
+from ampcheck.core.subject import as_subject
 from ampcheck.training.loop import StepError, TrainingLoop
 from ampcheck.training.state import preserved, reach
 

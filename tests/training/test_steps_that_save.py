@@ -10,7 +10,7 @@ import pytest
 import torch
 from training_loops import mlp
 
-from ampcheck.subject import as_subject
+from ampcheck.core.subject import as_subject
 from ampcheck.training.gradients.capture import captured
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol import recorder as recording

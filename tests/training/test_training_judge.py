@@ -11,9 +11,9 @@ from torch import nn
 from training_loops import amp_loop, mlp, state_of
 
 from ampcheck import audit
-from ampcheck.errors import UsageError
-from ampcheck.record import Run, Verdict, collect
-from ampcheck.subject import Kind, Subject
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Verdict, collect
+from ampcheck.core.subject import Kind, Subject
 from ampcheck.training.judge import CHECKS, assert_training, judge_training
 
 

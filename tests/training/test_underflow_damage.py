@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from training_loops import amp_loop
 
-from ampcheck.record import Run, Verdict
-from ampcheck.subject import Subject
+from ampcheck.core.run import Run, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
 
 B, H = torch.bfloat16, torch.float16

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from training_loops import mlp, plainly
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 from ampcheck.training.state import preserved, reach
 
 counted = 0

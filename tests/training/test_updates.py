@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from narrow_loops import B16, F16, F32, kahan, loop, net, sgd, with_optimizer
 from torch import nn
 
-from ampcheck.subject import Subject
+from ampcheck.core.subject import Subject
 from ampcheck.training.loop import Resident, Role, TrainingLoop
 from ampcheck.training.stagnation.accounts import Accounts
 from ampcheck.training.stagnation.forms import Form, added, itself, mixed, scaled

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import ampcheck
-from ampcheck.record import Verdict
-from ampcheck.settings import Limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Verdict
+from ampcheck.training.monitor.report import window_of
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import loss_scale_stats as audited
 from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep
-from ampcheck.training.watching.report import window_of
 
 
 def trained(init: float, gradient: float, steps: int = 12) -> tuple[Verdict, Verdict]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import ampcheck
-from ampcheck.record import Finding, Run, Verdict
+from ampcheck.core.run import Finding, Run, Verdict
 
 
 def stagnation(run: Run) -> list[Finding]:
@@ -151,7 +151,7 @@ def test_pieces_of_a_weight_tell_what_the_whole_would(monkeypatch: pytest.Monkey
         return seen.stats().parameters
 
     whole = stats()
-    monkeypatch.setattr("ampcheck.training.watching.updates.CHUNK", 1000)
+    monkeypatch.setattr("ampcheck.training.monitor.updates.CHUNK", 1000)
     for one, other in zip(whole, stats(), strict=True):
         assert (one.update.due, one.update.unchanged, one.still) == (
             other.update.due,

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ampcheck
-from ampcheck.errors import UsageError
-from ampcheck.record import Finding, Run, Verdict
-from ampcheck.settings import Limits
-from ampcheck.training.watching.checks import check_watched
-from ampcheck.training.watching.folded import Trace
-from ampcheck.training.watching.report import watched_charts, window_of
-from ampcheck.training.watching.stats import WatchedOptimizer, WatchedScaler, WatchStats
+from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.training.monitor.checks import check_watched
+from ampcheck.training.monitor.folded import Trace
+from ampcheck.training.monitor.report import watched_charts, window_of
+from ampcheck.training.monitor.stats import WatchedOptimizer, WatchedScaler, WatchStats
 
 FLOAT16_STEP = 2.0**-24
 
@@ -764,7 +764,7 @@ def test_a_compiled_model_is_watched_inside_its_graphs_as_well() -> None:
 
 
 def test_a_model_that_is_not_compiled_leaves_the_compiler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampcheck.compiler.reset", lambda: pytest.fail("compiled code was forgotten"))
+    monkeypatch.setattr("ampcheck.torchtools.dynamo.reset", lambda: pytest.fail("compiled code was forgotten"))
     made = loop()
     with ampcheck.watch(made.model, made.optimizer) as seen:
         made.step()

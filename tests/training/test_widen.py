@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from training_loops import mlp, state_of
 
-from ampcheck.subject import Subject
+from ampcheck.core.subject import Subject
+from ampcheck.training.float64_mode import shadowed
 from ampcheck.training.gradients.capture import captured
 from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.widen import shadowed
 
 
 class Attention(nn.Module):

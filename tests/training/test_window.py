@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ampcheck.training.window as window_module
-from ampcheck.errors import UsageError
-from ampcheck.formats import format_of
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import format_of
 from ampcheck.training.window import (
     FEW,
     POOL,

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ampcheck.core.subject import Subject
 from ampcheck.demo import CharTransformer, batch
-from ampcheck.subject import Subject
 
 
 def mlp(width: int = 16, seed: int = 0) -> nn.Sequential:

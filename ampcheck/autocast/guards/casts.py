@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.guards.call_sites import Spot
 from ampcheck.autocast.guards.records import StaleCast, State
-from ampcheck.autocast.guards.spots import Spot
 from ampcheck.autocast.state import nesting
 
 _CAST = torch.ops.aten._to_copy.default

@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.autocast.guards.records import Call, Crossing, GuardStats, Recompute, StaleCast, short
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, Policy
-from ampcheck.record import Finding, Verdict, Where, passed
+from ampcheck.core.run import Finding, Verdict, Where, passed
 
 _BELOW: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -19,11 +19,11 @@ from ampcheck.autocast.guards.hooks import watched_regions, watched_scope, watch
 from ampcheck.autocast.guards.ops import Notes, OpsMode
 from ampcheck.autocast.guards.records import GuardStats, Raised, Recompute
 from ampcheck.autocast.state import devices
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError, as_result, brief, require_ran
-from ampcheck.places import users_place
-from ampcheck.record import Coverage, Finding, Run, Verdict, Where, emit, verify
-from ampcheck.switches import changed, read_state, restore_state
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError, as_result, brief, require_ran
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, emit, verify
+from ampcheck.torchtools.global_state import changed, read_state, restore_state
+from ampcheck.torchtools.source import users_place
 
 GUARD_CHECKS = tuple(CHECKS)
 """The slugs of the guards: what leaks, what is crossed, what is stale, what is bypassed, what is lost."""

@@ -15,11 +15,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
+from ampcheck.autocast.guards.call_sites import spot_of
 from ampcheck.autocast.guards.ops import Notes, OpsMode, autocast_devices, current_state
 from ampcheck.autocast.guards.records import Crossing, State
-from ampcheck.autocast.guards.spots import spot_of
 from ampcheck.autocast.state import nesting
-from ampcheck.taps import replaced
+from ampcheck.torchtools.patching import replaced
 
 
 def states_on() -> tuple[State, ...]:

@@ -17,13 +17,13 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.autocast import emulate
+from ampcheck.autocast.guards.call_sites import Spot, function_context, in_optimizer, spot_of, way_to
 from ampcheck.autocast.guards.casts import CastNotes
 from ampcheck.autocast.guards.records import Call, Crossing, Recompute, State
-from ampcheck.autocast.guards.spots import Spot, function_context, in_optimizer, spot_of, way_to
 from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
-from ampcheck.errors import brief
-from ampcheck.places import op_name
+from ampcheck.core.errors import brief
+from ampcheck.torchtools.source import op_name
 
 COMPILED = "ops of code that torch.compile wrote"
 HIGHER = "higher-order ops"

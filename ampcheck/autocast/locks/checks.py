@@ -9,8 +9,8 @@ from ampcheck.autocast.calls import OpCall, PolicyCalls, is_custom
 from ampcheck.autocast.drift import history, since
 from ampcheck.autocast.locks.file import ANY_WAY, Locked, LockedOp
 from ampcheck.autocast.policy import BANNED, RULES, release_of
-from ampcheck.errors import UsageError
-from ampcheck.record import Finding, Table, Verdict, Where, passed
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Finding, Table, Verdict, Where, passed
 
 _NAMED = 6
 """How many modules, ops or lines a message names."""

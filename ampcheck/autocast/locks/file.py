@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcheck.errors import UsageError, require_schema
-from ampcheck.files import only_writer, parse_json, write_atomically
+from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.files import only_writer, parse_json, write_atomically
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""

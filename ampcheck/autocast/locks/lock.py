@@ -31,12 +31,12 @@ from ampcheck.autocast.locks.file import (
 from ampcheck.autocast.policy import BANNED
 from ampcheck.autocast.probe import DTYPES, build, low_dtype
 from ampcheck.autocast.state import device_type
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError
-from ampcheck.places import is_users
-from ampcheck.record import Coverage, Finding, Run, Table, Verdict, passed, verify
-from ampcheck.restored import restoring
-from ampcheck.subject import Subject, as_subject, load_subject
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, passed, verify
+from ampcheck.core.subject import Subject, as_subject, load_subject
+from ampcheck.torchtools.restore import restoring
+from ampcheck.torchtools.source import is_users
 
 DEVICES = ("cpu", "cuda")
 """What is locked unless other devices are asked for."""

@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn.parameter import UninitializedParameter
 
-from ampcheck.errors import as_result
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.core.errors import as_result
+from ampcheck.core.subject import Call, Subject
 from ampcheck.numerics.arms import KEPT_BYTES, total_loss
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.numerics.reference import input_names
-from ampcheck.prepare import Prepared, forward_through, is_compiled_already, prepare, recompiled
-from ampcheck.subject import Call, Subject
-from ampcheck.switches import kept
+from ampcheck.torchtools.copying import Prepared, forward_through, is_compiled_already, prepare, recompiled
+from ampcheck.torchtools.global_state import kept
+from ampcheck.torchtools.pytree import map_tensors, tensors
 
 Key: TypeAlias = tuple[str, str, int]
 """What one kept tensor is: kind (`output`, `loss`, `gradient`, `update`, `buffer`), name, step. Each call is a step."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from ampcheck import record
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
@@ -19,11 +18,12 @@ from ampcheck.compiled.accuracy.stats import (
     AccuracyStats,
     Deviation,
 )
-from ampcheck.formats import format_of
-from ampcheck.machine import cannot_run
+from ampcheck.core import run as record
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.numerics.stats import LOST
-from ampcheck.record import Finding, Scalar, Table, Verdict, Where
-from ampcheck.settings import Limits
+from ampcheck.torchtools.unsupported import cannot_run
 
 VALUES = ("output", "loss", "update", "buffer")
 GRADIENTS = ("gradient",)

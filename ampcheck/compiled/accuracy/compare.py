@@ -11,7 +11,7 @@ import torch
 
 from ampcheck.compiled.accuracy.arms import Key, Trajectory
 from ampcheck.compiled.accuracy.stats import Deviation
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
 
 
 @dataclass(frozen=True, slots=True)

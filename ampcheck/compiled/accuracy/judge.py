@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.device import place
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.arms import Optimizer, Plan, input_leaves, run_plan
@@ -34,19 +35,18 @@ from ampcheck.compiled.accuracy.ladder import (
 )
 from ampcheck.compiled.accuracy.stats import AccuracyStats, Exceptions, Trial
 from ampcheck.compiled.options import check_options
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError, brief
-from ampcheck.formats import format_of
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError, brief
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.run import Coverage, Run, Scalar, Where, merge, verify
+from ampcheck.core.subject import Kind, Subject, as_subject, name_of
 from ampcheck.numerics.arm_format import native_format
 from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.measure import LOSS_SCALES
-from ampcheck.placement import place
-from ampcheck.places import users_place
-from ampcheck.prepare import NO_SCRIPT, is_scripted, prepare
-from ampcheck.record import Coverage, Run, Scalar, Where, merge, verify
-from ampcheck.restored import restoring
-from ampcheck.settings import Limits, load_settings
-from ampcheck.subject import Kind, Subject, as_subject, name_of
+from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted, prepare
+from ampcheck.torchtools.restore import restoring
+from ampcheck.torchtools.source import users_place
 
 KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 STRIDE = 2.0**-7
@@ -107,7 +107,7 @@ def judge_accuracy(
 ) -> Run:
     """Judge a subject of the kinds forward, compile and regional, compiled beside eager; nothing is raised or emitted.
 
-    The arguments are those of `measure_accuracy`; device must be there, see `ampcheck.placement`.
+    The arguments are those of `measure_accuracy`; device must be there, see `ampcheck.autocast.device`.
     """
     made = as_subject(subject)
     if made.kind not in KINDS:

@@ -32,19 +32,19 @@ from ampcheck.compiled.accuracy.stats import (
     LADDER,
     Deviation,
 )
-from ampcheck.compiler import configured
-from ampcheck.errors import brief, message_of
-from ampcheck.formats import format_of
-from ampcheck.nest import map_tensors, tensors
+from ampcheck.core.errors import brief, message_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.subject import Subject
 from ampcheck.numerics.compiled import eagerly, measure_graphs
 from ampcheck.numerics.decisions import Decisions
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.numerics.reference import PromoteMixed, WholeNumbers
 from ampcheck.numerics.rounding import REROUNDINGS, Rerounded
-from ampcheck.prepare import Prepared, is_compiled_already, modules_of, prepare, recompiled
-from ampcheck.subject import Subject
-from ampcheck.trace import Observer, Trace
+from ampcheck.torchtools.copying import Prepared, is_compiled_already, modules_of, prepare, recompiled
+from ampcheck.torchtools.dynamo import configured
+from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.trace import Observer, Trace
 
 __all__ = [
     "AOT_EAGER",

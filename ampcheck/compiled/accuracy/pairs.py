@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 from ampcheck.compiled.accuracy.checks import check_compiled_error, check_compiled_gradient
 from ampcheck.compiled.accuracy.stats import AccuracyStats, Deviation, Exceptions
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding
 from ampcheck.numerics.findings import who
 from ampcheck.numerics.rounding import REROUNDINGS
 from ampcheck.numerics.stats import NumericsStats, TensorError
-from ampcheck.record import Finding
-from ampcheck.settings import Limits
 
 RoundingErrors: TypeAlias = "Mapping[tuple[str, str], float]"
 """Of each output and gradient, by kind and name, how far eager mode usually lies from the reference."""

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Coverage, Where
 from ampcheck.numerics.stats import LOST
-from ampcheck.record import Coverage, Where
 
 EAGER, AOT_EAGER, EMULATED, INDUCTOR = "eager", "aot_eager", "inductor + emulate_precision_casts", "inductor"
 LADDER = (EAGER, AOT_EAGER, EMULATED, INDUCTOR)

@@ -14,17 +14,17 @@ from ampcheck.compiled.accuracy.arms import run_plan
 from ampcheck.compiled.accuracy.judge import plans
 from ampcheck.compiled.accuracy.ladder import Bench, Climb, compared, measure_bench, measure_rounding, run_rung
 from ampcheck.compiled.accuracy.stats import AOT_EAGER, EMULATE, EMULATED, AccuracyStats, Deviation
-from ampcheck.compiled.blame.cut import Backend, Bisected, first_failing_node
-from ampcheck.compiler import backend, configured
-from ampcheck.errors import UsageError
-from ampcheck.formats import format_of
+from ampcheck.compiled.blame.bisect import Backend, Bisected, first_failing_node
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.numerics import NumericsStats, Reference, arm_name, check_numerics, measure_numerics
 from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.numerics.measure import Eager
-from ampcheck.prepare import Prepared, prepare
-from ampcheck.record import Finding, Verdict
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
+from ampcheck.torchtools.copying import Prepared, prepare
+from ampcheck.torchtools.dynamo import backend, configured
 
 CHECKS = (
     "low-precision-error",

@@ -11,29 +11,29 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.device import place
 from ampcheck.compiled.accuracy.ladder import Bench, Climb
 from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, LADDER, Deviation
 from ampcheck.compiled.blame.arm import Arm
 from ampcheck.compiled.blame.cost import measure_cost
-from ampcheck.compiled.blame.keep import RUNS, float32_code, kept_in_float32, smallest_set
 from ampcheck.compiled.blame.locate import Step, first_cause, measure_steps, steps_beyond
+from ampcheck.compiled.blame.minimise import RUNS, float32_code, kept_in_float32, smallest_set
 from ampcheck.compiled.blame.stats import BlameStats, Rung, check_blame, tables
-from ampcheck.compiler import configured
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError, as_result, brief
-from ampcheck.formats import format_of
-from ampcheck.machine import cannot_run
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError, as_result, brief
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Coverage, Finding, Run, Where, merge
+from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics import NumericsStats, measure_compiled, measure_reference, native_format
 from ampcheck.numerics.measure import Eager
 from ampcheck.numerics.stats import LOST
-from ampcheck.placement import place
-from ampcheck.places import naming_users_errors
-from ampcheck.prepare import is_compiled_already, prepare
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Coverage, Finding, Run, Where, merge
-from ampcheck.restored import restoring
-from ampcheck.settings import Limits, load_settings
-from ampcheck.subject import Kind, Subject, as_subject
+from ampcheck.torchtools.copying import is_compiled_already, prepare
+from ampcheck.torchtools.dynamo import configured
+from ampcheck.torchtools.restore import restoring
+from ampcheck.torchtools.source import naming_users_errors
+from ampcheck.torchtools.unsupported import cannot_run
 
 KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 COMPILED_RUNS = 24

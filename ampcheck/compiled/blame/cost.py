@@ -11,11 +11,11 @@ from statistics import median
 
 import torch
 
+from ampcheck.core.subject import Subject
 from ampcheck.numerics.arms import total_loss
 from ampcheck.numerics.compiled import dynamo_still
 from ampcheck.numerics.equal_random import seeded
-from ampcheck.prepare import forward_through, prepare
-from ampcheck.subject import Subject
+from ampcheck.torchtools.copying import forward_through, prepare
 
 PAIRS = 21
 SHORTEST = 0.005

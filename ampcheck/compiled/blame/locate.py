@@ -16,17 +16,17 @@ import torch
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels
-from ampcheck.nest import tensors
+from ampcheck.core.run import Finding, Where
+from ampcheck.core.subject import Subject
 from ampcheck.numerics.arms import KEPT_BYTES, run_arm
 from ampcheck.numerics.distance import relative_error
 from ampcheck.numerics.equal_random import EqualRandom
 from ampcheck.numerics.measure import Eager
 from ampcheck.numerics.reference import SAMPLES, Reference
 from ampcheck.numerics.stats import NumericsStats, TensorError
-from ampcheck.prepare import prepare
-from ampcheck.record import Finding, Where
-from ampcheck.subject import Subject
-from ampcheck.trace import OpEvent, Trace
+from ampcheck.torchtools.copying import prepare
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.trace import OpEvent, Trace
 
 Place: TypeAlias = tuple[str, str, int, str, str, "int | None"]
 """Phase, module, call, op, file and line: where the same op runs in every precision."""
@@ -74,7 +74,7 @@ class Steps:
 
 
 class _Values:
-    """An observer of `ampcheck.trace.Trace` that keeps the floating results of every op, or compares them.
+    """An observer of `ampcheck.torchtools.trace.Trace` that keeps the floating results of every op, or compares them.
 
     beside: what keeps the results that these are compared with; without it they are kept.
     scale: of the loss; gradients are compared without it.

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ampcheck.compiled.accuracy.stats import EAGER, EMULATE, EMULATED, INDUCTOR
+from ampcheck.compiled.blame.bisect import Bisected
 from ampcheck.compiled.blame.cost import Cost
-from ampcheck.compiled.blame.cut import Bisected
-from ampcheck.compiled.blame.keep import Kept
 from ampcheck.compiled.blame.locate import Step
-from ampcheck.record import Coverage, Finding, Table, Verdict, Where, passed
+from ampcheck.compiled.blame.minimise import Kept
+from ampcheck.core.run import Coverage, Finding, Table, Verdict, Where, passed
 
 CODE = "Code that keeps these modules in float32"
 """Title of the table whose rows are the lines to paste."""

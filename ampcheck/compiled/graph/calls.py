@@ -14,9 +14,9 @@ import torch
 
 from ampcheck.compiled.graph.records import Code
 from ampcheck.compiled.graph.trace import Notes, resumed_in
-from ampcheck.compiler import Told, asked_for, is_compiled_code, resumed_at
-from ampcheck.places import is_users, short_path, users_line
-from ampcheck.record import Where
+from ampcheck.core.run import Where
+from ampcheck.torchtools.dynamo import Told, asked_for, is_compiled_code, resumed_at
+from ampcheck.torchtools.source import is_users, short_path, users_line
 
 _ARTIFACTS = {
     action: function.__code__

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ampcheck.compiled.graph.records import SEE_IT, Fallback, GraphBreak, GraphStats, Recompile
-from ampcheck.machine import cannot_run
-from ampcheck.record import Finding, Scalar, Table, Verdict, Where, passed
+from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where, passed
+from ampcheck.torchtools.unsupported import cannot_run
 
 GRAPH_CHECKS = (
     "graph-break",

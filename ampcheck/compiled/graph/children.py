@@ -13,8 +13,8 @@ from typing import Any
 
 from ampcheck.compiled.graph.child import FILE
 from ampcheck.compiled.graph.records import Artifacts
-from ampcheck.places import is_users, short_path
-from ampcheck.record import Where
+from ampcheck.core.run import Where
+from ampcheck.torchtools.source import is_users, short_path
 
 _START = """\
 import runpy, sys

@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.compiled.graph.checks import check_graph, tables
 from ampcheck.compiled.graph.children import watched_children
-from ampcheck.compiled.graph.noting import Noting
+from ampcheck.compiled.graph.recorder import Noting
 from ampcheck.compiled.graph.records import GraphStats
 from ampcheck.compiled.graph.run import (
     Ended,
@@ -25,15 +25,15 @@ from ampcheck.compiled.graph.run import (
 )
 from ampcheck.compiled.graph.trace import LATE, WARM
 from ampcheck.compiled.options import check_options
-from ampcheck.compiler import reset, untold
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError, as_result, is_for_the_runner
-from ampcheck.formats import format_of
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError, as_result, is_for_the_runner
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Run, emit, verify
+from ampcheck.core.subject import Kind, Subject, name_of
 from ampcheck.numerics.compiled import dynamo_still
-from ampcheck.prepare import NO_SCRIPT, is_scripted
-from ampcheck.record import Run, emit, verify
-from ampcheck.restored import restoring
-from ampcheck.subject import Kind, Subject, name_of
+from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted
+from ampcheck.torchtools.dynamo import reset, untold
+from ampcheck.torchtools.restore import restoring
 
 STEPS = 3
 """How many steps of a training loop run; all but the last are its warm-up."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ampcheck.record import Coverage, Where
+from ampcheck.core.run import Coverage, Where
 
 Code = tuple[str, str, int]
 """A function of the user's: file, name, first line."""

@@ -13,9 +13,9 @@ from types import FrameType
 
 from ampcheck.compiled.graph.guards import closest, hint, read_guards
 from ampcheck.compiled.graph.records import Code, Graph, GraphBreak, Recompile
-from ampcheck.compiler import Told
-from ampcheck.places import is_users, short_path, users_line
-from ampcheck.record import Where
+from ampcheck.core.run import Where
+from ampcheck.torchtools.dynamo import Told
+from ampcheck.torchtools.source import is_users, short_path, users_line
 
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (\S+)', re.MULTILINE)
 _PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from ampcheck.record import Finding, Verdict, Where, passed
+from ampcheck.core.run import Finding, Verdict, Where, passed
 from ampcheck.speed.base.launches import decide_rounds, luck, rounds_of, twin_noise
 from ampcheck.speed.base.stats import BASE, BUDGET_SPENT, COMPILED, EAGER, HEAD, UNCHANGED, BaseStats, Signals
 from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, requirement, whose_fault

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 
-from ampcheck.record import Finding, Run, Table, Verdict
+from ampcheck.core.run import Finding, Run, Table, Verdict
 from ampcheck.report.sections import arrange
 from ampcheck.report.text import clean, number
 

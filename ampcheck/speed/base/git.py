@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcheck.errors import UsageError, brief
+from ampcheck.core.errors import UsageError, brief
 from ampcheck.speed.base.stats import Side
 
 _AIMED_ELSEWHERE = (

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Series, Table, verify
-from ampcheck.restored import restoring
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, verify
 from ampcheck.speed.base.check import check_base, decisions, speedup
 from ampcheck.speed.base.launches import luck, rounds_of, twin_noise
 from ampcheck.speed.base.measure import measure_base
 from ampcheck.speed.base.stats import BASE, EAGER, HEAD, LAUNCHES, BaseStats, Side, Turns
 from ampcheck.speed.interval import Logs
 from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Rule
+from ampcheck.torchtools.restore import restoring
 
 _QUANTILES = (0, 0.05, 0.5, 0.95, 1)
 

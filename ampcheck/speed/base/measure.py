@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from ampcheck.errors import UsageError
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Verdict
+from ampcheck.core.errors import UsageError
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Verdict
 from ampcheck.speed.base.checkout import Checkout, base_of, head_of, repository_of, worktree
 from ampcheck.speed.base.git import Repository
 from ampcheck.speed.base.launches import decide_rounds, look_points, rounds_of
@@ -183,7 +183,7 @@ class _Plan:
     def _launched(self, side: str, number: int) -> Worker:
         checkout = self.checkouts[HEAD if side == HEAD else BASE]
         return Worker(
-            "ampcheck.speed.base.room",
+            "ampcheck.speed.base.child_process",
             name=f"{side}, launch {number}",
             cwd=checkout.folder,
             env={"PYTHONDONTWRITEBYTECODE": "1"},  # nothing is written into the user's checkout

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 
 _NAMED = 3
 _OTHERS = frozenset(("third_party", "vendor", "vendored", "_vendor", "external", "extern", "submodules"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from ampcheck.record import Scalar
+from ampcheck.core.run import Scalar
 from ampcheck.speed.stats import TWIN
 
 BASE, HEAD = "base", "head"

@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ampcheck.errors import UsageError
-from ampcheck.files import read_json
-from ampcheck.record import Scalar
+from ampcheck.core.errors import UsageError
+from ampcheck.core.files import read_json
+from ampcheck.core.run import Scalar
 from ampcheck.speed.history.lines import append_points, load
 from ampcheck.speed.history.points import Note, Point, Times, record_from_dict
 from ampcheck.speed.stats import SpeedRecord

@@ -19,8 +19,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ampcheck.errors import UsageError
-from ampcheck.files import conflict_in, locked, parse_json, tag_nonfinite, untag_nonfinite
+from ampcheck.core.errors import UsageError
+from ampcheck.core.files import conflict_in, locked, parse_json, tag_nonfinite, untag_nonfinite
 from ampcheck.speed.fingerprint import key_of
 from ampcheck.speed.history.points import SCHEMA, History, Note, Point
 from ampcheck.speed.history.working_tree import commit_of

@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from ampcheck.errors import UsageError, require_schema
-from ampcheck.record import Scalar
+from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.run import Scalar
 from ampcheck.speed.fingerprint import VERSIONS, key_of
 from ampcheck.speed.stats import SpeedRecord
 

@@ -16,14 +16,14 @@ import torch
 
 from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.judge import measure_accuracy
-from ampcheck.errors import UsageError, as_result, brief
+from ampcheck.core.errors import UsageError, as_result, brief
+from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.run import SEVERITY, Finding, Verdict
+from ampcheck.core.subject import Subject
 from ampcheck.numerics import NumericsStats, check_numerics, measure_numerics, measure_reference
 from ampcheck.numerics.reference import Reference
-from ampcheck.record import SEVERITY, Finding, Verdict
-from ampcheck.settings import Limits, load_settings
 from ampcheck.speed.steps import EAGER, PRECISIONS, Optimizer
 from ampcheck.speed.tf32 import tf32
-from ampcheck.subject import Subject
 
 VALUES = ("precision-loss", "overflow", "nonfinite-gradient", "low-precision-error")
 COMPILED = ("compiled-error", "compiled-gradient", "compiled-dtype", "compiled-exception")

@@ -5,7 +5,7 @@ Nothing fails: a mode that does not pay is a fact about the model, and not a def
 
 from __future__ import annotations
 
-from ampcheck.record import Finding, Verdict, Where, passed
+from ampcheck.core.run import Finding, Verdict, Where, passed
 from ampcheck.speed.matrix.stats import WRONG, Cell, MatrixStats, WorkloadStats
 from ampcheck.speed.verdict import EFFECT
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ampcheck.errors import UsageError, as_result
-from ampcheck.prepare import modules_of
+from ampcheck.core.errors import UsageError, as_result
 from ampcheck.speed.matrix.workloads import Workload
 from ampcheck.speed.memory import available_memory
+from ampcheck.torchtools.copying import modules_of
 
 
 def require_room(workload: Workload, *, device: str, size: str, arms: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ampcheck.record import Chart, Coverage, Run, Scalar, Series, Table
+from ampcheck.core.run import Chart, Coverage, Run, Scalar, Series, Table
 from ampcheck.speed.matrix.checks import check_matrix
 from ampcheck.speed.matrix.stats import SLOW, Cell, MatrixStats, WorkloadStats
 from ampcheck.speed.stats import Ratio

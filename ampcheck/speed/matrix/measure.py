@@ -17,14 +17,11 @@ from typing import Any
 
 import torch
 
-from ampcheck import compiler
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.options import MODES
-from ampcheck.errors import UsageError, as_result, brief
-from ampcheck.machine import cannot_run
-from ampcheck.prepare import prepare
-from ampcheck.progress import Progress, silent
-from ampcheck.record import Scalar, Verdict
+from ampcheck.core.errors import UsageError, as_result, brief
+from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Scalar, Verdict
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.fingerprint import fingerprint
@@ -49,6 +46,9 @@ from ampcheck.speed.startup.breakeven import BreakEven, calls_until, savings
 from ampcheck.speed.stats import ArmTimes, SpeedStats
 from ampcheck.speed.steps import PRECISIONS, Way, learns
 from ampcheck.speed.verdict import EFFECT, Rule, aa_noise
+from ampcheck.torchtools import dynamo
+from ampcheck.torchtools.copying import prepare
+from ampcheck.torchtools.unsupported import cannot_run
 
 MATRIX_MODES = (EAGER, "default", "reduce-overhead", "max-autotune")
 
@@ -255,7 +255,7 @@ class _Room:
     def _caches(self, way: Way, folder: str) -> Any:
         if way.mode == EAGER:
             return nullcontext()
-        return compiler.own_caches(str(Path(folder, f"{way.mode} {way.precision}".replace(" ", "-"))))
+        return dynamo.own_caches(str(Path(folder, f"{way.mode} {way.precision}".replace(" ", "-"))))
 
     def _judge(self) -> Judge:
         subject, workload = self.workload.subject(self.size), self.workload

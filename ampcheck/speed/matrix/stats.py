@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ampcheck.errors import UsageError, require_schema
-from ampcheck.record import Scalar
+from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.run import Scalar
 from ampcheck.speed.startup.breakeven import BreakEven
 from ampcheck.speed.stats import Ratio
 

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import torch
 
+from ampcheck.core.errors import UsageError
+from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.demo import CharTransformer, batch
-from ampcheck.errors import UsageError
 from ampcheck.speed.matrix.models import Decoder, DenoisingStep, ResidualNet, VisionTransformer
 from ampcheck.speed.paired import Step
 from ampcheck.speed.steps import Optimizer, Way, step_of
-from ampcheck.subject import Kind, Subject, as_subject
 
 SIZES = ("small", "large")
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ampcheck.compiled.graph.checks import check_breaks, check_fallbacks, check_recompiles
-from ampcheck.errors import UsageError
-from ampcheck.record import Finding, Verdict, Where, passed
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Finding, Verdict, Where, passed
 from ampcheck.speed.startup.breakeven import break_even
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,

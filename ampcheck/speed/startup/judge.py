@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ampcheck.record import Coverage, Run, Scalar, Table, verify
-from ampcheck.restored import restoring
+from ampcheck.core.run import Coverage, Run, Scalar, Table, verify
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.startup.breakeven import break_even
 from ampcheck.speed.startup.checks import StartupLimits, check_startup
 from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.startup.stats import EAGER, StartupArm, StartupStats
+from ampcheck.torchtools.restore import restoring
 
 
 @restoring

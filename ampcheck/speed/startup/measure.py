@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampcheck.errors import UsageError
-from ampcheck.progress import Progress, silent
+from ampcheck.core.errors import UsageError
+from ampcheck.core.progress import Progress, silent
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,
     CACHED,
@@ -30,7 +30,7 @@ from ampcheck.speed.startup.stats import (
 from ampcheck.speed.stats import ArmTimes
 from ampcheck.speed.worker import PATIENCE, Worker
 
-ROOM = "ampcheck.speed.startup.room"
+ROOM = "ampcheck.speed.startup.child_process"
 
 
 def measure_startup(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from ampcheck.compiled.graph.records import GraphStats
-from ampcheck.errors import UsageError
-from ampcheck.record import Scalar
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Scalar
 from ampcheck.speed.stats import ArmTimes
 
 EAGER, COLD, WARM, ARTIFACTS = "eager", "cold", "warm", "artifacts"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TypeAlias
 
-from ampcheck.record import Chart, Coverage, Finding, Marker, Run, Scalar, Series, Table, Verdict, Where, passed
+from ampcheck.core.run import Chart, Coverage, Finding, Marker, Run, Scalar, Series, Table, Verdict, Where, passed
 from ampcheck.speed.history.points import History, Point, SpeedSeries, changed_versions
 from ampcheck.speed.trend.detect import EFFECT, HEIGHTS, LEAST, Change, change_points
 

@@ -47,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as statistics
 
-from ampcheck.errors import UsageError
+from ampcheck.core.errors import UsageError
 
 Floats: TypeAlias = NDArray[np.float64]
 

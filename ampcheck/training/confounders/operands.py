@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.errors import as_result, brief, require_ran
-from ampcheck.nest import map_tensors, tensors
-from ampcheck.places import op_name, users_line
-from ampcheck.record import Finding, Verdict, Where, passed
-from ampcheck.settings import Limits
+from ampcheck.core.errors import as_result, brief, require_ran
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where, passed
+from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.training.confounders.settings import UNIT, allowed_error, relative_error
 
 _LOST = 13

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ampcheck.formats import format_of
-from ampcheck.record import Finding, Scalar, Table, Verdict, passed
-from ampcheck.settings import Limits
-from ampcheck.switches import deterministic
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Scalar, Table, Verdict, passed
+from ampcheck.torchtools.global_state import deterministic
 
 UNIT = format_of("float32").unit_roundoff
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampcheck.formats import format_of
-from ampcheck.record import Finding, Scalar, Table, Verdict, Where, passed
-from ampcheck.settings import Limits
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where, passed
 from ampcheck.training.distributed.ranks import name_ranks
 from ampcheck.training.distributed.stats import CollectiveStats, DistributedStats, Prediction
 from ampcheck.training.reductions.checks import ReductionStats, check_reductions

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
-from ampcheck.nest import tensors
-from ampcheck.places import op_name, users_line
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.training.shards import placements
 
 _SAMPLE = 256

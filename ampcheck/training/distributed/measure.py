@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.environment import environment
-from ampcheck.errors import UsageError
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Coverage
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
-from ampcheck.places import hookable
-from ampcheck.record import Coverage
+from ampcheck.torchtools.source import hookable
 from ampcheck.training.distributed.collectives import CollectiveWatch
 from ampcheck.training.distributed.ranks import (
     MergedRecords,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ampcheck.record import Chart, Coverage, Finding, Run, Scalar, Table
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Table
 from ampcheck.training.distributed.ranks import name_ranks, side_group, world_size
 
 _GROUPS = itertools.count()

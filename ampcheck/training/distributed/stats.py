@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ampcheck.core.run import Coverage
 from ampcheck.health import TensorHealth
-from ampcheck.record import Coverage
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import SumStats
 

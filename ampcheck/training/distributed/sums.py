@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ampcheck.formats import FloatFormat, format_of
+from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.training.distributed.collectives import Call
 from ampcheck.training.distributed.stats import CollectiveStats, Prediction
 from ampcheck.training.reductions.sums import one_rounding

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from ampcheck.errors import brief
-from ampcheck.record import Finding, Run, Verdict, Where
+from ampcheck.core.errors import brief
+from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.training.distributed.ranks import gather, rank, side_group, world_size
 from ampcheck.training.loop import StepError
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.nest import tensors
-from ampcheck.places import hookable
-from ampcheck.taps import replaced
+from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.source import hookable
 from ampcheck.training.loop import TrainingLoop
 
 

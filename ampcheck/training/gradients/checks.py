@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ampcheck.record import Finding, Table, Verdict, Where, passed
-from ampcheck.settings import Limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Table, Verdict, Where, passed
 from ampcheck.training.gradients.underflow import GradientLoss, GradientStats
 
 _LISTED = 5

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from ampcheck.record import Finding, Verdict, Where, passed
+from ampcheck.core.run import Finding, Verdict, Where, passed
 from ampcheck.training.gradients.capture import plain_values
 from ampcheck.training.gradients.nonfinite import mend_nonfinite
 from ampcheck.training.loop import TrainingLoop

@@ -17,14 +17,14 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.record import Finding, Verdict, Where, passed
+from ampcheck.core.run import Finding, Verdict, Where, passed
 from ampcheck.training.distributed.ranks import agreed
+from ampcheck.training.float64_mode import shadowed
 from ampcheck.training.gradients.capture import plain_values
 from ampcheck.training.gradients.underflow import SHARDED, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.widen import shadowed
 
 LARGE = 65536.0
 """The scale at which torch.amp.GradScaler starts."""

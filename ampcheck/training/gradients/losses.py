@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.record import Finding, Verdict, Where
-from ampcheck.trace import Trace
+from ampcheck.torchtools.trace import Trace
 from ampcheck.training.distributed.ranks import gather
+from ampcheck.training.float64_mode import shadowed
 from ampcheck.training.gradients.nonfinite import mend_nonfinite
 from ampcheck.training.gradients.underflow import quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
-from ampcheck.training.widen import shadowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ampcheck.core.run import Where
 from ampcheck.numerics.ops import OpWatch
-from ampcheck.record import Where
-from ampcheck.trace import Trace
+from ampcheck.torchtools.trace import Trace
 from ampcheck.training.gradients.underflow import quiet
 from ampcheck.training.loop import Snapshot, TrainingLoop
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Coverage
 from ampcheck.numerics.equal_random import EqualRandom
-from ampcheck.record import Coverage
 from ampcheck.training.distributed.ranks import world_size
+from ampcheck.training.float64_mode import shadowed
 from ampcheck.training.gradients.capture import Kept, Spot, captured, scaled_backward
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop, same_loss
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.widen import shadowed
 from ampcheck.training.window import FEW, GradientHistogram, histogram_of, is_usable
 
 KEPT_BYTES = 4 << 30

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ampcheck.record import Finding, Verdict, Where
-from ampcheck.settings import Limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.stats import ProtocolStats
 

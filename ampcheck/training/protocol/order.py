@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ampcheck.record import Finding, Verdict, Where, passed
-from ampcheck.settings import Limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where, passed
 from ampcheck.training.loop import same_loss
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.missing import check_missing_scaler

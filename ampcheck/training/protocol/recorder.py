@@ -12,10 +12,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ampcheck.nest import tensors
 from ampcheck.numerics.losses import computed_in
-from ampcheck.places import is_users, users_line
-from ampcheck.taps import replaced
+from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.source import is_users, users_line
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 

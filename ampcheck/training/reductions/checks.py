@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcheck.errors import require_ran
-from ampcheck.formats import format_of
-from ampcheck.record import Coverage, Finding, Scalar, Table, Verdict, Where, passed
-from ampcheck.settings import Limits
+from ampcheck.core.errors import require_ran
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Coverage, Finding, Scalar, Table, Verdict, Where, passed
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import FEWEST, ReductionWatch, SumStats
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
 from ampcheck.training.shards import holds_first_copy, is_sharded

@@ -11,11 +11,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.formats import FloatFormat, format_of
+from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
-from ampcheck.nest import tensors
-from ampcheck.places import op_name, users_line
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.training.reductions.lost_addends import VanishedWatch
 from ampcheck.training.reductions.norms import NormStats, NormWatch
 

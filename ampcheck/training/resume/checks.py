@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ampcheck.record import Finding, Table, Verdict, Where, passed
+from ampcheck.core.run import Finding, Table, Verdict, Where, passed
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.resume.interruption import Difference, ResumeStats, measure_resume
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from ampcheck.errors import as_result, brief, require_ran
-from ampcheck.places import users_place
+from ampcheck.core.errors import as_result, brief, require_ran
+from ampcheck.torchtools.source import users_place
 from ampcheck.training.distributed.ranks import agreed, gather, handed_by
 from ampcheck.training.distributed.together import settled
 from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
+from ampcheck.training.restore import is_source, state_of_source
 from ampcheck.training.state import Snapshot, only_sources
-from ampcheck.training.undo import is_source, state_of_source
 
 _WEIGHTS = {
     Role.PARAMETER: "weights",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from ampcheck.formats import format_of
-from ampcheck.record import Finding, Verdict, Where, passed
-from ampcheck.settings import Limits
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where, passed
 from ampcheck.training.scale.collapse import CHECK, check_collapse, check_unusable, mend_every_scale, place_of
 from ampcheck.training.scale.stats import LossScaleStats
 from ampcheck.training.scale.words import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from ampcheck.record import Finding, Verdict, Where
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.gradients.nonfinite import mend_nonfinite
 from ampcheck.training.scale.stats import LossScaleStats
 from ampcheck.training.scale.trajectory import COLLAPSE, has_fallen, is_settled, skipped_last

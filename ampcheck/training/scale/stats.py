@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ampcheck.record import Where
+from ampcheck.core.run import Where
 from ampcheck.training.scale.trajectory import ScalerStats
 from ampcheck.training.window import ScaleWindow, is_usable
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampcheck.record import Where
-from ampcheck.settings import Limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Where
 from ampcheck.training.distributed.ranks import gather
 from ampcheck.training.gradients.underflow import GradientLoss, GradientShadow, GradientStats
 from ampcheck.training.loop import TrainingLoop

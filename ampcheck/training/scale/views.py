@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ampcheck.record import Band, Chart, Scalar, Series, Table
+from ampcheck.core.run import Band, Chart, Scalar, Series, Table
 from ampcheck.training.scale.collapse import CHECK
 from ampcheck.training.scale.stats import LossScaleStats
 from ampcheck.training.scale.words import power

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ampcheck.formats import format_of
+from ampcheck.core.formats import format_of
 from ampcheck.training.scale.stats import LossScaleStats
 from ampcheck.training.window import ScaleWindow
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from ampcheck.formats import format_of
-from ampcheck.record import Finding, Verdict, Where, passed
-from ampcheck.settings import Limits
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where, passed
 from ampcheck.training.stagnation.cures import AS_IS, WIDE, Cure
 from ampcheck.training.stagnation.measure import (
     StagnationStats,

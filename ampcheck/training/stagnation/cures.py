@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import torch
 
-from ampcheck.formats import FloatFormat, format_of
+from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.training.stagnation.shadows import spacing
 
 AS_IS = "as it is"

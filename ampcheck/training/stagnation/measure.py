@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ampcheck.formats import FloatFormat, format_of
-from ampcheck.record import Coverage, Table
+from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.core.run import Coverage, Table
 from ampcheck.training.loop import Resident, Role, StepError, TrainingLoop
 from ampcheck.training.stagnation.accounts import NO_DECAY, Account, Accounts, Decay
 from ampcheck.training.stagnation.cures import Cure, measure_cures

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ampcheck.formats import FloatFormat
+from ampcheck.core.formats import FloatFormat
 from ampcheck.training.stagnation.forms import CONSTANT, Form, Region, added, itself, mixed
 
 NARROW: frozenset[torch.dtype] = frozenset(

@@ -17,8 +17,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.formats import format_of
-from ampcheck.places import op_name, users_line
+from ampcheck.core.formats import format_of
+from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.training.loop import Resident, Role
 from ampcheck.training.stagnation.bound import BoundCall, leaves
 from ampcheck.training.stagnation.forms import CONSTANT, Form, Operand, Region, added, combine, itself, mixed, scaled

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ampcheck.audit import audit
-from ampcheck.record import Verdict
+from ampcheck.core.run import Verdict
 
 HERE = Path(__file__).parent
 CASES = sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith("test_"))

@@ -16,9 +16,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from ampcheck.record import Coverage, Finding, Run, Table, Verdict, Where, finding_to_dict
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, finding_to_dict
+from ampcheck.core.subject import Subject
 from ampcheck.training.distributed import (
     check_distributed,
     distributed_tables,

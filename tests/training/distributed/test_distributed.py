@@ -17,7 +17,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 from distributed_worker import batch, net, plain_record
 
-from ampcheck.record import Run, Verdict, finding_from_dict
+from ampcheck.core.run import Run, Verdict, finding_from_dict
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from ampcheck.record import Run, Verdict
+from ampcheck.core.run import Run, Verdict
 
 LOOPS = Path(__file__).parent / "distributed_loops.py"
 

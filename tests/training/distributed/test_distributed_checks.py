@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampcheck.errors import UsageError
-from ampcheck.formats import format_of
-from ampcheck.record import Finding, Run, Table, Verdict, Where
-from ampcheck.settings import Limits
-from ampcheck.subject import Subject
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Run, Table, Verdict, Where
+from ampcheck.core.subject import Subject
 from ampcheck.training.distributed import (
     DistributedStats,
     check_distributed,

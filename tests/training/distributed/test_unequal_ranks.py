@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck.record import Run, Verdict
+from ampcheck.core.run import Run, Verdict
 from ampcheck.training.distributed.together import lost
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ampcheck.subject import as_subject
+from ampcheck.core.subject import as_subject
 from ampcheck.training.judge import judge_training
 
 

@@ -1,0 +1,50 @@
+"""Where a subject runs: on the device asked for, or on the CPU under that device's autocast policy."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ampcheck.autocast.emulate import emulate
+from ampcheck.autocast.state import KEYS, registered
+from ampcheck.core.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`device` holds the tensors; `emulated` is the type of another device whose autocast policy they follow."""
+
+    device: str
+    emulated: str = ""
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """The emulation to run under, or nothing."""
+        return emulate(self.emulated) if self.emulated else nullcontext()
+
+    def __str__(self) -> str:
+        return f"{self.emulated} emulated on {self.device}" if self.emulated else self.device
+
+
+def place(device: str) -> Placement:
+    """Where what is asked for on `device` can run. Raises `UsageError` for what can be neither used nor emulated."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise UsageError(f"{device!r} is no device; there are cpu, cuda, cuda:N, xpu and mps") from error
+    if kind == "meta":
+        raise UsageError("device 'meta' holds no values to judge: use --device cpu")
+    if kind != "cpu" and kind in KEYS and not _is_there(kind) and registered(kind):
+        return Placement("cpu", kind)
+    try:
+        torch.empty(1, device=device)
+    except Exception as error:  # each backend has an exception of its own for a device that is not there
+        raise UsageError(f"device {device!r} is not there: {str(error).splitlines()[0]}") from error
+    return Placement(device)
+
+
+def _is_there(kind: str) -> bool:
+    backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
+    return backend is not None and bool(backend.is_available())

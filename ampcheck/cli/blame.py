@@ -1,0 +1,85 @@
+"""`ampcheck blame`: what is to blame for a failure, and which modules to keep in float32. No numerics here."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ampcheck.cli.output import add_output, finish, require_writable
+
+
+def add_command(commands: Any) -> None:
+    """Add `blame` to the parser's commands."""
+    blame = commands.add_parser(
+        "blame",
+        help="name the stage, the op and the modules that make a model fail",
+        description="Name the stage (eager low precision, aot_eager, Inductor), the first op beyond its bound, and the "
+        "smallest set of modules to keep in float32, as code to paste. Exit code 0: nothing fails; 1: something does; "
+        "2: usage error.",
+    )
+    blame.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    blame.add_argument(
+        "--device", default="cpu", help="where to run (default: cpu); a device that this machine lacks is emulated"
+    )
+    blame.add_argument(
+        "--dtype",
+        metavar="DTYPES",
+        help="float16, bfloat16, or float32 for the model as it is, separated by commas (default: the first two; "
+        "subjects to be compiled also as they are)",
+    )
+    blame.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="climb the ladder of torch.compile too"
+    )
+    blame.add_argument(
+        "--time",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="time the step with and without the modules that are kept in float32",
+    )
+    blame.add_argument("--steps", type=int, default=1, help="calls in a row, each with an update (default: 1)")
+    blame.add_argument("--runs", type=int, default=60, help="sets of modules to try at most (default: %(default)s)")
+    add_output(blame, verbose="print every finding in full")
+    blame.set_defaults(command=_blame)
+
+
+def _blame(options: argparse.Namespace) -> int:
+    require_writable(html=options.html, json=options.json)
+    dtypes = [dtype.strip() for dtype in options.dtype.split(",")] if options.dtype is not None else None
+
+    from rich.console import Console
+
+    from ampcheck.report import print_run, print_tables, progress_bar
+    from ampcheck.report.text import clean
+
+    with progress_bar() as progress:
+        progress("loading torch and the subject", 0, 1)
+        from ampcheck.autocast.device import place
+        from ampcheck.compiled.blame.blame import blame
+        from ampcheck.compiled.blame.stats import is_code
+        from ampcheck.core.subject import load_subject
+
+        with place(options.device).entered():  # decorators such as @torch.autocast("cuda") ask for the device
+            subject = load_subject(options.target)
+        run = blame(
+            subject,
+            device=options.device,
+            dtype=dtypes,
+            compile=options.compile,
+            time=options.time,
+            steps=options.steps,
+            runs=options.runs,
+            progress=progress,
+        )
+    console = Console()
+
+    def show() -> None:
+        print_run(run, console, verbose=options.verbose)
+        for table in run.tables:
+            console.print()
+            if is_code(table):
+                console.print(clean(table.title), style="bold", highlight=False, markup=False)
+                print(clean("\n".join(str(row[0]) for row in table.rows)), flush=True)  # no line is folded
+            else:
+                print_tables([table])
+
+    return finish(run, options, show)

@@ -1,0 +1,1 @@
+"""What every package uses: findings and runs, limits, subjects, formats, errors. Imports no torch at module level."""

@@ -1,0 +1,75 @@
+"""What a verdict depends on besides the model: versions, device, threads, and the flags that change precision."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ampcheck.core.run import Scalar
+
+
+def environment(device: str = "cpu") -> dict[str, Scalar]:
+    """The environment of this process, for `Run.environment`. Imports torch."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    found: dict[str, Scalar] = {
+        "ampcheck": _version("ampcheck"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "device": _device_name(device),
+        "threads": torch.get_num_threads(),
+        "float32 matmul precision": _flag(torch.get_float32_matmul_precision),
+        "TF32 in matmul": _flag(lambda: matmul.allow_tf32),
+        "TF32 in cuDNN": _flag(lambda: torch.backends.cudnn.allow_tf32),
+        "float16 reduced-precision reduction": _flag(lambda: matmul.allow_fp16_reduced_precision_reduction),
+        "bfloat16 reduced-precision reduction": _flag(lambda: matmul.allow_bf16_reduced_precision_reduction),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "CUDA": torch.version.cuda or "none",
+    }
+    for package in ("numpy", "triton", "transformers"):
+        if found_version := _version(package):
+            found[package] = found_version
+    return found
+
+
+def _flag(read: Callable[[], Any]) -> Scalar:
+    """A precision flag; torch refuses to read the old ones once a program has set their successors (2.9 and later)."""
+    try:
+        value = read()
+    except RuntimeError:
+        return "set through fp32_precision"
+    return value if isinstance(value, (bool, str)) else str(value)
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _device_name(device: str) -> str:
+    import torch
+
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({_processor()}, {os.cpu_count()} logical cores)" if kind == "cpu" else device
+
+
+@cache
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+            return next(names, "") or platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()

@@ -1,0 +1,217 @@
+"""What is judged. Five shapes say what they are; `Subject` adds what a shape cannot say."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ampcheck.core.errors import UsageError, as_result, brief, require_ran
+
+SHAPES = (
+    "(module, args), (module, args, kwargs), (callable, [args, args, ...]), ([module, ...], [args]), "
+    "a mapping with 'step', or a callable without arguments"
+)
+
+
+class Kind(str, Enum):
+    """Which of the five shapes a subject has."""
+
+    FORWARD = "forward"
+    COMPILE = "compile"
+    REGIONAL = "compile, regional"
+    TRAINING = "training"
+    CALL = "call"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call of the model."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, function or step to be judged, with what its shape cannot say.
+
+    shape: one of
+        `(module, args)` or `(module, args, kwargs)`   forward, and backward from a loss
+        `(fn or module, [args, args, ...])`            successive calls
+        `([module, ...], [args])`                      blocks, the output of one fed to the next
+        `{"model", "optimizer", "scaler", "step", ...}` a training loop, `step(i) -> float`
+        a callable without arguments
+    name: what findings call it.
+    loss: `loss(output) -> 0-d tensor`; by default the mean of squares of every floating output.
+    dtypes: declared dtypes of module outputs, `{glob pattern of module paths: dtype}`, judged under low precision.
+    limits: limits of this subject alone, as in `[tool.ampcheck.limits]`.
+
+    Raises `UsageError` for anything else.
+    """
+
+    shape: Any
+    name: str = "subject"
+    loss: Callable[[Any], Any] | None = None
+    dtypes: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    kind: Kind = field(init=False)
+    model: Any = field(init=False, repr=False)
+    calls: tuple[Call, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        kind, model, calls = _parse(self.shape, self.name)
+        for name, given in (("dtypes", self.dtypes), ("limits", self.limits)):
+            if not isinstance(given, Mapping):
+                raise UsageError(f"{name} of {self.name} must be a mapping; found {type(given).__name__}")
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "calls", calls)
+
+    def run_call(self) -> Any:
+        """Call a callable without arguments. Raises `SubjectError` where that runs nothing."""
+        return require_ran(self.shape(), self.name)
+
+    def run_step(self, number: int) -> Any:
+        """Run one step of a training loop. Raises `SubjectError` where that runs nothing."""
+        return require_ran(self.shape["step"](number), f"step({number}) of {self.name}")
+
+
+def as_subject(value: Any, name: str = "subject") -> Subject:
+    """`value` as a subject: a `Subject` stays what it is, a shape becomes one. Raises `UsageError` otherwise."""
+    return value if isinstance(value, Subject) else Subject(value, name=name)
+
+
+def name_of(model: Any) -> str:
+    """What findings call a model that has no name of its own: its class or function; of blocks `Block (10 blocks)`."""
+    if isinstance(model, (list, tuple)) and model:
+        return f"{', '.join(dict.fromkeys(name_of(block) for block in model))} ({len(model)} blocks)"
+    return str(getattr(model, "__name__", type(model).__name__))
+
+
+def load_subject(target: str) -> Subject:
+    """The subject that `package.module:factory` or `path/to/file.py:factory` names.
+
+    A factory is called without arguments; a value that already is a subject is taken as it stands. Raises `UsageError`
+    when the target cannot be imported, the factory raises, or what it returns has no known shape.
+    """
+    place, _, attribute = target.rpartition(":")
+    if not place or not attribute:
+        raise UsageError(f"a target is 'package.module:factory' or 'path/to/file.py:factory', found {target!r}")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    try:
+        value: Any = attrgetter(attribute)(module)
+    except AttributeError as error:
+        found = ", ".join(name for name in vars(module) if not name.startswith("_"))
+        raise UsageError(f"{place} has no {attribute!r}; it has {found or 'nothing'}") from error
+    except BaseException as error:  # a property, or a module's __getattr__
+        raise UsageError(f"{target} raised {brief(as_result(error))}") from error
+    if isinstance(value, Subject):
+        return value if value.name != "subject" else replace(value, name=target)
+    if not callable(value):
+        return Subject(value, name=target)
+    try:
+        made = require_ran(value(), f"the factory {target}")
+    except BaseException as error:  # the user's code: whatever it raises is theirs to read, in one sentence
+        raise UsageError(f"the factory {target} raised {brief(as_result(error))}") from error
+    if made is None:
+        raise UsageError(
+            f"the factory {target} returned nothing: it is called to get what is judged; to judge the callable itself "
+            f"let a factory return it: def subject(): return {attribute}"
+        )
+    if isinstance(made, Subject):
+        return made if made.name != "subject" else replace(made, name=target)
+    return Subject(made, name=target)
+
+
+def _parse(shape: Any, name: str) -> tuple[Kind, Any, tuple[Call, ...]]:
+    if isinstance(shape, Mapping):
+        if callable(shape.get("step")):
+            return Kind.TRAINING, shape, ()
+        raise _wrong(name, f"a mapping with {sorted(map(str, shape))} and no callable 'step'")
+    if isinstance(shape, tuple) and len(shape) in (2, 3):
+        model, given = shape[0], shape[1]
+        kwargs = shape[2] if len(shape) == 3 else {}
+        if not isinstance(kwargs, Mapping):
+            raise _wrong(name, f"a third element of type {type(kwargs).__name__} where the keyword arguments belong")
+        if isinstance(model, (list, tuple)) and model and all(callable(block) for block in model):
+            if not isinstance(given, list) or len(given) != 1:
+                raise _wrong(name, "several blocks without a list of one set of arguments")
+            if kwargs:
+                raise _wrong(name, "several blocks with keyword arguments, which no block would be given")
+            return Kind.REGIONAL, tuple(model), (_call(given[0], {}),)
+        if not callable(model):
+            raise _wrong(name, f"a first element of type {type(model).__name__}, which cannot be called")
+        if isinstance(model, type) and any(base.__module__.startswith("torch.nn.") for base in model.__mro__):
+            raise _wrong(name, f"the class {model.__name__} where an instance belongs, {model.__name__}(...)")
+        if isinstance(given, list):
+            if not given:
+                raise _wrong(name, "an empty list of calls")
+            return Kind.COMPILE, model, tuple(_call(item, kwargs) for item in given)
+        return Kind.FORWARD, model, (_call(given, kwargs),)
+    if callable(shape) and not _is_module(shape) and not isinstance(shape, type) and _takes_nothing(shape):
+        return Kind.CALL, shape, ()
+    raise _wrong(name, f"{type(shape).__name__}" + (f" of {len(shape)}" if isinstance(shape, Sequence) else ""))
+
+
+def _call(given: Any, kwargs: Mapping[str, Any]) -> Call:
+    """One call: a tuple is its positional arguments, a mapping its keywords, anything else the one argument."""
+    if isinstance(given, tuple):
+        return Call(given, dict(kwargs))
+    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
+        return Call((), {**given, **kwargs})
+    return Call((given,), dict(kwargs))
+
+
+def _wrong(name: str, found: str) -> UsageError:
+    return UsageError(f"{name} is no subject: required is {SHAPES}; found {found}")
+
+
+def _is_module(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # an nn.Module cannot exist before torch is imported
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _import_module(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a console script, unlike `python -m`, leaves out the folder it runs in
+    try:
+        return importlib.import_module(name)
+    except BaseException as error:  # an import runs the user's code, which may raise anything
+        raise UsageError(f"cannot import {name}: {brief(as_result(error))}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    # Dynamo imports a frame's module by name when it resumes after a graph break, so the name must lead back to it.
+    name = path.stem if path.stem not in sys.modules else f"ampcheck_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be imported as a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(path.parent.resolve()) not in sys.path:
+        sys.path.insert(0, str(path.parent.resolve()))  # its siblings, as when Python runs the file
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # a script that exits would exit 0 with nothing judged
+        sys.modules.pop(name, None)
+        raise UsageError(f"cannot import {path}: {brief(as_result(error))}") from error
+    return module

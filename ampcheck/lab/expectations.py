@@ -1,0 +1,96 @@
+"""How an experiment tells what was expected and what came out, and what several of them share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ampcheck.autocast.missing import lacking
+from ampcheck.core.errors import brief
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Band, Finding, Verdict, Where, passed
+
+ARITHMETIC = ("float32", "bfloat16", "float16")
+"""Formats in which PyTorch computes everywhere, widest first."""
+
+
+def told(
+    check: str,
+    device: str,
+    expected: str,
+    found: str,
+    holds: bool,
+    *,
+    seen: int,
+    otherwise: Verdict = Verdict.FAIL,
+    observed: float | None = None,
+    limit: float | None = None,
+    unit: str = "",
+    hint: str = "",
+) -> Finding:
+    """One expectation beside what came out.
+
+    seen: how many values, modules or updates were compared. otherwise: the verdict where it does not hold: FAIL for
+    what follows from the format, WARN for what experience says.
+    """
+    message = f"expected: {expected}; came out: {found}"
+    if holds:
+        return passed(check, device, message, seen, observed=observed, limit=limit, unit=unit)
+    return Finding(check, otherwise, device, message, Where(), observed, limit, unit, hint, seen)
+
+
+def skipped(check: str, device: str, reason: str) -> Finding:
+    """What was not looked at, and why."""
+    return Finding(check, Verdict.SKIP, device, reason)
+
+
+def dtype_of(name: str) -> torch.dtype | None:
+    """The torch dtype of a format; None where this PyTorch has none, or packs several codes into a byte."""
+    found = getattr(torch, name, None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def lacks(name: str, device: str) -> str:
+    """Why a device cannot compute in a format; "" where it can."""
+    dtype = dtype_of(name)
+    if dtype is None:
+        return f"this PyTorch has no dtype {name}"
+    try:
+        torch.ones(2, dtype=dtype, device=device).mul(2).add(1).cpu()
+    except Exception as error:  # noqa: BLE001  # each backend has an exception of its own
+        return f"{device} does not compute in {name}: {brief(error)}"
+    return ""
+
+
+def missing(error: Exception) -> bool:
+    """Whether this machine lacks what it takes (a C++ compiler, Triton, a 16-bit kernel of the CPU): a reason to skip.
+
+    Everything else that raises is a failure: a graph break under `fullgraph` and a dtype error are what is looked for.
+    """
+    return bool(lacking(error, kernels=True))
+
+
+def synchronize(device: str) -> None:
+    """Wait until an accelerator has done what it was given; a CPU has."""
+    place = torch.device(device)
+    if place.type != "cpu":
+        backend: Any = getattr(torch, place.type)
+        backend.synchronize(*(() if place.index is None or place.type == "mps" else (place,)))
+
+
+def bands_of(*names: str) -> tuple[Band, ...]:
+    """The subnormal and the normal range of formats, as powers of two, for a chart."""
+    bands: list[Band] = []
+    for name in names:
+        form = format_of(name)
+        small, normal, top = (math.log2(v) for v in (form.smallest_subnormal, form.smallest_normal, form.max))
+        bands += [Band(f"{name} subnormal", small, normal), Band(f"{name} normal", normal, top)]
+    return tuple(bands)
+
+
+def power(value: float) -> str:
+    """A power of two as `2^-25`, anything else as a number."""
+    mantissa, exponent = math.frexp(value)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{value:.6g}"

@@ -1,0 +1,1 @@
+"""The pytest plugin: options, markers, the fixture `speed` and the summary."""

@@ -1,0 +1,1 @@
+"""Extensions of PyTorch that several packages need; the only package that uses private interfaces of PyTorch."""

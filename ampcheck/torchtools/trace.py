@@ -1,0 +1,185 @@
+"""Who ran, where, and in which dtype: every op of forward and backward as an `OpEvent`.
+
+A `Trace` is a dispatch mode. It sees ops below autocast and autograd, so the dtypes are those that really ran. In
+backward an op is led back to the module and source line of the forward op whose autograd node it belongs to.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.core.run import Where
+from ampcheck.health import PendingHealth, Unmeasured, measure_health
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.source import Scopes, op_name, users_line
+
+
+@dataclass(frozen=True, slots=True)
+class OpEvent:
+    """One op that ran.
+
+    `op` is the overload (`aten::addmm`, `aten::sum.dim_IntList`); `module` the dotted path of the innermost module
+    (`""` is the root); `call` counts from 0 how often that module was entered before; `inputs` and `outputs` are the
+    dtypes of the tensors in order of the schema; `health` that of each floating output, when asked for.
+    """
+
+    index: int
+    phase: str
+    module: str
+    call: int
+    op: str
+    file: str
+    line: int | None
+    inputs: tuple[torch.dtype, ...]
+    outputs: tuple[torch.dtype, ...]
+    health: tuple[PendingHealth | Unmeasured, ...] = ()
+
+    @property
+    def where(self) -> Where:
+        """The place of this event, as findings name it."""
+        return Where(phase=self.phase, module=self.module, op=self.op, file=self.file, line=self.line)
+
+
+class Observer(Protocol):
+    """Sees each op with its tensors, which an event does not keep alive."""
+
+    def before(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+        """Called before the op runs; what it returns is handed to `after`."""
+
+    def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> Any:
+        """Called after the op ran, unless it raised. What it returns, unless None, takes the place of the result."""
+
+
+class Trace(TorchDispatchMode):
+    """Record every op that runs inside; `events` holds them in order.
+
+    model: the module whose paths and calls are told; without one, events carry the source line only.
+    health: measure each floating output.
+    observers: see the tensors themselves.
+
+    Hooks and modes are gone when the block ends, also by an exception. `failed` then names the op that raised.
+    Higher-order ops (`torch.cond`, `flex_attention`) run, and what runs inside them is not seen: `unseen` counts them.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, *, health: bool = False, observers: tuple[Observer, ...] = ()
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events: list[OpEvent] = []
+        self.failed: OpEvent | None = None
+        self.unseen: dict[str, int] = {}
+        self._model = model
+        self._health = health
+        self._observers = observers
+        self._scopes = Scopes(model)
+        self._origins: dict[int, _Place] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Trace:
+        self._open.enter_context(self._scopes.watched())
+        try:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        finally:
+            self._open.close()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            reason = f"what runs inside {func}"
+            self.unseen[reason] = self.unseen.get(reason, 0) + 1
+            return func(*args, **kwargs)
+        place = self._place()
+        inputs = _dtypes((args, kwargs))
+        held = [observer.before(func, args, kwargs) for observer in self._observers]
+        try:
+            out = func(*args, **kwargs)
+        except BaseException:
+            self.failed = self._event(place, func, inputs, ())
+            raise
+        outputs = [t for _, t in tensors(out)]
+        health = tuple(measure_health(t) for t in outputs if t.is_floating_point()) if self._health else ()
+        event = self._event(place, func, inputs, tuple(t.dtype for t in outputs), health)
+        self.events.append(event)
+        for observer, token in zip(self._observers, held, strict=True):
+            replaced = observer.after(event, func, args, kwargs, out, token)
+            out = out if replaced is None else replaced
+        return out
+
+    def _event(
+        self,
+        place: _Place,
+        func: torch._ops.OpOverload,
+        inputs: tuple[torch.dtype, ...],
+        outputs: tuple[torch.dtype, ...],
+        health: tuple[PendingHealth | Unmeasured, ...] = (),
+    ) -> OpEvent:
+        return OpEvent(
+            index=len(self.events),
+            phase=place.phase,
+            module=place.module,
+            call=place.call,
+            op=op_name(func),
+            file=place.file,
+            line=place.line,
+            inputs=inputs,
+            outputs=outputs,
+            health=health,
+        )
+
+    def _place(self) -> _Place:
+        backward, node = _backward_node()
+        if backward and not self._scopes.inside:  # inside: a checkpoint that recomputes its forward
+            origin = self._origins.get(node) if node is not None else None
+            if origin is None:
+                return _Place("backward", "", 0, "", None)
+            return _Place("backward", origin.module, origin.call, origin.file, origin.line)
+        file, line = users_line(sys._getframe())
+        module, call = self._scopes.current
+        place = _Place("backward" if backward else "forward", module, call, file, line)
+        # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
+        # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
+        self._origins.setdefault(_newest_node(), place)
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    phase: str
+    module: str
+    call: int
+    file: str
+    line: int | None
+
+
+def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
+    return tuple(t.dtype for _, t in tensors(value))
+
+
+def _backward_node() -> tuple[bool, int | None]:
+    """Whether the autograd engine runs, and the sequence number of its node. Private names of torch 2.4 to 2.13."""
+    if torch._C._current_graph_task_id() == -1:
+        return False, None
+    node = torch._C._current_autograd_node()
+    return True, None if node is None else node._sequence_nr()
+
+
+def _newest_node() -> int:
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]

@@ -1,0 +1,189 @@
+"""What a watched loop's numbers look like: tables and charts from `WatchStats`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from ampcheck.core.formats import FORMATS
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Band, Chart, Scalar, Series, Table
+from ampcheck.health import TensorHealth
+from ampcheck.training.monitor.stats import WatchedParameter, WatchStats
+from ampcheck.training.window import GradientHistogram, ScaleWindow, scale_window
+
+_ROWS = 40
+_POINTS = 400
+
+
+def window_of(stats: WatchStats, limits: Limits) -> ScaleWindow | None:
+    """The loss scales that suit the gradients that were measured; None without a scaler or a nonzero gradient.
+
+    Its lower end speaks of what was left: gradients that had become zero are not in it, nor are those of activations.
+    """
+    if stats.scaler is None or not stats.scaler.enabled:
+        return None
+    histograms = {}
+    for one in stats.parameters:
+        health = one.gradient.health if one.gradient else None
+        if health is not None and health.nonzero and health.histogram is not None:
+            # Health counts 2**e <= |g| < 2**(e + 1), a window 2**(b - 1) < |g| <= 2**b: they part at powers of two.
+            counts = {exponent + 1: count for exponent, count in health.histogram}
+            histograms[one.name] = GradientHistogram(counts, health.amax, health.zeros, health.nonfinite)
+    return scale_window(histograms, share=limits.underflow, dtype="float16") if histograms else None
+
+
+def watched_tables(stats: WatchStats, limits: Limits) -> tuple[Table, ...]:
+    """The gradients and updates by parameter, the worst first, and the optimizers with their scaler."""
+    return tuple(table for table in (_parameters(stats), _optimizers(stats, limits)) if table.rows)
+
+
+def watched_charts(stats: WatchStats, limits: Limits) -> tuple[Chart, ...]:
+    """The loss scale over its updates, the losses, and where the gradients lie."""
+    return tuple(_scale(stats, limits)) + tuple(_losses(stats)) + tuple(_ranges(stats))
+
+
+def _parameters(stats: WatchStats) -> Table:
+    ordered = sorted((one for one in stats.parameters if one.gradient or one.update), key=_badness, reverse=True)
+    scaled = stats.scaler is not None and stats.scaler.enabled
+    columns = (
+        "parameter", "dtype", "elements", "gradient rms", "largest", "smallest", "zeros", "subnormal", "inf or NaN",
+        "update by weight", "unchanged", "measured",
+    )  # fmt: skip
+    shares = "zeros and unchanged are shares of the elements; subnormal is the share of the nonzero ones that float16 "
+    note = f"every {stats.every}; gradients unscaled; {shares}holds as such at the loss scale"
+    if len(ordered) > _ROWS:
+        note = f"{_ROWS} of {len(ordered)} parameters, the worst first; {note}"
+    return Table(
+        f"Gradients and updates: {stats.subject}", columns, tuple(_row(one, scaled) for one in ordered[:_ROWS]),
+        "gradient-underflow", note,
+    )  # fmt: skip
+
+
+def _badness(one: WatchedParameter) -> tuple[float, ...]:
+    gradient, update = one.gradient, one.update
+    unchanged = update.unchanged / update.due if update and update.due else 0.0
+    zeros = gradient.health.zeros / gradient.health.numel if gradient and gradient.health.numel else 0.0
+    return (update.poisoned if update else 0, gradient.bad if gradient else 0, unchanged, zeros)
+
+
+def _row(one: WatchedParameter, scaled: bool) -> tuple[Scalar, ...]:
+    gradient, update = one.gradient, one.update
+    health = gradient.health if gradient else TensorHealth.empty()
+    known = scaled or health.dtype == "float16"
+    subnormal = gradient.subnormal / health.nonzero if gradient and health.nonzero and known else None
+    return (
+        one.name, one.dtype, one.numel, health.rms, health.amax, health.amin if health.nonzero else None,
+        health.zeros / health.numel if health.numel else None, subnormal, health.nonfinite,
+        update.update / update.weight if update and update.weight else None,
+        update.unchanged / update.due if update and update.due else None,
+        max(gradient.calls if gradient else 0, update.calls if update else 0),
+    )  # fmt: skip
+
+
+def _optimizers(stats: WatchStats, limits: Limits) -> Table:
+    columns = (
+        "optimizer",
+        "steps",
+        "measured",
+        "skipped",
+        "scale at first",
+        "smallest",
+        "largest",
+        "at last",
+        "window",
+    )
+    scales: Sequence[float] = stats.scaler.scales if stats.scaler else ()
+    ends = (scales[0], min(scales), max(scales), scales[-1]) if scales else (None,) * 4
+    window = window_of(stats, limits)
+    text = "" if window is None else "none" if window.empty else f"{window.low:g} to {window.high:g}"
+    rows = tuple(
+        (o.name, o.steps, o.measured, len(o.skipped) if o.attempts else None, *ends, text) for o in stats.optimizers
+    )
+    note = ""
+    if window is not None:
+        note = (
+            f"window: the loss scales at which at most {limits.underflow:.0%} of the gradient of any parameter would "
+            "become zero in float16 and nothing overflow; of what was not zero already, and of parameters only"
+        )
+    return Table(f"Optimizer steps: {stats.subject}", columns, rows, "loss-scale", note)
+
+
+def _scale(stats: WatchStats, limits: Limits) -> Iterator[Chart]:
+    scales = stats.scaler.scales if stats.scaler else ()
+    if len(scales) < 2:
+        return
+    corners = [
+        i for i in range(len(scales)) if i in (0, len(scales) - 1) or not scales[i - 1] == scales[i] == scales[i + 1]
+    ]
+    shown = corners[: _POINTS // 2] + corners[-(_POINTS // 2) :] if len(corners) > _POINTS else corners
+    levels = [math.log2(scales[i]) if 0 < scales[i] < math.inf else 0.0 for i in shown]
+    left = (
+        f"; {len(corners) - len(shown)} of {len(corners)} turns in the middle are left out" if shown != corners else ""
+    )
+    window = window_of(stats, limits)
+    text = "" if window is None or window.empty else f"; the window is 2**{window.needed} to 2**{window.allowed}"
+    yield Chart(
+        "line",
+        f"Loss scale: {stats.subject}",
+        "updates of the scaler",
+        "loss scale, as a power of two",
+        (Series("loss scale", tuple(map(float, shown)), tuple(levels)),),
+        check="loss-scale",
+        note=f"{stats.skipped:,} of {stats.attempts:,} steps skipped{text}{left}",
+    )
+
+
+def _losses(stats: WatchStats) -> Iterator[Chart]:
+    finite = [(float(step), loss) for step, loss in enumerate(stats.losses) if math.isfinite(loss)]
+    shown = finite[:: max(1, math.ceil(len(finite) / _POINTS))]
+    if len(shown) > 1:
+        x, y = zip(*shown, strict=True)
+        gone = len(stats.losses) - len(finite)
+        note = f"{gone:,} losses were not finite" if gone else ""
+        yield Chart(
+            "line", f"Loss: {stats.subject}", "step", "loss", (Series("loss", x, y),), check="coverage", note=note
+        )
+
+
+def _ranges(stats: WatchStats) -> Iterator[Chart]:
+    spans = [(one.name, span) for one in stats.parameters if one.gradient and (span := _span(one.gradient.health))]
+    if not spans:
+        return
+    note = "gradients of the measured steps, unscaled"
+    if len(spans) > _ROWS:
+        lowest = sorted(spans, key=lambda row: row[1][2])[:_ROWS]
+        note = f"the {_ROWS} of {len(spans)} parameters with the smallest medians; {note}"
+        spans = [row for row in spans if row in lowest]
+    narrow = {one.gradient.health.dtype for one in stats.parameters if one.gradient}
+    bands: tuple[Band, ...] = ()
+    scales = stats.scaler.scales if stats.scaler else ()
+    if scales and 0 < scales[-1] < math.inf:
+        bands = _bands(f"float16 at scale {scales[-1]:g}", math.log2(scales[-1]))
+    elif "float16" in narrow:
+        bands = _bands("float16", 0.0)
+    yield Chart(
+        "range",
+        f"Where the gradients lie: {stats.subject}",
+        "magnitude, as a power of two",
+        series=tuple(Series(name, span, group="backward") for name, span in spans),
+        bands=bands,
+        check="gradient-underflow",
+        note=note,
+    )
+
+
+def _bands(name: str, shift: float) -> tuple[Band, Band]:
+    fmt = FORMATS["float16"]
+    small, normal, top = (math.log2(v) - shift for v in (fmt.smallest_subnormal, fmt.smallest_normal, fmt.max))
+    return Band(f"{name}, subnormal", small, normal), Band(f"{name}, normal", normal, top)
+
+
+def _span(health: TensorHealth) -> tuple[float, ...]:
+    """Smallest, 5th percentile, median, 95th percentile and largest magnitude, as powers of two; empty without any."""
+    if not health.nonzero or health.histogram is None:
+        return ()
+    least, most = math.log2(health.amin), math.log2(health.amax)
+    inner = (health.quantile_exponent(q) for q in (0.05, 0.5, 0.95))
+    # A quantile is known to its binade; its middle is half an exponent up, and never outside what was seen.
+    return (least, *(min(max(e + 0.5, least), most) for e in inner if e is not None), most)

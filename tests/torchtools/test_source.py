@@ -1,0 +1,66 @@
+"""Where something runs is told for the thread in which it runs, and for models that take no hooks."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from ampcheck import audit
+from ampcheck.torchtools.source import Scopes
+from ampcheck.torchtools.trace import Trace
+
+
+class Branches(nn.Module):
+    """Two branches that run in two threads, each in step with the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU())
+        self.seen: dict[str, str] = {}
+
+
+def test_modules_of_two_threads_are_told_apart() -> None:
+    model = Branches()
+    scopes = Scopes(model)
+    barrier = threading.Barrier(2, timeout=20)
+
+    def note(name: str) -> None:
+        barrier.wait()
+        model.seen[name] = scopes.current[0]
+        barrier.wait()
+
+    for name in ("one", "two"):
+        relu = getattr(model, name)[0]
+        relu.register_forward_hook(lambda *_, name=name: note(name))
+    with scopes.watched():
+        threads = [threading.Thread(target=branch, args=(torch.ones(2),)) for branch in (model.one, model.two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert model.seen == {"one": "one.0", "two": "two.0"}
+    assert scopes.current == ("", 0)
+
+
+def test_a_model_with_a_part_of_torchscript_is_judged() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, that TorchScript is deprecated
+        scripted = torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4))
+    model = nn.Sequential(nn.Linear(4, 4), scripted)
+    run = audit((model, torch.ones(2, 4)), dtype="bfloat16", compile=False)
+    assert not run.failed
+    assert run.coverage.seen["16-bit ops"] > 0
+
+
+def test_a_model_with_a_higher_order_op_is_followed_and_told_what_is_not_seen() -> None:
+    class Either(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)) * 2
+
+    with Trace() as trace:
+        Either()(torch.ones(2))
+    assert "aten::mul.Tensor" in {event.op for event in trace.events}
+    assert any("cond" in reason for reason in trace.unseen)
