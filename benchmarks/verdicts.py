@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from _evidence import write_evidence
 
-from ampcheck import Run, Subject, UsageError, audit
+from ampcheck import Run, Subject, UsageError, audit, demo
 
 OWN = Path(__file__).resolve().parents[1] / "tests" / "corpus"
 SEVERITY = ("fail", "warn", "undecided", "incomplete", "skip", "pass")
@@ -38,16 +38,9 @@ def subjects(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Ru
     """Each subject by name, with the function that audits it."""
     folders = [OWN, OWN / "training", *([options.shared] if options.shared else [])]
     yield from corpus(folders)
-    yield "demo", lambda: audit(demonstration(), dtype=["float16", "bfloat16"])
+    yield "demo", lambda: audit(demo.subject(), dtype=["float16", "bfloat16"])
     if options.zoo:
         yield from zoo(options.zoo, options.zoo_models)
-
-
-def demonstration() -> Subject:
-    try:
-        return importlib.import_module("ampcheck.demo.model").demo()
-    except ImportError:  # an earlier layout of the package
-        return importlib.import_module("ampcheck.demo").demo()
 
 
 def zoo(folder: Path, count: int) -> Iterator[tuple[str, Callable[[], Run]]]:

@@ -1,4 +1,4 @@
-"""What each check means: the text of `ampcheck explain SLUG`."""
+"""The registry of checks: `REGISTRY` holds every check by its name, with the text of `ampcheck explain SLUG`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from ampcheck.catalog import autocast, compiled, numerics, search, speed, training
-from ampcheck.catalog.page import Explanation
 from ampcheck.catalog.verdicts import VERDICTS
+from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
+from ampcheck.core.subject import Kind
 
-__all__ = ["EXPLANATIONS", "VERDICTS", "Explanation", "explain"]
+__all__ = ["REGISTRY", "VERDICTS", "explain", "for_kind"]
 
-_PAGES = (
-    *numerics.PAGES[:-1],
-    *autocast.PAGES,
-    *compiled.PAGES,
-    *training.PAGES,
-    *search.PAGES,
-    *speed.PAGES,
-    numerics.PAGES[-1],
+_MODULES = (numerics, autocast, compiled, training, search, speed)
+
+REGISTRY: Mapping[str, Check] = MappingProxyType(
+    {check.slug: check for module in _MODULES for check in vars(module).values() if isinstance(check, Check)}
 )
 
-EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType({page.slug: page for page in _PAGES})
+
+def for_kind(kind: Kind) -> tuple[str, ...]:
+    """The names of the checks by which `audit` judges a subject of this kind."""
+    return tuple(check.slug for check in REGISTRY.values() if kind in check.subjects)
 
 
-def explain(slug: str) -> Explanation:
-    """The page of one check. Raises `UsageError` naming the checks for an unknown slug."""
-    if slug not in EXPLANATIONS:
-        near = get_close_matches(slug.lower(), EXPLANATIONS, 1)
+def explain(slug: str) -> Check:
+    """The check with this name. Raises `UsageError` naming the checks for an unknown one."""
+    if slug not in REGISTRY:
+        near = get_close_matches(slug.lower(), REGISTRY, 1)
         meant = f" (did you mean {near[0]}?)" if near else ""
-        raise UsageError(f"there is no check {slug!r}{meant}; there are {', '.join(EXPLANATIONS)}")
-    return EXPLANATIONS[slug]
+        raise UsageError(f"there is no check {slug!r}{meant}; there are {', '.join(REGISTRY)}")
+    return REGISTRY[slug]

@@ -196,13 +196,13 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ampcheck.catalog import EXPLANATIONS, VERDICTS, explain
+    from ampcheck.catalog import REGISTRY, VERDICTS, explain
 
     if options.slug in VERDICTS:
         with Stdout() as out:
             print(f"{options.slug}\n{textwrap.indent(textwrap.fill(VERDICTS[options.slug], 98), '  ')}")
         return out.code()
-    pages = list(EXPLANATIONS.values()) if options.slug is None else [explain(options.slug)]
+    pages = list(REGISTRY.values()) if options.slug is None else [explain(options.slug)]
     with Stdout() as out:
         for page in pages:
             if options.slug is None:

@@ -20,9 +20,9 @@ from ampcheck.core.subject import Subject
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_DEMO = os.path.join(_HERE, "demo.py")
+_DEMO = os.path.join(_HERE, "demo", "model.py")
 _NOT_THE_USERS = (_HERE, _TORCH, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
 
 

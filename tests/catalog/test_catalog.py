@@ -10,78 +10,77 @@ from typing import Any
 import pytest
 
 import ampcheck
-from ampcheck.autocast.guards.guard import GUARD_CHECKS
-from ampcheck.catalog import EXPLANATIONS, VERDICTS, Explanation, explain
+from ampcheck.catalog import REGISTRY, VERDICTS, explain, for_kind
 from ampcheck.cli.main import main
-from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
-from ampcheck.compiled.graph.checks import GRAPH_CHECKS
+from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Verdict
-from ampcheck.numerics import CHECKS, OBSERVABLE
-from ampcheck.search.checks import CHECKS as SEARCH_CHECKS
-from ampcheck.training.judge import CHECKS as TRAINING_CHECKS
+from ampcheck.core.run import Verdict, Where
+from ampcheck.core.subject import Kind
 
 SOURCES = sorted(Path(ampcheck.__file__).parent.rglob("*.py"))
 
 
 def emitted(source: str) -> set[str]:
-    """The slugs that a source file gives to `Finding`, written there or kept in a name `check` or `slug`."""
-    found = set()
+    """The names that a source file gives to `Finding` as a literal, or in a variable called `check` or `slug`."""
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Finding", "passed") and node.args:
-            found |= texts(node.args[0])
+            names |= texts(node.args[0])
         if isinstance(node, ast.Assign) and any(getattr(t, "id", "") in ("check", "slug") for t in node.targets):
-            found |= texts(node.value)
-    return found
+            names |= texts(node.value)
+    return names
 
 
 def texts(node: ast.AST) -> set[str]:
     return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
-def test_there_is_a_page_for_each_check_that_can_be_emitted_and_none_besides() -> None:
-    assert set(EXPLANATIONS) == {
-        *CHECKS,
-        *ACCURACY_CHECKS,
-        "blame",
-        "policy-drift",
-        "policy-gap",
-        "policy-unregistered",
-        "policy-banned",
-        *GUARD_CHECKS,
-        *GRAPH_CHECKS,
-        *TRAINING_CHECKS,
-        *SEARCH_CHECKS,
-        "speedup",
-        "regression",
-        "start-up",
-        "compile-time",
-        "peak-memory",
-    }
-    assert set(OBSERVABLE) <= set(EXPLANATIONS)
+def test_every_name_that_the_source_writes_into_a_finding_is_declared() -> None:
+    names = set().union(*(emitted(path.read_text(encoding="utf-8")) for path in SOURCES))
+    assert names - set(REGISTRY) == set()
 
 
-def test_every_slug_that_the_source_writes_into_a_finding_has_a_page() -> None:
-    slugs = set().union(*(emitted(path.read_text(encoding="utf-8")) for path in SOURCES))
-    assert len(slugs) >= 10, "this test no longer sees the findings"
-    assert slugs - set(EXPLANATIONS) == set()
-
-
-def test_a_slug_without_a_page_would_be_seen() -> None:
+def test_an_undeclared_name_would_be_seen() -> None:
     planted = 'check = "tf32"\nFinding("graph-break", v, s, m)\nFinding("a" if x else "b", v, s, m)\n'
     assert emitted(planted) == {"tf32", "graph-break", "a", "b"}
 
 
-@pytest.mark.parametrize("slug", EXPLANATIONS)
+def test_every_kind_of_subject_has_checks() -> None:
+    for kind in Kind:
+        assert "coverage" in for_kind(kind)
+        assert len(for_kind(kind)) > 5
+
+
+@pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.PASS])
+def test_a_finding_carries_the_name_and_the_unit_of_its_check(verdict: Verdict) -> None:
+    check = Check("flush", "range", "R.", "M.", "C.", "F.", unit="bits")
+    plain = check.finding(verdict, "model", "text")
+    assert (plain.check, plain.verdict, plain.subject, plain.message) == ("flush", verdict, "model", "text")
+    assert plain.unit == "", "without a number there is nothing to give a unit to"
+    measured = check.finding(verdict, "model", "text", observed=3, limit=2, where=Where("forward"), hint="do")
+    assert (measured.observed, measured.limit, measured.unit, measured.hint) == (3.0, 2.0, "bits", "do")
+    assert check.finding(verdict, "model", "text", observed=1, unit="ops").unit == "ops"
+
+
+def test_a_pass_over_nothing_is_a_skip() -> None:
+    check = explain("flush")
+    assert check.passed("model", "all is well", 3).verdict is Verdict.PASS
+    nothing = check.passed("model", "all is well", 0, observed=1.0, limit=2.0)
+    assert (nothing.verdict, nothing.seen, nothing.observed) == (Verdict.SKIP, 0, None)
+    with pytest.raises(ValueError, match="count of observations"):
+        check.finding(Verdict.PASS, "model", "all is well")
+
+
+@pytest.mark.parametrize("slug", REGISTRY)
 def test_a_page_has_all_four_texts(slug: str) -> None:
     page = explain(slug)
     assert page.slug == slug
-    written = [getattr(page, f.name) for f in dataclasses.fields(Explanation) if f.name != "slug"]
+    written = [getattr(page, name) for name in ("requires", "measured", "causes", "mend")]
     assert len(written) == len(set(written)) == 4
     for text in written:
         assert len(text) > 20
         assert text[0].isupper() or text.split()[0] in {
-            *EXPLANATIONS,
+            *REGISTRY,
             "float16",
             "bfloat16",
             "torch.arange(n).to(x.dtype)",
@@ -99,11 +98,11 @@ def test_an_unknown_slug_lists_the_checks(slug: str) -> None:
         explain(slug)
     assert repr(slug) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert all(known in str(caught.value) for known in EXPLANATIONS)
+    assert all(known in str(caught.value) for known in REGISTRY)
 
 
 def test_the_pages_cannot_be_changed() -> None:
-    pages: Any = EXPLANATIONS
+    pages: Any = REGISTRY
     with pytest.raises(TypeError):
         pages["overflow"] = None
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -112,6 +111,6 @@ def test_the_pages_cannot_be_changed() -> None:
 
 def test_every_verdict_is_explained_as_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(VERDICTS) == {verdict.value for verdict in Verdict}
-    assert not set(VERDICTS) & set(EXPLANATIONS)
+    assert not set(VERDICTS) & set(REGISTRY)
     assert main(["explain", "incomplete"]) == 0
     assert "prevents a check that was asked for" in capsys.readouterr().out

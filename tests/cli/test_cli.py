@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from ampcheck.catalog import EXPLANATIONS
+from ampcheck.catalog import REGISTRY
 from ampcheck.cli.main import main
 from ampcheck.core import formats
 from ampcheck.core.run import Run, Verdict
@@ -322,15 +322,15 @@ def test_without_a_command_help_is_printed(capfd: pytest.CaptureFixture[str]) ->
 def test_explain_lists_every_check_in_one_line_each(capfd: pytest.CaptureFixture[str]) -> None:
     done = command(capfd, "explain")
     assert (done.code, done.err) == (0, "")
-    assert [line.split()[0] for line in done.out.splitlines()] == list(EXPLANATIONS)
+    assert [line.split()[0] for line in done.out.splitlines()] == list(REGISTRY)
     assert all(len(line.split()) > 4 and line.endswith(".") for line in done.out.splitlines())
 
 
-@pytest.mark.parametrize("slug", EXPLANATIONS)
+@pytest.mark.parametrize("slug", REGISTRY)
 def test_explain_prints_the_whole_page(capfd: pytest.CaptureFixture[str], slug: str) -> None:
     done = command(capfd, "explain", slug)
     assert (done.code, done.err) == (0, "")
-    page, words = EXPLANATIONS[slug], " ".join(done.out.split())
+    page, words = REGISTRY[slug], " ".join(done.out.split())
     for text in (page.slug, page.requires, page.measured, page.causes, page.mend):
         assert text in words
     assert max(map(len, done.out.splitlines())) <= 100
@@ -340,7 +340,7 @@ def test_explain_prints_the_whole_page(capfd: pytest.CaptureFixture[str], slug: 
 def test_explain_of_an_unknown_check_lists_the_checks(capfd: pytest.CaptureFixture[str], slug: str) -> None:
     done = command(capfd, "explain", slug)
     assert is_usage_error(done), done
-    assert all(known in done.err for known in EXPLANATIONS)
+    assert all(known in done.err for known in REGISTRY)
 
 
 @pytest.mark.parametrize("width", ["20", "80", "300"])

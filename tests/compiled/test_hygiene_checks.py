@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.catalog import EXPLANATIONS
+from ampcheck.catalog import REGISTRY
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS, check_graph, tables
 from ampcheck.compiled.graph.records import (
     Artifacts,
@@ -189,4 +189,4 @@ def test_tables_hold_the_evidence_and_empty_ones_are_left_out() -> None:
 
 
 def test_each_check_has_a_page() -> None:
-    assert set(GRAPH_CHECKS) <= set(EXPLANATIONS)
+    assert set(GRAPH_CHECKS) <= set(REGISTRY)

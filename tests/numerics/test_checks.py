@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.catalog import EXPLANATIONS
+from ampcheck.catalog import REGISTRY
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Verdict, Where
 from ampcheck.numerics import CHECKS, NumericsStats, check_numerics
@@ -36,7 +36,7 @@ def _verdicts(stats: NumericsStats, check: str) -> list[Verdict]:
 
 
 def test_every_check_has_a_page_and_passes_or_skips_a_healthy_run() -> None:
-    assert set(CHECKS) <= set(EXPLANATIONS)
+    assert set(CHECKS) <= set(REGISTRY)
     assert {f.verdict for f in check_numerics(HEALTHY, Limits())} <= {Verdict.PASS, Verdict.SKIP}
 
 

@@ -1,0 +1,101 @@
+"""A check: its name, its page of help, and the one builder of its findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypedDict
+
+from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.subject import Kind
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_NOWHERE = Where()
+
+LISTED = 5
+"""Findings of one check that a run reports before it only counts them."""
+
+
+class Evidence(TypedDict, total=False):
+    """What a finding shows besides its message. `observed` and `limit` are in `unit`, by default that of the check."""
+
+    where: Where
+    observed: float | None
+    limit: float | None
+    unit: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check is declared once, in `ampcheck.catalog`; every finding of it is built here.
+
+    slug: the name in findings, options and markers. unit: of `observed` and `limit` where a finding gives none.
+    subjects: kinds of subjects that `audit` judges by it. requires, measured, causes, mend: the page of
+    `ampcheck explain`.
+    """
+
+    slug: str
+    family: str
+    requires: str
+    measured: str
+    causes: str
+    mend: str
+    unit: str = ""
+    subjects: tuple[Kind, ...] = ()
+
+    def __str__(self) -> str:
+        return self.slug
+
+    def finding(self, verdict: Verdict, subject: str, message: str, **evidence: Unpack[Evidence]) -> Finding:
+        """A finding whose verdict is computed. Raises `ValueError` for a pass, which `passed` builds."""
+        if verdict is Verdict.PASS:
+            raise ValueError("a pass needs a count of observations: use Check.passed")
+        return self._build(verdict, subject, message, None, **evidence)
+
+    def fail(self, subject: str, message: str, **evidence: Unpack[Evidence]) -> Finding:
+        """The requirement is violated."""
+        return self._build(Verdict.FAIL, subject, message, None, **evidence)
+
+    def warn(self, subject: str, message: str, **evidence: Unpack[Evidence]) -> Finding:
+        """A hazard that these inputs do not turn into damage."""
+        return self._build(Verdict.WARN, subject, message, None, **evidence)
+
+    def undecided(self, subject: str, message: str, **evidence: Unpack[Evidence]) -> Finding:
+        """The measurement does not decide."""
+        return self._build(Verdict.UNDECIDED, subject, message, None, **evidence)
+
+    def incomplete(self, subject: str, message: str, **evidence: Unpack[Evidence]) -> Finding:
+        """The subject prevents the check."""
+        return self._build(Verdict.INCOMPLETE, subject, message, None, **evidence)
+
+    def skip(self, subject: str, reason: str, **evidence: Unpack[Evidence]) -> Finding:
+        """The check does not apply to the subject, or this machine lacks what it needs."""
+        return self._build(Verdict.SKIP, subject, reason, None, **evidence)
+
+    def passed(self, subject: str, message: str, seen: int, **evidence: Unpack[Evidence]) -> Finding:
+        """A pass that rests on `seen` observations; a skip where there were none."""
+        if seen < 1:
+            return self._build(Verdict.SKIP, subject, f"nothing to judge: {message}", 0, hint=evidence.get("hint", ""))
+        return self._build(Verdict.PASS, subject, message, seen, **evidence)
+
+    def _build(
+        self, verdict: Verdict, subject: str, message: str, seen: int | None, **evidence: Unpack[Evidence]
+    ) -> Finding:
+        where, hint = evidence.get("where", _NOWHERE), evidence.get("hint", "")
+        observed, limit = (
+            None if value is None else float(value) for value in (evidence.get("observed"), evidence.get("limit"))
+        )
+        unit = "" if observed is None and limit is None else evidence.get("unit", self.unit)
+        return Finding(self.slug, verdict, subject, message, where, observed, limit, unit, hint, seen)
+
+
+def first_findings(findings: Sequence[Finding], limit: int = LISTED) -> list[Finding]:
+    """The first `limit` findings, failures before warnings; the message of the last counts those left out."""
+    ordered = sorted(findings, key=lambda finding: finding.verdict is not Verdict.FAIL)
+    if len(ordered) <= limit:
+        return ordered
+    *shown, last = ordered[:limit]
+    return [*shown, replace(last, message=f"{last.message}; {len(ordered) - limit} further places are left out")]
