@@ -36,7 +36,7 @@ def test_each_op_is_told_with_its_rule_and_module_and_the_users_line(demo_on_cud
     assert {call.rule for call in norms} == {"fp32"}
     paths = ["blocks.0.norm_1", "blocks.0.norm_2", "blocks.1.norm_1", "blocks.1.norm_2", "norm"]
     assert [call.module for call in norms] == paths
-    assert all(call.file.endswith("demo.py") and call.line for call in norms)
+    assert all(call.file.endswith("model.py") and call.line for call in norms)
 
 
 def test_dtypes_are_told_before_and_after_autocast(demo_on_cuda: PolicyCalls) -> None:
