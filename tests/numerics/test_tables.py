@@ -54,4 +54,4 @@ def test_an_op_that_lost_values_has_a_row_with_its_source() -> None:
     run = audit((lambda x: (x * 1e-8).float(), torch.ones(8).half()), compile=False)
     table = _table(run, "Ops that lost")
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    assert any(row["op"] == "aten::mul.Tensor" and "test_evidence.py" in str(row["source"]) for row in rows)
+    assert any(row["op"] == "aten::mul.Tensor" and "test_tables.py" in str(row["source"]) for row in rows)
