@@ -1,234 +1,378 @@
-"""The same eyes on a user's own loop, sampled: its training, and what is inside compiled graphs while it runs."""
+"""`watch`: the one context manager over the user's own code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
-from typing import Any, overload
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol
 
 import torch
 
+from ampcheck.autocast.guards.guard import GUARD_CHECKS, GuardWatch, guard_run
+from ampcheck.autocast.guards.records import GuardStats
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.compiled.graph.judge import GraphObservation
+from ampcheck.compiled.graph.records import GraphStats
+from ampcheck.core.arguments import parse_choice, parse_flag, parse_integer, parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits, load_settings
-from ampcheck.core.run import Finding, Run, Verdict, verify
+from ampcheck.core.run import Finding, Run, Verdict, emit, merge, verify
+from ampcheck.numerics.checks import OBSERVABLE
+from ampcheck.numerics.observe import OpObservation, observation_run
+from ampcheck.numerics.stats import NumericsStats
+from ampcheck.telemetry.checks import CHECKS as VALUE_CHECKS
 from ampcheck.telemetry.checks import check_telemetry, tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import modules_of
+from ampcheck.training.monitor.checks import CHECKS as TRAINING_CHECKS
 from ampcheck.training.monitor.checks import check_watched
 from ampcheck.training.monitor.monitor import TrainingWatch
 from ampcheck.training.monitor.report import watched_charts, watched_tables
 from ampcheck.training.monitor.stats import WatchStats
 from ampcheck.training.monitor.unwrapped import plain_optimizer
 
+GRAPH_CHECKS = ("graph-break", "recompile", "eager-fallback", "cache-artifacts", "cudagraph")
 
-class _Asked:
-    """What a `watch` sees; ask it inside the block or after it. Asking waits for the device."""
 
+@dataclass(frozen=True, slots=True)
+class WatchedStats:
+    """The statistics of a watched block; None for what was not watched, and before the block ends for the first two.
+
+    autocast: the use of autocast. graphs: what Dynamo compiled. ops: every op of the block. values: statistics inside
+    compiled graphs. training: gradients, updates and the loss scale of each measured step.
+    """
+
+    autocast: GuardStats | None = None
+    graphs: GraphStats | None = None
+    ops: NumericsStats | None = None
+    values: TelemetryStats | None = None
+    training: WatchStats | None = None
+
+
+class _Monitor(Protocol):
+    """One family of checks over a block."""
+
+    family: str
+
+    def enter(self, stack: ExitStack) -> None:
+        """Start; `stack` ends it."""
+
+    def stats(self) -> Any:
+        """The statistics so far; None where they are complete only after the block."""
+
+    def run(self, stats: Any) -> Run:
+        """The findings that follow from the statistics."""
+
+
+class Watched:
+    """Watches a block and reports on it; `watch` yields it.
+
+    `run` and `stats` can be read inside the block and after it. Reading them waits for the device.
+    """
+
+    def __init__(self, monitors: Sequence[_Monitor], checks: Collection[str] | None, name: str) -> None:
+        self._monitors, self._checks, self._name = monitors, checks, name
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Watched:
+        with ExitStack() as stack:
+            for monitor in self._monitors:
+                monitor.enter(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def step(self, loss: torch.Tensor | float) -> None:
+        """Record the loss of a training step, a number or a tensor of one element; the last must be finite."""
+        for monitor in self._monitors:
+            if isinstance(monitor, _Training):
+                monitor.watch.step(loss)
+                return
+        raise UsageError("step(loss) needs a watched optimizer: pass the optimizer to watch(...)")
+
+    @property
     def run(self) -> Run:
-        """What the statistics say."""
-        raise NotImplementedError
+        """The findings of every selected check, with tables and charts."""
+        training = any(isinstance(monitor, _Training) for monitor in self._monitors)
+        runs = []
+        for monitor in self._monitors:
+            if (stats := monitor.stats()) is not None:
+                run = monitor.run(stats)
+                if training and not isinstance(monitor, _Training):  # the steps were measured, even if nothing else was
+                    run = replace(run, findings=tuple(map(_without_coverage_failure, run.findings)))
+                runs.append(run)
+        run = merge(runs)
+        selected = tuple(f for f in run.findings if self._checks is None or f.check in (*self._checks, COVERAGE.slug))
+        return replace(run, findings=selected, title=f"watch of {self._name}")
 
-    def verify(self) -> Run:
-        """`run()`, reported to whoever collects; raises `AssertionError` with its failures."""
-        __tracebackhide__ = True
-        return verify(self.run())
+    @property
+    def stats(self) -> WatchedStats:
+        """The statistics that the findings rest on."""
+        return WatchedStats(**{monitor.family: monitor.stats() for monitor in self._monitors})
 
 
-class Seen(_Asked):
-    """What a `watch` sees of compiled graphs; ask it inside the block or after it. Asking waits for the device."""
+def _without_coverage_failure(finding: Finding) -> Finding:
+    missing = finding.check == COVERAGE.slug and finding.verdict is Verdict.FAIL
+    return replace(finding, verdict=Verdict.SKIP) if missing else finding
 
-    def __init__(self, telemetry: Telemetry, name: str, limits: Limits, device: str) -> None:
-        self._telemetry, self._name, self._limits, self._device = telemetry, name, limits, device
+
+def watch(
+    *objects: object,
+    checks: Collection[str] | None = None,
+    every: int = 1,
+    raises: bool = True,
+    level: str = "casts",
+    limits: Limits | None = None,
+    name: str = "",
+) -> AbstractContextManager[Watched]:
+    """Watch a block of your own code, without changing what it computes; report and raise when it ends.
+
+    The objects decide what is watched:
+
+    - nothing, or an eager model: every op, forward and backward (`overflow`, `silent-zero`, `flush`, `integer-cast`,
+      `headroom`, `nonfinite-reference`), and the use of autocast (`autocast-*`, `policy-banned`).
+    - a compiled model or function: the values inside its graphs (`overflow`, `nonfinite-gradient`, `silent-zero`,
+      `flush`, `headroom`).
+    - an optimizer or several, with the scaler if there is one, and the model: the gradients, updates and loss scale of
+      each step (`overflow` of the loss, `nonfinite-gradient`, `gradient-underflow`, `loss-scale`, `stagnation`), and
+      the values inside compiled graphs.
+
+    checks: names of checks; None for those above. Named ones may also be of autocast's use, and of graphs
+    (`graph-break`, `recompile`, `eager-fallback`, `cache-artifacts`, `cudagraph`), with any object. every: measure each
+    N-th step and each N-th call of a graph, the first among them. raises: raise `AssertionError` for failures when the
+    block ends; False only emits the run. level: which values of a graph are measured: `casts` (roundings to 16 bits),
+    `ops` (the result of every op) or `all` (every floating value). limits: by default those of `[tool.ampcheck]`.
+
+    Training: weights are copied during a measured step; those of fewer than 32 bits once more for the whole block, with
+    one byte for each element, and 64 MiB are used to compare them. Steps inside compiled code
+    (`torch.compile(optimizer.step)`) cannot be measured. Compiled: entering resets Dynamo, so that the next call
+    compiles graphs with statistics, which takes up to twice as long (at level `all` longer). A value that overflows or
+    is NaN is measured again with complete counts, which compiles its graph once more. After the block the plain graphs
+    run.
+
+    An exception of the block propagates; the run is emitted first. Switches of autocast that the block changed are
+    restored where autocast is watched. Raises `UsageError` for an object that is no model, optimizer or scaler, an
+    unknown check or level, a scaler without an optimizer, and a watch of compiled code inside another.
+    """
+    parse_flag(raises, "raises")
+    return _watch(watched(*objects, checks=checks, every=every, level=level, limits=limits, name=name), raises)
+
+
+@contextmanager
+def _watch(seen: Watched, raises: bool) -> Iterator[Watched]:
+    __tracebackhide__ = True
+    try:
+        with seen:
+            yield seen
+    except BaseException:
+        emit(seen.run)
+        raise
+    (verify if raises else emit)(seen.run)
+
+
+def watched(
+    *objects: object,
+    checks: Collection[str] | None = None,
+    every: int = 1,
+    level: str = "casts",
+    limits: Limits | None = None,
+    name: str = "",
+) -> Watched:
+    """The context behind `watch`, which neither emits nor raises. Arguments and errors as of `watch`."""
+    parse_integer(every, "every")
+    parse_choice(level, "level", [level.value for level in Level])
+    model, optimizers, scaler = _sort(objects)
+    compiled = model is not None and _is_compiled(model)
+    families = _families(model, bool(optimizers), compiled, checks)
+    wanted = None if checks is None else (checks,) if isinstance(checks, str) else tuple(checks)
+    plain = dynamo.uncompiled(model)
+    shown = name or ("this block" if plain is None else getattr(plain, "__name__", type(plain).__name__))
+    modules = modules_of(plain) if plain is not None else ()
+    device = torch.device(next((str(p.device) for root in modules for p in root.parameters()), "cpu")).type
+    bounds = limits or load_settings().limits
+    monitors: list[_Monitor] = []
+    if "autocast" in families:
+        monitors.append(_Autocast(shown, _named(wanted, GUARD_CHECKS)))
+    if "graphs" in families:
+        monitors.append(_Graphs(shown))
+    if "ops" in families:
+        root = plain if isinstance(plain, torch.nn.Module) else None
+        monitors.append(_Ops(shown, root, bounds, _named(wanted, OBSERVABLE)))
+    if "values" in families:
+        if dynamo.is_intercepted():
+            raise UsageError("a watch of compiled code cannot contain another: watch one compiled model at a time")
+        monitors.append(_Values(shown, Telemetry(modules, level=Level(level), every=every), bounds, device))
+    if "training" in families:
+        training = TrainingWatch(optimizers, scaler, _parameter_names(modules), every=every)
+        monitors.append(_Training(shown, training, bounds, device))
+    return Watched(monitors, wanted, shown)
+
+
+def _sort(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], Any]:
+    """The model, the optimizers and the scaler among the objects."""
+    models, optimizers, scalers = [], list[Any](), list[Any]()
+    for item in objects:
+        if item is None:
+            continue
+        if isinstance(item, (list, tuple)) and item and all(_is_optimizer(part) for part in item):
+            optimizers += item
+        elif _is_optimizer(item):
+            optimizers.append(item)
+        elif all(hasattr(item, method) for method in ("step", "update", "is_enabled")):
+            scalers.append(item)
+        elif callable(item):
+            models.append(item)
+        else:
+            raise UsageError(
+                f"watch takes a module or function, optimizers and a torch.amp.GradScaler; found {type(item).__name__}"
+            )
+    if len(models) > 1 or len(scalers) > 1:
+        raise UsageError(f"watch takes one model and one scaler; found {len(models)} models and {len(scalers)} scalers")
+    if scalers and not optimizers:
+        raise UsageError("a scaler is judged by the steps of an optimizer: pass the optimizer to watch(...) as well")
+    unwrapped = {id(optimizer): optimizer for optimizer in map(plain_optimizer, optimizers)}
+    return next(iter(models), None), list(unwrapped.values()), next(iter(scalers), None)
+
+
+def _is_optimizer(item: object) -> bool:
+    return hasattr(item, "param_groups") and hasattr(item, "step")
+
+
+def _families(model: object, training: bool, compiled: bool, checks: Collection[str] | None) -> list[str]:
+    """The families of checks that apply to the objects and contain a selected check."""
+    applicable = {"autocast": GUARD_CHECKS, "graphs": GRAPH_CHECKS}
+    if training:
+        default = ["training", "values"] if compiled else ["training"]
+    else:
+        default = ["values"] if compiled else ["autocast", "ops"]
+    slugs = {"training": TRAINING_CHECKS, "values": VALUE_CHECKS, "ops": OBSERVABLE}
+    applicable |= {family: tuple(slugs[family]) for family in default if family in slugs}
+    if checks is None:
+        return default
+    known = dict.fromkeys(slug for family in applicable.values() for slug in family)
+    names = set(parse_names(checks, "checks", known)) - {COVERAGE.slug}
+    return [family for family, members in applicable.items() if names & set(members)] or default
+
+
+def _named(checks: Collection[str] | None, family: Collection[str]) -> tuple[str, ...] | None:
+    return None if checks is None else tuple(slug for slug in checks if slug in family) or None
+
+
+def _is_compiled(model: Any) -> bool:
+    parts = (part for root in modules_of(dynamo.uncompiled(model)) for part in root.modules())
+    return dynamo.is_compiled(model) or any(map(dynamo.is_compiled, parts))
+
+
+def _parameter_names(roots: Sequence[torch.nn.Module]) -> dict[int, str]:
+    return {
+        id(parameter): (f"{number}.{name}" if len(roots) > 1 else name).replace("_orig_mod.", "")
+        for number, root in enumerate(roots)
+        for name, parameter in root.named_parameters()
+    }
+
+
+class _Autocast:
+    family = "autocast"
+
+    def __init__(self, name: str, checks: Collection[str] | None) -> None:
+        self._name, self._watch, self._ended = name, GuardWatch(checks), False
+
+    def enter(self, stack: ExitStack) -> None:
+        stack.callback(setattr, self, "_ended", True)
+        stack.enter_context(self._watch)
+
+    def stats(self) -> GuardStats | None:
+        return self._watch.stats(self._name) if self._ended else None
+
+    def run(self, stats: GuardStats) -> Run:
+        return guard_run(stats, self._watch)
+
+
+class _Graphs:
+    family = "graphs"
+
+    def __init__(self, name: str) -> None:
+        self._observation = GraphObservation(name)
+
+    def enter(self, stack: ExitStack) -> None:
+        stack.enter_context(self._observation)
+
+    def stats(self) -> GraphStats | None:
+        return self._observation.stats
+
+    def run(self, stats: GraphStats) -> Run:
+        return graph_run(stats)
+
+
+class _Ops:
+    family = "ops"
+
+    def __init__(
+        self, name: str, model: torch.nn.Module | None, limits: Limits, checks: Collection[str] | None
+    ) -> None:
+        self._name, self._limits, self._checks = name, limits, checks
+        self._observation = OpObservation(model)
+
+    def enter(self, stack: ExitStack) -> None:
+        stack.enter_context(self._observation)
+
+    def stats(self) -> NumericsStats:
+        return self._observation.stats(self._name)
+
+    def run(self, stats: NumericsStats) -> Run:
+        return observation_run(stats, self._limits, self._checks)
+
+
+class _Values:
+    family = "values"
+
+    def __init__(self, name: str, telemetry: Telemetry, limits: Limits, device: str) -> None:
+        self._name, self._telemetry, self._limits, self._device = name, telemetry, limits, device
+
+    def enter(self, stack: ExitStack) -> None:
+        stack.callback(self._telemetry.release)
+        dynamo.reset()
+        stack.enter_context(self._telemetry.watching())
 
     def stats(self) -> TelemetryStats:
-        """The statistics of every value that is measured."""
         return self._telemetry.read(self._name)
 
-    def run(self) -> Run:
-        """What the statistics say: `overflow`, `nonfinite-gradient`, `silent-zero`, `flush`, `headroom`, `coverage`."""
-        stats = self.stats()
+    def run(self, stats: TelemetryStats) -> Run:
         return Run(
             environment=environment(self._device),
             findings=tuple(check_telemetry(stats, self._limits)),
             coverage=stats.coverage,
             tables=tables(stats),
-            title=f"inside the compiled graphs of {self._name}",
         )
 
 
-class SeenTraining(_Asked):
-    """What a `watch` sees of training; ask it inside the block or after it. Asking waits for the device.
+class _Training:
+    family = "training"
 
-    compiled: what it sees inside compiled graphs; None where the model has none.
-    """
+    def __init__(self, name: str, watch: TrainingWatch, limits: Limits, device: str) -> None:
+        self._name, self.watch, self._limits, self._device = name, watch, limits, device
 
-    def __init__(self, training: TrainingWatch, name: str, limits: Limits, device: str, compiled: Seen | None) -> None:
-        self._training, self._name, self._limits, self._device = training, name, limits, device
-        self.compiled = compiled
-
-    def step(self, loss: torch.Tensor | float) -> None:
-        """Tell the loss of a step, a number or a tensor of one element. It is charted; the last must be finite."""
-        self._training.step(loss)
+    def enter(self, stack: ExitStack) -> None:
+        stack.enter_context(self.watch.watching())
 
     def stats(self) -> WatchStats:
-        """The statistics of gradients, updates and the loss scale so far."""
-        return self._training.read(self._name)
+        return self.watch.read(self._name)
 
-    def run(self) -> Run:
-        """What the statistics say: `overflow` of the loss, `nonfinite-gradient`, `gradient-underflow`, `loss-scale`,
-        `stagnation`, `coverage`, and what is found inside compiled graphs."""
-        stats = self.stats()
-        run = Run(
+    def run(self, stats: WatchStats) -> Run:
+        return Run(
             environment=environment(self._device),
             findings=tuple(check_watched(stats, self._limits)),
             coverage=stats.coverage,
             tables=watched_tables(stats, self._limits),
             charts=watched_charts(stats, self._limits),
-            title=f"the training of {self._name}",
         )
-        if self.compiled is None:
-            return run
-        inside = self.compiled.run()
-        # Something was looked at even if no compiled graph held what telemetry measures.
-        return run + replace(inside, findings=tuple(map(_no_failure_of_coverage, inside.findings)))
-
-
-def _no_failure_of_coverage(finding: Finding) -> Finding:
-    missed = finding.check == "coverage" and finding.verdict is Verdict.FAIL
-    return replace(finding, verdict=Verdict.SKIP) if missed else finding
-
-
-@overload
-def watch(
-    model: Any,
-    optimizer: None = None,
-    scaler: None = None,
-    *,
-    every: int = 1,
-    level: str = "casts",
-    name: str = "",
-    limits: Limits | None = None,
-) -> AbstractContextManager[Seen]: ...
-
-
-@overload
-def watch(
-    model: Any,
-    optimizer: Any,
-    scaler: Any = None,
-    *,
-    every: int = 1,
-    level: str = "casts",
-    name: str = "",
-    limits: Limits | None = None,
-) -> AbstractContextManager[SeenTraining]: ...
-
-
-def watch(
-    model: Any,
-    optimizer: Any = None,
-    scaler: Any = None,
-    *,
-    every: int = 1,
-    level: str = "casts",
-    name: str = "",
-    limits: Limits | None = None,
-) -> AbstractContextManager[Any]:
-    """Look at a model while it runs in the user's own code, and change nothing that it computes.
-
-    With `optimizer`, training is watched: of each N-th step that the optimizer makes the gradients of its parameters
-    (range, zeros, infinities), what the step changes, and of every step the loss scale and whether it was skipped.
-    Without, and beside it where the model is compiled, what is inside the graphs that Inductor compiles is measured.
-
-    model: a module; what `torch.compile` returned, with any of its options; a module of which parts are compiled; a
-    compiled function. optimizer: one, or a list; also as a library wraps it. scaler: a `torch.amp.GradScaler`, where
-    one is used. every: measure each N-th step, and each N-th call of a graph, the first among them. level: of what is
-    inside graphs, `casts` (every rounding to 16 bits that stays one under fusion), `ops` (the result of every op), or
-    `all` (every floating value). limits: by default those of `[tool.ampcheck]`.
-
-    Training: weights are copied for the time of a measured step; those of fewer than 32 bits once more for the whole
-    block, with a byte for each element, and 64 MiB are used to compare them. Steps inside compiled code
-    (`torch.compile(optimizer.step)`) cannot be measured. Nothing is read from the device before `seen.run()`, except on
-    the CPU.
-
-    Compiled: on entering, compiled code is forgotten (`torch.compiler.reset`), so that the next call compiles graphs
-    with statistics; compilation takes up to twice as long, at level `all` more. A value that overflows or is NaN is
-    measured again with everything counted, which compiles its graph once more. After the block the plain graphs go on.
-
-    Raises `UsageError` for a level or a number that does not exist, for a model that cannot be called, for what is no
-    optimizer or scaler, for a scaler without an optimizer, and for a watch of compiled code inside another.
-    """
-    require_settings(every, level)
-    if not callable(model):
-        raise UsageError(f"what is watched must be a module or a function; found {type(model).__name__}")
-    if optimizer is None and scaler is not None:
-        raise UsageError("a scaler is watched by what it does to an optimizer's steps: give optimizer= as well")
-    if scaler is not None and not all(hasattr(scaler, one) for one in ("step", "update", "is_enabled")):
-        raise UsageError(f"scaler must be a torch.amp.GradScaler; found {type(scaler).__name__}")
-    return _watching(model, optimizer, scaler, every, Level(level), name, limits)
-
-
-def require_settings(every: int, level: str) -> None:
-    """Raises `UsageError` for a level or a number that `watch` does not know."""
-    levels = [one.value for one in Level]
-    if level not in levels:
-        raise UsageError(f"there is no level {level!r}; there are {', '.join(levels)}")
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise UsageError(f"every must be a whole number of calls, 1 or more; found {every!r}")
-
-
-@contextmanager
-def _watching(
-    model: Any, optimizer: Any, scaler: Any, every: int, level: Level, name: str, limits: Limits | None
-) -> Iterator[Any]:
-    plain = dynamo.uncompiled(model)
-    roots = modules_of(plain)
-    known = name or getattr(plain, "__name__", type(plain).__name__)
-    place = next((str(p.device) for root in roots for p in root.parameters()), "cpu")
-    device = torch.device(place).type
-    allowed = limits or load_settings().limits
-    with ExitStack() as stack:
-        inside = None
-        if optimizer is None or _is_compiled(model, roots):
-            if dynamo.is_intercepted():
-                raise UsageError(
-                    "a watch inside another would leave the outer one with nothing: watch one model at a time"
-                )
-            telemetry = Telemetry(roots, level=level, every=every)
-            stack.callback(telemetry.release)
-            dynamo.reset()
-            stack.enter_context(telemetry.watching())
-            inside = Seen(telemetry, known, allowed, device)
-        if optimizer is None:
-            yield inside
-            return
-        training = TrainingWatch(_optimizers(optimizer), scaler, _names(roots), every=every)
-        stack.enter_context(training.watching())
-        yield SeenTraining(training, known, allowed, device, inside)
-
-
-def _is_compiled(model: Any, roots: Sequence[torch.nn.Module]) -> bool:
-    parts = (part for root in roots for part in root.modules())
-    return dynamo.is_compiled(model) or any(map(dynamo.is_compiled, parts))
-
-
-def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
-    many = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not many:
-        raise UsageError("optimizer is an empty list; give one optimizer or several")
-    found = {id(one): one for one in map(plain_optimizer, many)}
-    return list(found.values())
-
-
-def _names(roots: Sequence[torch.nn.Module]) -> dict[int, str]:
-    many = len(roots) > 1
-    return {
-        id(parameter): (f"{number}.{name}" if many else name).replace("_orig_mod.", "")
-        for number, root in enumerate(roots)
-        for name, parameter in root.named_parameters()
-    }

@@ -90,6 +90,22 @@ def as_subject(value: Any, name: str = "subject") -> Subject:
     return value if isinstance(value, Subject) else Subject(value, name=name)
 
 
+def subject_of(model: Any, inputs: Any = None, name: str = "") -> Subject:
+    """The subject of `assert_*(model, inputs, name=name)`: a model with its inputs, or a subject or shape alone.
+
+    Raises `UsageError` where a `Subject` comes with inputs or a name of its own.
+    """
+    if isinstance(model, Subject):
+        if inputs is not None:
+            raise UsageError("a Subject contains its inputs: pass the Subject alone")
+        if name:
+            raise UsageError("a Subject has a name: pass name= to Subject(...)")
+        return model
+    if inputs is None:
+        return Subject(model, name=name or getattr(model, "__name__", "subject"))
+    return Subject((model, inputs), name=name or name_of(model))
+
+
 def name_of(model: Any) -> str:
     """What findings call a model that has no name of its own: its class or function; of blocks `Block (10 blocks)`."""
     if isinstance(model, (list, tuple)) and model:
