@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.core.subject import Subject as Subject
     from ampcheck.health import health_of as health_of
     from ampcheck.numerics.module_dtypes import assert_dtypes as assert_dtypes
-    from ampcheck.search.judge import assert_amp_property as assert_amp_property
+    from ampcheck.search.judge import assert_property as assert_property
     from ampcheck.speed.base.judge import assert_base as assert_base
     from ampcheck.speed.judge import assert_speed as assert_speed
     from ampcheck.speed.paired import measure_speed as measure_speed
@@ -66,7 +66,7 @@ _HOME = {
     "UsageError": "ampcheck.core.errors",
     "Verdict": "ampcheck.core.run",
     "Where": "ampcheck.core.run",
-    "assert_amp_property": "ampcheck.search.judge",
+    "assert_property": "ampcheck.search.judge",
     "assert_base": "ampcheck.speed.base.judge",
     "assert_compiled": "ampcheck.compiled.accuracy.judge",
     "assert_dtypes": "ampcheck.numerics.module_dtypes",
@@ -110,7 +110,6 @@ __all__ = [
     "Verdict",
     "Where",
     "__version__",
-    "assert_amp_property",
     "assert_base",
     "assert_compiled",
     "assert_dtypes",
@@ -119,6 +118,7 @@ __all__ = [
     "assert_op_dtypes",
     "assert_policy",
     "assert_policy_lock",
+    "assert_property",
     "assert_speed",
     "assert_startup",
     "assert_training",
