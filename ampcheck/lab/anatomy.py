@@ -12,10 +12,10 @@ from ampcheck.autocast.device import place
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import FORMATS, FloatFormat, format_of, table
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
 from ampcheck.health import SubnormalSupport, measure_subnormal_support
 from ampcheck.health.subnormals import flushed_here
-from ampcheck.lab.expectations import dtype_of, power, told
+from ampcheck.lab.expectations import Expectations, dtype_of, power
 from ampcheck.lab.registry import check_of
 
 CHECK = check_of("anatomy")
@@ -129,7 +129,8 @@ def check_anatomy(stats: AnatomyStats) -> list[Finding]:
         else ", ".join(f"{row.value} becomes {row.cast!r} in {row.format}, not {row.expected[0]!r}" for row in wrong)
     )
     expected = "a cast rounds to the nearest value of the format, as its bits say"
-    findings = [told(CHECK, stats.device, expected, found, bool(compared) and not wrong, seen=len(compared))]
+    lab = Expectations(CHECK, stats.device)
+    lab.expect(expected, found, bool(compared) and not wrong, seen=len(compared))
     asked = {
         f"{name}, {how}": kept
         for name, support in stats.subnormals.get(stats.device, {}).items()
@@ -137,21 +138,15 @@ def check_anatomy(stats: AnatomyStats) -> list[Finding]:
         if kept is not None
     }
     lost = [name for name, kept in asked.items() if not kept]
-    findings.append(
-        told(
-            CHECK,
-            stats.device,
-            "subnormals survive multiplication, addition and casts (IEEE 754)",
-            f"they are flushed to zero in {'; '.join(lost)}"
-            if lost
-            else f"{len(asked)} of {len(asked)} cases keep them",
-            bool(asked) and not lost,
-            seen=len(asked),
-            otherwise=Verdict.WARN,
-            hint="what lies below the smallest normal value is zero here; torch.set_flush_denormal(False) on a CPU",
-        )
+    lab.expect(
+        "subnormals survive multiplication, addition and casts (IEEE 754)",
+        f"they are flushed to zero in {'; '.join(lost)}" if lost else f"{len(asked)} of {len(asked)} cases keep them",
+        bool(asked) and not lost,
+        seen=len(asked),
+        warns=True,
+        hint="what lies below the smallest normal value is zero here; torch.set_flush_denormal(False) on a CPU",
     )
-    return findings
+    return lab.findings
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
@@ -193,7 +188,7 @@ def bits_tables(rows: Sequence[Anatomy]) -> tuple[Table, ...]:
             f"The bits of {name}",
             ("format", "sign", "exponent", "mantissa"),
             [(row.format, row.sign, row.exponent, _grouped(row.mantissa)) for row in held],
-            check=CHECK,
+            check=CHECK.slug,
             note=_STORED if name == next(iter(named)) else "",
         )
         for name, held in named.items()
@@ -214,7 +209,7 @@ def _values_table(rows: Sequence[Anatomy]) -> Table:
         "What the bits stand for",
         ("format", "value", "stands for", "off by"),
         [(row.format, row.value, f"{row.stored:.10g}", _off(row)) for row in rows],
-        check=CHECK,
+        check=CHECK.slug,
         note="Off by: relative to the value as float64 holds it.",
     )
 
@@ -234,7 +229,9 @@ def facts_table() -> Table:
     cells: list[tuple[Scalar, ...]] = [
         tuple(f"{value:.6g}" if isinstance(value, float) else value for value in row.values()) for row in rows
     ]
-    return Table("Facts of the formats", columns, cells, check=CHECK, note="Derived from the numbers of bits alone.")
+    return Table(
+        "Facts of the formats", columns, cells, check=CHECK.slug, note="Derived from the numbers of bits alone."
+    )
 
 
 def _subnormals(stats: AnatomyStats) -> Table:
@@ -247,7 +244,7 @@ def _subnormals(stats: AnatomyStats) -> Table:
         f"Do subnormals survive on {stats.device}?",
         ("dtype", "device", "multiply", "add", "cast"),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="No answer: the device has no such operation in this dtype. Flushing: after "
         "torch.set_flush_denormal(True), which is set back. A CPU computes float16 in float32, where the subnormals of "
         "float16 are normal numbers.",
@@ -266,7 +263,7 @@ def ranges_chart() -> Chart:
         "What the formats can hold",
         "magnitude, as a power of two",
         series=tuple(rows),
-        check=CHECK,
+        check=CHECK.slug,
         note="Thick: the normal numbers. Thin, at the left: the subnormals. The dot is 1. float64 "
         f"({power(wide.smallest_subnormal)} to nearly 2^{math.frexp(wide.max)[1]}) is left out.",
     )

@@ -107,7 +107,7 @@ def _model(model: Callable[..., Any], path: Path) -> tuple[list[str], str]:
         "import torch",
         "from hypothesis import strategies as st",
         "from ampcheck import assert_property",
-        _OPTIONS,
+        "from ampcheck.search import SearchOptions",
     ]
     if isinstance(model, torch.nn.Module):
         kind = type(model)
