@@ -2,7 +2,7 @@
 
     python benchmarks/searched_functions.py --part 1/2 --resume    # and 2/2 beside it, each on a core of its own
 
-`ampcheck.assert_amp_property` draws inputs from the domain of each function (searched_functions_cases.py), in float16
+`ampcheck.assert_property` draws inputs from the domain of each function (searched_functions_cases.py), in float16
 and in bfloat16, native, on the CPU. Each row is written as soon as it is there; processes that have a part each share
 one file. `--resume` leaves out what the file holds of the same options and machine; `--write` searches nothing and
 writes the table anew. A crash of ampcheck is a row of its own.
@@ -27,8 +27,9 @@ import torch
 from _evidence import Row, Rows, is_current, machine_of, options_of, read_rows, write_rows
 from searched_functions_cases import CASES, Case
 
-from ampcheck import Run, Verdict, assert_amp_property, collect
+from ampcheck import Run, Verdict, assert_property, collect
 from ampcheck.core.formats import format_of
+from ampcheck.search import SearchOptions
 from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RAISES, RANGE, SHAPE
 from ampcheck.speed.fingerprint import fingerprint
 
@@ -57,8 +58,12 @@ def searched(name: str, case: Case, dtype: str, *, examples: int, seconds: float
         with warnings.catch_warnings(), collect() as runs:
             warnings.simplefilter("ignore")  # PyTorch's, of the functions
             try:
-                assert_amp_property(
-                    case.function, inputs=case.inputs(dtype), examples=examples, seconds=seconds, seed=seed, name=name
+                assert_property(
+                    case.function,
+                    inputs=case.inputs(dtype),
+                    name=name,
+                    compile=False,
+                    options=SearchOptions(examples=examples, seconds=seconds, seed=seed),
                 )
             except AssertionError:
                 if not runs:

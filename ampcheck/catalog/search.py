@@ -1,4 +1,4 @@
-"""Help for the checks of `assert_amp_property`."""
+"""Help for the checks of `assert_property`."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _lab(options: argparse.Namespace) -> int:
         def ended(experiment: Experiment, run: Run) -> None:
             with out:
                 _print(_told(experiment, run))
-                held = [table for table in run.tables if table.check == experiment.check]
+                held = [table for table in run.tables if table.check == experiment.check.slug]
                 if not held or not (options.verbose or options.names):
                     return
                 print()
@@ -148,7 +148,7 @@ def _told(experiment: Experiment, run: Run) -> Iterator[str]:
     yield f"{experiment.title} ({experiment.name})"
     yield experiment.about
     for finding in run.findings:
-        if finding.check == experiment.check:
+        if finding.check == experiment.check.slug:
             word = finding.verdict.upper() if finding.verdict.value == "fail" else finding.verdict.value
             yield f"  {word}: {finding.message}" + (f"; {finding.hint}" if finding.hint else "")
 

@@ -12,18 +12,16 @@ from ampcheck.autocast.device import place
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import FORMATS, FloatFormat, format_of, table
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
 from ampcheck.health import SubnormalSupport, measure_subnormal_support
 from ampcheck.health.subnormals import flushed_here
-from ampcheck.lab.expectations import dtype_of, power, told
+from ampcheck.lab.expectations import Expectations, dtype_of, power
 from ampcheck.lab.registry import check_of
 
 CHECK = check_of("anatomy")
 
 VALUES: Mapping[str, float] = {"pi": math.pi, "1e-8, an eps": 1e-8, "1e-6": 1e-6, "70,000": 7e4}
-"""A number that no format holds, one that float16 loses to zero, one that is a subnormal of it, and one that it loses
-to infinity."""
-
+"""No format has pi; float16 flushes 1e-8, has 1e-6 as a subnormal, and overflows at 70,000."""
 
 FLUSHING = "cpu, flushing"
 """The CPU after `torch.set_flush_denormal(True)`."""
@@ -33,9 +31,9 @@ FLUSHING = "cpu, flushing"
 class Anatomy:
     """One value in one format.
 
-    sign, exponent, mantissa: the fields as they are stored, in bits. stored: the value that they stand for. cast: what
-    the device's cast from float32 gives; None where this PyTorch has no such dtype or the device no such cast.
-    expected: the values that the cast may give: PyTorch releases differ in what becomes of what a float8 cannot hold.
+    sign, exponent, mantissa: the stored bits; stored: their value. cast: the result of the device's cast from float32;
+    None without such a dtype or cast. expected: the values that a cast may give: PyTorch releases differ in what they
+    make of a value beyond a float8.
     """
 
     value: str
@@ -50,8 +48,9 @@ class Anatomy:
 
     @property
     def right(self) -> bool:
-        """Whether the device's cast gives what the format says."""
-        return any(self.cast == one or (math.isnan(one) and math.isnan(self.cast or 0.0)) for one in self.expected)
+        """Whether the device's cast gives an expected value."""
+        cast = math.nan if self.cast is None else self.cast
+        return any(cast == value or (math.isnan(value) and math.isnan(cast)) for value in self.expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +63,22 @@ class AnatomyStats:
 
 
 def measure_anatomy(device: str = "cpu", values: Mapping[str, float] = VALUES) -> AnatomyStats:
-    """Take values, by name, apart in every format that has a code for them or for what is near, and cast them on
-    `device`. Subnormals are tried there and, to compare, on the CPU as it is and flushing."""
+    """The bits of named values in every format that can encode them, and their casts on `device`; the support of
+    subnormals there and on the CPU, with and without flushing."""
     rows = [
         _dissected(name, value, form, device)
         for name, value in values.items()
         for form in FORMATS.values()
         if _has_code(form, value)
     ]
-    support = {place: measure_subnormal_support(place) for place in dict.fromkeys((device, "cpu"))}
-    return AnatomyStats(device, tuple(rows), {**support, **_flushing()})
-
-
-def _flushing() -> dict[str, Mapping[str, SubnormalSupport]]:
-    """What becomes of subnormals on a CPU that was told to flush them, if it can be told; it is set back."""
+    support = {where: measure_subnormal_support(where) for where in dict.fromkeys((device, "cpu"))}
     before = flushed_here()
     try:
-        return {FLUSHING: measure_subnormal_support("cpu")} if torch.set_flush_denormal(True) else {}
+        if torch.set_flush_denormal(True):
+            support[FLUSHING] = measure_subnormal_support("cpu")
     finally:
         torch.set_flush_denormal(before)
+    return AnatomyStats(device, tuple(rows), support)
 
 
 def _has_code(form: FloatFormat, value: float) -> bool:
@@ -121,37 +117,24 @@ def _cast(value: float, name: str, device: str) -> float | None:
 
 def check_anatomy(stats: AnatomyStats) -> list[Finding]:
     """Casts round as the formats say; subnormals survive."""
+    lab = Expectations(CHECK, stats.device)
     compared = [row for row in stats.rows if row.cast is not None]
     wrong = [row for row in compared if not row.right]
-    found = (
-        f"{len(compared) - len(wrong)} of {len(compared)} do"
-        if not wrong
-        else ", ".join(f"{row.value} becomes {row.cast!r} in {row.format}, not {row.expected[0]!r}" for row in wrong)
-    )
+    outcome = ", ".join(f"{r.value} becomes {r.cast!r} in {r.format}, not {r.expected[0]!r}" for r in wrong)
+    outcome = outcome or f"{len(compared)} of {len(compared)} do"
     expected = "a cast rounds to the nearest value of the format, as its bits say"
-    findings = [told(CHECK, stats.device, expected, found, bool(compared) and not wrong, seen=len(compared))]
-    asked = {
-        f"{name}, {how}": kept
-        for name, support in stats.subnormals.get(stats.device, {}).items()
-        for how, kept in (("multiply", support.multiply), ("add", support.add), ("cast", support.cast))
-        if kept is not None
-    }
-    lost = [name for name, kept in asked.items() if not kept]
-    findings.append(
-        told(
-            CHECK,
-            stats.device,
-            "subnormals survive multiplication, addition and casts (IEEE 754)",
-            f"they are flushed to zero in {'; '.join(lost)}"
-            if lost
-            else f"{len(asked)} of {len(asked)} cases keep them",
-            bool(asked) and not lost,
-            seen=len(asked),
-            otherwise=Verdict.WARN,
-            hint="what lies below the smallest normal value is zero here; torch.set_flush_denormal(False) on a CPU",
-        )
+    lab.expect(expected, outcome, bool(compared) and not wrong, seen=len(compared))
+    support = stats.subnormals.get(stats.device, {})
+    kept = {f"{name}, {op}": getattr(one, op) for name, one in support.items() for op in ("multiply", "add", "cast")}
+    kept = {name: survives for name, survives in kept.items() if survives is not None}
+    lost = [name for name, survives in kept.items() if not survives]
+    outcome = (
+        f"they are flushed to zero in {'; '.join(lost)}" if lost else f"{len(kept)} of {len(kept)} cases keep them"
     )
-    return findings
+    expected = "subnormals survive multiplication, addition and casts (IEEE 754)"
+    hint = "values below the smallest normal number are zero here; torch.set_flush_denormal(False) on a CPU"
+    lab.expect(expected, outcome, bool(kept) and not lost, seen=len(kept), warns=True, hint="" if not lost else hint)
+    return lab.findings
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
@@ -181,42 +164,25 @@ def dissect(values: Mapping[str, float], *, device: str = "cpu") -> Run:
 
 
 def bits_tables(rows: Sequence[Anatomy]) -> tuple[Table, ...]:
-    """The fields of each value in each format, a table for each value, and what all of them stand for.
-
-    Apart, since side by side they do not fit into a terminal, and bits are read by comparing them with those above.
-    """
-    named: dict[str, list[Anatomy]] = {}
+    """The fields of each value in each format, one table a value so that bits align, and the values they encode."""
+    by_name: dict[str, list[Anatomy]] = {}
     for row in rows:
-        named.setdefault(row.value, []).append(row)
-    bits = [
-        Table(
-            f"The bits of {name}",
-            ("format", "sign", "exponent", "mantissa"),
-            [(row.format, row.sign, row.exponent, _grouped(row.mantissa)) for row in held],
-            check=CHECK,
-            note=_STORED if name == next(iter(named)) else "",
-        )
-        for name, held in named.items()
-    ]
-    return (*bits, _values_table(rows))
-
-
-_STORED = "As they are stored: the exponent is biased, and the mantissa lacks its leading one."
+        by_name.setdefault(row.value, []).append(row)
+    note = "As stored: the exponent is biased, and the mantissa lacks its leading one."
+    columns = ("format", "sign", "exponent", "mantissa")
+    tables = []
+    for name, own in by_name.items():
+        cells = [(row.format, row.sign, row.exponent, _grouped(row.mantissa)) for row in own]
+        tables.append(Table(f"The bits of {name}", columns, cells, check=CHECK.slug, note="" if tables else note))
+    values = [(row.format, row.value, f"{row.stored:.10g}", _off(row)) for row in rows]
+    note = "Off by: relative to the float64 value."
+    columns = ("format", "value", "stored value", "off by")
+    return (*tables, Table("The values of the bits", columns, values, check=CHECK.slug, note=note))
 
 
 def _grouped(bits: str) -> str:
     """Fours from the left: a long mantissa may be folded between them."""
     return " ".join(bits[start : start + 4] for start in range(0, len(bits), 4))
-
-
-def _values_table(rows: Sequence[Anatomy]) -> Table:
-    return Table(
-        "What the bits stand for",
-        ("format", "value", "stands for", "off by"),
-        [(row.format, row.value, f"{row.stored:.10g}", _off(row)) for row in rows],
-        check=CHECK,
-        note="Off by: relative to the value as float64 holds it.",
-    )
 
 
 def _off(row: Anatomy) -> str:
@@ -234,7 +200,9 @@ def facts_table() -> Table:
     cells: list[tuple[Scalar, ...]] = [
         tuple(f"{value:.6g}" if isinstance(value, float) else value for value in row.values()) for row in rows
     ]
-    return Table("Facts of the formats", columns, cells, check=CHECK, note="Derived from the numbers of bits alone.")
+    return Table(
+        "Facts of the formats", columns, cells, check=CHECK.slug, note="Derived from the numbers of bits alone."
+    )
 
 
 def _subnormals(stats: AnatomyStats) -> Table:
@@ -247,7 +215,7 @@ def _subnormals(stats: AnatomyStats) -> Table:
         f"Do subnormals survive on {stats.device}?",
         ("dtype", "device", "multiply", "add", "cast"),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="No answer: the device has no such operation in this dtype. Flushing: after "
         "torch.set_flush_denormal(True), which is set back. A CPU computes float16 in float32, where the subnormals of "
         "float16 are normal numbers.",
@@ -266,7 +234,7 @@ def ranges_chart() -> Chart:
         "What the formats can hold",
         "magnitude, as a power of two",
         series=tuple(rows),
-        check=CHECK,
+        check=CHECK.slug,
         note="Thick: the normal numbers. Thin, at the left: the subnormals. The dot is 1. float64 "
         f"({power(wide.smallest_subnormal)} to nearly 2^{math.frexp(wide.max)[1]}) is left out.",
     )

@@ -20,7 +20,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.lab.expectations import lacks, missing, skipped, synchronize, told
+from ampcheck.lab.expectations import Expectations, lacks, missing, synchronize
 from ampcheck.lab.registry import check_of
 from ampcheck.speed.compiling import Made, compilations, many_compilations
 from ampcheck.speed.interval import paired_ratio
@@ -228,30 +228,28 @@ def _startup(device: str, done: int, total: int, progress: Progress) -> tuple[Ru
 
 def check_compiling(stats: CompilingStats) -> list[Finding]:
     """One graph without a break; no worse than eager mode; what is faster; caches that are used."""
-    findings = []
+    lab = Expectations(CHECK, stats.device)
     eager = next((way for way in stats.ways if way.name == EAGER and not way.raised), None)
     for way in stats.ways:
         if way.lacking:
-            findings.append(skipped(CHECK, stats.device, f"{way.name} was not measured: {way.raised}"))
+            lab.skip(f"{way.name} was not measured: {way.raised}")
         elif way.raised:
-            findings.append(told(CHECK, stats.device, f"{way.name} runs", f"it raised {way.raised}", False, seen=0))
+            lab.expect(f"{way.name} runs", f"it raised {way.raised}", False, seen=0)
         elif way is not eager:
             found = f"{way.graphs} {'graph' if way.graphs == 1 else 'graphs'}, {way.breaks} breaks"
             whole = way.graphs == 1 and not way.breaks
-            findings.append(
-                told(CHECK, stats.device, f"{way.name}: one graph without a break", found, whole, seen=way.graphs)
-            )
+            lab.expect(f"{way.name}: one graph without a break", found, whole, seen=way.graphs)
             if eager is not None:
-                findings.append(_as_right(stats, way, eager))
+                lab.findings.append(_as_right(stats, way, eager))
     if stats.speeds is not None:
         for one in check_speed(stats.speeds, Rule(1.0, comparisons=len(stats.speeds.compared), false_alarms=0.05)):
             verdict = Verdict.WARN if one.verdict is Verdict.FAIL else one.verdict
-            findings.append(replace(one, check=CHECK, subject=stats.device, verdict=verdict, hint=""))
+            lab.findings.append(replace(one, check=CHECK.slug, subject=stats.device, verdict=verdict, hint=""))
     if stats.startup is not None:
-        findings += [replace(one, check=CHECK, subject=stats.device) for one in stats.startup.findings]
+        lab.findings += [replace(one, check=CHECK.slug, subject=stats.device) for one in stats.startup.findings]
     else:
-        findings.append(skipped(CHECK, stats.device, f"starts were not measured: {stats.untold}"))
-    return findings
+        lab.skip(f"starts were not measured: {stats.untold}")
+    return lab.findings
 
 
 def _as_right(stats: CompilingStats, way: WayStats, eager: WayStats) -> Finding:
@@ -262,14 +260,12 @@ def _as_right(stats: CompilingStats, way: WayStats, eager: WayStats) -> Finding:
         f"{eager.gradient:.2g}"
     )
     limit = factor * eager.gradient
-    return told(
-        CHECK,
-        stats.device,
+    return Expectations(CHECK, stats.device).expect(
         expected,
         f"{way.gradient:.2g}",
         way.gradient <= limit,
-        seen=2,  # errors: of this way and of eager mode
-        otherwise=Verdict.WARN,
+        seen=2,
+        warns=True,
         observed=way.gradient,
         limit=limit,
         hint="torch._functorch.config.backward_pass_autocast = 'off' (pytorch/pytorch#153044)",
@@ -285,10 +281,10 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     )
     tables, charts = [_ways(stats)], []
     if stats.startup is not None:
-        tables += [replace(table, check=CHECK) for table in stats.startup.tables]
+        tables += [replace(table, check=CHECK.slug) for table in stats.startup.tables]
     if stats.speeds is not None:
         note = f"Dot: median; bar: 5th to 95th percentile. {TWIN}: {EAGER} timed a second time in each turn."
-        charts += [replace(chart, check=CHECK, note=note) for chart in speed_run(stats.speeds).charts]
+        charts += [replace(chart, check=CHECK.slug, note=note) for chart in speed_run(stats.speeds).charts]
     coverage = Coverage(
         {"ways to compile": sum(not way.raised for way in stats.ways)},
         {f"{way.name}: {way.raised}": 1 for way in stats.ways if way.raised},
@@ -309,7 +305,7 @@ def _ways(stats: CompilingStats) -> Table:
             "95 % interval", "first step, s",
         ),
         list(_rows(stats)),
-        check=CHECK,
+        check=CHECK.slug,
         note="Errors are relative, against float64 on the same weights and data. Times as fast as eager mode under the "
         "same autocast: paired, all arms in turn. First step: compiled anew, or from PyTorch's caches.",
     )  # fmt: skip

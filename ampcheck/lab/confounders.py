@@ -15,16 +15,11 @@ from ampcheck.core.errors import brief
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
-from ampcheck.lab.expectations import skipped, told
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
+from ampcheck.lab.expectations import Expectations
 from ampcheck.lab.loops import AMP_BFLOAT16, FLOAT32, Loop, Mode
 from ampcheck.lab.registry import check_of
-from ampcheck.training.confounders.settings import (
-    ConfounderStats,
-    check_tf32,
-    confounders_table,
-    measure_confounders,
-)
+from ampcheck.training.confounders.settings import ConfounderStats, check_tf32, confounders_table, measure_confounders
 from ampcheck.training.stagnation.shadows import spacing
 
 CHECK = check_of("confounders")
@@ -166,36 +161,33 @@ def _spread(device: str, steps: int, progress: Progress) -> Iterator[SpreadStats
 
 def check_lab_confounders(stats: LabConfounders) -> list[Finding]:
     """float32 is float32; each setting keeps its bound; equal runs are equal."""
-    findings = [replace(one, check=CHECK, subject=stats.device) for one in check_tf32(stats.flags, Limits())]
+    lab = Expectations(CHECK, stats.device)
+    settings = check_tf32(stats.flags, Limits())
+    lab.findings += [replace(finding, check=CHECK.slug, subject=stats.device) for finding in settings]
     for product in (*stats.products, *stats.rounded):
         what = f"matmul precision {product.setting!r}" if product.setting in SETTINGS else product.setting
         expected = f"{what}: each element of a product of {SIZE} terms within {product.bound:.2g} of |A| |B|"
         found = f"at most {product.worst:.2g}"
         right = product.worst <= product.bound
         worst, bound = product.worst, product.bound
-        findings.append(
-            told(CHECK, stats.device, expected, found, right, seen=SIZE * SIZE, observed=worst, limit=bound)
-        )
+        lab.expect(expected, found, right, seen=SIZE * SIZE, observed=worst, limit=bound)
     repeated = [one for one in stats.spread[1:] if one.repeated]
     if repeated:
         same = sum(one.same for one in repeated)
         expected = "a run repeated with the same seed, data, threads and settings gives the same losses, bit for bit"
         far = max(_distance(one, stats.spread[0]) for one in repeated)
         found = f"{same} of {len(repeated)} repetitions do" + (f"; the others are up to {far:.2g} off" if far else "")
-        findings.append(
-            told(
-                CHECK,
-                stats.device,
-                expected,
-                found,
-                same == len(repeated),
-                seen=len(repeated),
-                otherwise=Verdict.WARN,
-                hint="torch.use_deterministic_algorithms(True) names the ops; until then smaller differences mean "
-                "nothing",
-            )
+        lab.expect(
+            expected,
+            found,
+            same == len(repeated),
+            seen=len(repeated),
+            warns=True,
+            hint="torch.use_deterministic_algorithms(True) names the ops; until then smaller differences mean nothing",
         )
-    return findings + [skipped(CHECK, stats.device, why) for why in stats.untold]
+    for why in stats.untold:
+        lab.skip(why)
+    return lab.findings
 
 
 def _distance(one: SpreadStats, other: SpreadStats) -> float:
@@ -211,7 +203,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
             {"products": len(stats.products) + len(stats.rounded), "short training runs": len(stats.spread)},
             dict.fromkeys(stats.untold, 1),
         ),
-        tables=(_products(stats), _runs(stats), replace(confounders_table(stats.flags), check=CHECK)),
+        tables=(_products(stats), _runs(stats), replace(confounders_table(stats.flags), check=CHECK.slug)),
         charts=(spread_chart(stats),),
     )
 
@@ -232,7 +224,7 @@ def _products(stats: LabConfounders) -> Table:
         f"A float32 product of {SIZE} by {SIZE} normal numbers on {stats.device}",
         ("how", "relative error", "in roundoffs of float32", "worst of |A| |B|", "bound"),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="precision: torch.set_float32_matmul_precision, as this device heeds it. operands: rounded to the format "
         "and multiplied in float64, which is what hardware that has it would do at best.",
     )
@@ -248,7 +240,7 @@ def _runs(stats: LabConfounders) -> Table:
         f"The same {len(first.losses)} training steps, again",
         ("run", "last loss", "bit for bit the first", "largest difference"),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="Of the losses, in nats. A difference between two runs that is smaller than what threads or a repetition "
         "make says nothing.",
     )
@@ -269,7 +261,7 @@ def spread_chart(stats: LabConfounders) -> Chart:
         "step",
         "difference of the losses to the first run, nats",
         series=series,
-        check=CHECK,
+        check=CHECK.slug,
         note=f"No difference at all is drawn at {_FLOOR:.2g}.",
         y_scale="log",
     )

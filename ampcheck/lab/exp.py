@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
-from ampcheck.lab.expectations import ARITHMETIC, lacks, skipped, told
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
+from ampcheck.lab.expectations import ARITHMETIC, Expectations, lacks
 from ampcheck.lab.registry import check_of
 
 CHECK = check_of("exp")
@@ -114,7 +114,7 @@ def _errors(result: Tensor, x: Tensor) -> tuple[float, ...]:
 
 def check_exp(stats: ExpStats) -> list[Finding]:
     """exp overflows where the format ends; the naive forms fail there, the stable ones do not."""
-    findings = []
+    lab = Expectations(CHECK, stats.device)
     for edge in stats.edges:
         form = format_of(edge.format)
         expected = (
@@ -123,12 +123,12 @@ def check_exp(stats: ExpStats) -> list[Finding]:
         )
         close = abs(edge.found - edge.derived) <= form.ulp(edge.derived)  # a kernel may be off by one ULP of exp
         found, last, right = f"up to {distinct(edge.found, form)}", edge.found, edge.derived
-        findings.append(
-            told(CHECK, stats.device, expected, found, close, seen=2 * NEAR + 1, observed=last, limit=right)
-        )
+        lab.expect(expected, found, close, seen=2 * NEAR + 1, observed=last, limit=right)
     for name in stats.places:
-        findings += _check_functions(stats, name)
-    return findings + [skipped(CHECK, stats.device, why) for why in stats.lacking.values()]
+        lab.findings += _check_functions(stats, name)
+    for why in stats.lacking.values():
+        lab.skip(why)
+    return lab.findings
 
 
 def _check_functions(stats: ExpStats, name: str) -> list[Finding]:
@@ -141,7 +141,8 @@ def _check_functions(stats: ExpStats, name: str) -> list[Finding]:
     told_over = f", infinite above {last_finite(form):.5g}" if last_finite(form) < RANGE[1] else ""
     expected = f"log(1 + exp(x)) in {name} is 0 below log(unit roundoff) = {lost:.4g}{told_over}"
     found = "so it is" if not gone and not over else f"not so at {len(gone) + len(over)} places"
-    findings = [told(CHECK, stats.device, expected, found, not gone and not over, seen=len(naive))]
+    lab = Expectations(CHECK, stats.device)
+    lab.expect(expected, found, not gone and not over, seen=len(naive))
     # Where the result itself is subnormal or zero its relative error is no matter of the function. exp and log1p are
     # right to one ULP each, as those of SLEEF and of CUDA are documented: four unit roundoffs.
     sound = [
@@ -151,26 +152,22 @@ def _check_functions(stats: ExpStats, name: str) -> list[Finding]:
     ]
     worst = max((math.inf if math.isnan(error) else error for error in sound), default=math.inf)
     limit = 4 * form.unit_roundoff
-    findings.append(
-        told(
-            CHECK,
-            stats.device,
-            f"softplus of PyTorch in {name} is off by at most four roundings ({limit:.2g}) on {RANGE[0]:g} to "
-            f"{RANGE[1]:g}, as far as its result is a normal number",
-            f"at most {worst:.2g}",
-            worst <= limit,
-            seen=len(sound),
-            otherwise=Verdict.WARN,
-            observed=worst,
-            limit=limit,
-        )
+    lab.expect(
+        f"softplus of PyTorch in {name} is off by at most four roundings ({limit:.2g}) on {RANGE[0]:g} to "
+        f"{RANGE[1]:g}, as far as its result is a normal number",
+        f"at most {worst:.2g}",
+        worst <= limit,
+        seen=len(sound),
+        warns=True,
+        observed=worst,
+        limit=limit,
     )
     finite = all(map(math.isfinite, stats.softmax[name, "naive"]))
     fits = max(LOGITS) <= last_finite(form)  # the sum overflows with the largest power
     expected = f"naive softmax of {_list(LOGITS)} in {name} is {'finite' if fits else 'NaN'}"
     found = "finite" if finite else f"{sum(map(math.isnan, stats.softmax[name, 'naive']))} of {len(LOGITS)} are NaN"
-    findings.append(told(CHECK, stats.device, expected, found, finite == fits, seen=len(LOGITS)))
-    return [*findings, _check_softmax(stats, name)]
+    lab.expect(expected, found, finite == fits, seen=len(LOGITS))
+    return [*lab.findings, _check_softmax(stats, name)]
 
 
 def _check_softmax(stats: ExpStats, name: str) -> Finding:
@@ -188,15 +185,13 @@ def _check_softmax(stats: ExpStats, name: str) -> Finding:
         for found, exact in zip(stats.softmax[name, "stable"], stats.exact, strict=True)
     ]
     worst = max(off, default=math.inf)
-    return told(
-        CHECK,
-        stats.device,
+    return Expectations(CHECK, stats.device).expect(
         f"softmax of PyTorch of {_list(LOGITS)} in {name} is off by at most {count} roundings ({limit:.2g}), beyond "
         f"the smallest subnormal, {form.smallest_subnormal:.2g}",
         f"at most {worst:.2g}",
         worst <= limit,
         seen=len(off),
-        otherwise=Verdict.WARN,
+        warns=True,
         observed=worst,
         limit=limit,
     )
@@ -234,7 +229,7 @@ def softplus_chart(stats: ExpStats, way: str) -> Chart:
         "x",
         "relative error against float64",
         series=series,
-        check=CHECK,
+        check=CHECK.slug,
         note=f"{note} Errors below {_FLOOR:.2g} are drawn there.",
         y_scale="log",
     )
@@ -255,7 +250,7 @@ def _edges(stats: ExpStats) -> Table:
         f"Where exp overflows on {stats.device}",
         ("format", "largest value", "log of where it ends", "last finite at x", "not finite at x", "known by"),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="x and exp(x) are both numbers of the format. In tf32 and float8 PyTorch has no exp: theirs "
         "follow from their bits.",
     )
@@ -266,7 +261,7 @@ def _softmax(stats: ExpStats) -> Table:
     rows += [(name, way, *(f"{p:.3g}" for p in held)) for (name, way), held in stats.softmax.items()]
     columns = ("format", "way", *(f"of {logit:g}" for logit in LOGITS))
     note = "naive: exp(x) / sum(exp(x)); stable: torch.softmax, which takes the largest off first."
-    return Table(f"softmax of {_list(LOGITS)}", columns, rows, check=CHECK, note=note)
+    return Table(f"softmax of {_list(LOGITS)}", columns, rows, check=CHECK.slug, note=note)
 
 
 def _list(values: tuple[float, ...]) -> str:

@@ -1,49 +1,51 @@
-"""How an experiment tells what was expected and what came out, and what several of them share."""
+"""The expectations of an experiment, and helpers that several experiments share."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ampcheck.autocast.missing import lacking
+from ampcheck.core.check import Check, Evidence
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.run import Band, Finding, Verdict, Where, passed
+from ampcheck.core.run import Band, Finding
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
 """Formats in which PyTorch computes everywhere, widest first."""
 
 
-def told(
-    check: str,
-    device: str,
-    expected: str,
-    found: str,
-    holds: bool,
-    *,
-    seen: int,
-    otherwise: Verdict = Verdict.FAIL,
-    observed: float | None = None,
-    limit: float | None = None,
-    unit: str = "",
-    hint: str = "",
-) -> Finding:
-    """One expectation beside what came out.
+class Expectations:
+    """Collects the findings of an experiment: what was expected, what was observed, and what was not measured."""
 
-    seen: how many values, modules or updates were compared. otherwise: the verdict where it does not hold: FAIL for
-    what follows from the format, WARN for what experience says.
-    """
-    message = f"expected: {expected}; came out: {found}"
-    if holds:
-        return passed(check, device, message, seen, observed=observed, limit=limit, unit=unit)
-    return Finding(check, otherwise, device, message, Where(), observed, limit, unit, hint, seen)
+    def __init__(self, check: Check, device: str) -> None:
+        self.findings: list[Finding] = []
+        self._check, self._device = check, device
 
+    def expect(
+        self, expected: str, outcome: str, holds: bool, *, seen: int, warns: bool = False, **evidence: Unpack[Evidence]
+    ) -> Finding:
+        """Record one expectation and return its finding.
 
-def skipped(check: str, device: str, reason: str) -> Finding:
-    """What was not looked at, and why."""
-    return Finding(check, Verdict.SKIP, device, reason)
+        seen: number of compared values, modules or updates. warns: a violation warns instead of failing, for what
+        follows from experience and not from the format.
+        """
+        message = f"expected: {expected}; observed: {outcome}"
+        if holds:
+            finding = self._check.passed(self._device, message, seen, **evidence)
+        else:
+            finding = (self._check.warn if warns else self._check.fail)(self._device, message, **evidence)
+        self.findings.append(finding)
+        return finding
+
+    def skip(self, reason: str) -> None:
+        """Record what was not measured."""
+        self.findings.append(self._check.skip(self._device, reason))
 
 
 def dtype_of(name: str) -> torch.dtype | None:

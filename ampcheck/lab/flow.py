@@ -18,7 +18,7 @@ from ampcheck.core.errors import brief
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
 from ampcheck.core.subject import Call
-from ampcheck.lab.expectations import lacks, skipped, told
+from ampcheck.lab.expectations import Expectations, lacks
 from ampcheck.lab.registry import check_of
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import hookable
@@ -61,13 +61,7 @@ class Flow:
 
 
 def measure_flow(
-    model: nn.Module,
-    call: Call,
-    *,
-    name: str,
-    device: str = "cpu",
-    known: bool = True,
-    progress: Progress = silent,
+    model: nn.Module, call: Call, *, name: str, device: str = "cpu", known: bool = True, progress: Progress = silent
 ) -> Flow:
     """Run forward without autocast and under autocast to each dtype, on the device or under its policy on the CPU."""
     placement = place(device)
@@ -133,20 +127,22 @@ def _floating(value: Any) -> dict[str, None]:
 def check_flow(flow: Flow) -> list[Finding]:
     """Without autocast all is float32; under it each linear layer gives 16 bits. A model that is not known is judged
     not at all."""
-    findings = []
+    lab = Expectations(CHECK, flow.device)
     where = f"{flow.model} on {flow.device}"
     for arm, modules in flow.arms.items() if flow.known else ():
         if not arm:
             others = [one for one in modules if {*one.given, *one.gave} - {"float32"}]
             expected = f"without autocast every module of {where} takes and gives float32"
             found = f"{len(modules) - len(others)} of {len(modules)} modules do"
-            findings.append(told(CHECK, flow.device, expected, found, bool(modules) and not others, seen=len(modules)))
+            lab.expect(expected, found, bool(modules) and not others, seen=len(modules))
             continue
         given, there, widened = _linear(arm, modules)
         expected = f"under autocast to {arm} every linear layer of {where} gives {arm}"
         found = f"{given} of {there} do; {_often(widened)} {arm} is widened to float32"
-        findings.append(told(CHECK, flow.device, expected, found, given == there > 0, seen=there))
-    return findings + [skipped(CHECK, flow.device, f"{where}: {why}") for why in flow.lacking.values()]
+        lab.expect(expected, found, given == there > 0, seen=there)
+    for why in flow.lacking.values():
+        lab.skip(f"{where}: {why}")
+    return lab.findings
 
 
 def _linear(arm: str, modules: Sequence[ModuleFlow]) -> tuple[int, int, int]:
@@ -157,7 +153,7 @@ def _linear(arm: str, modules: Sequence[ModuleFlow]) -> tuple[int, int, int]:
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
     """Tables of the demo on the device and under CUDA's policy, and of a causal LM, by class and by module."""
-    findings: list[Finding] = []
+    lab = Expectations(CHECK, device)
     flows = []
     subject = demo.subject()
     kinds = dict.fromkeys((device, "cuda")) if torch.device(device).type == "cpu" else [device]
@@ -166,7 +162,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     ]
     for known, found in ((True, random_lm()), (False, pretrained_lm(full))):
         if isinstance(found, str):
-            findings.append(skipped(CHECK, device, found))
+            lab.skip(found)
             continue
         name, model, call = found
         try:
@@ -174,16 +170,16 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
         except Exception as error:
             if known:
                 raise
-            findings.append(skipped(CHECK, device, f"{name}, from the local cache, could not be run: {brief(error)}"))
+            lab.skip(f"{name}, from the local cache, could not be run: {brief(error)}")
     for flow in flows:
-        findings += check_flow(flow)
+        lab.findings += check_flow(flow)
     modules = sum(len(held) for flow in flows for held in flow.arms.values())
     tables = [classes_table(flow) for flow in flows]
     # What another device's policy changes shows in the classes.
     tables += [modules_table(flow) for flow in flows if flow.device == str(place(device))]
-    reasons = [one.message for one in findings if one.verdict.value == "skip"]
+    reasons = [one.message for one in lab.findings if one.verdict.value == "skip"]
     return Run(
-        findings=tuple(findings),
+        findings=tuple(lab.findings),
         coverage=Coverage({"modules": modules, "models": len(flows)}, dict.fromkeys(reasons, 1)),
         tables=tuple(tables),
     )
@@ -262,7 +258,7 @@ def classes_table(flow: Flow) -> Table:
         f"{flow.model} on {flow.device}, by class of module",
         ("class", "modules", *(_heading(arm) for arm in flow.arms)),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="What goes in → what comes out; no dtype: no floating tensor. N× float32: so many ops of the module "
         "itself widen 16 bits to float32." + ("" if flow.known else f" {_facts(flow)}"),
     )
@@ -292,7 +288,7 @@ def modules_table(flow: Flow) -> Table:
         for one in first
     ]
     columns = ("module", "class", *(_heading(arm) for arm in flow.arms))
-    return Table(f"{flow.model} on {flow.device}, by module", columns, rows, check=CHECK)
+    return Table(f"{flow.model} on {flow.device}, by module", columns, rows, check=CHECK.slug)
 
 
 def _way(one: ModuleFlow) -> str:

@@ -11,7 +11,7 @@ from ampcheck.autocast.device import Placement, place
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict, merge
+from ampcheck.core.run import Coverage, Run, Scalar, Table, Verdict, merge
 from ampcheck.lab.registry import Experiment, experiments_of
 from ampcheck.torchtools.restore import restoring
 
@@ -101,7 +101,7 @@ def judged(run: Run) -> bool:
 
 
 def _without(experiment: Experiment, verdict: Verdict, subject: str, why: str) -> Run:
-    return Run(findings=(Finding(experiment.check, verdict, subject, why),), coverage=Coverage({}, {why: 1}))
+    return Run(findings=(experiment.check.finding(verdict, subject, why),), coverage=Coverage({}, {why: 1}))
 
 
 def _counts(run: Run) -> tuple[int, int, int]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ampcheck.core.run import Chart, Marker, Scalar, Series, Table
 from ampcheck.lab.registry import check_of
+from ampcheck.lab.training_stats import TrainingRun, TrainingStats
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.stats import TWIN
-
-if TYPE_CHECKING:
-    from ampcheck.lab.training import TrainingRun, TrainingStats
 
 CHECK = check_of("training")
 
@@ -49,7 +46,7 @@ def tables(stats: TrainingStats) -> tuple[Table, ...]:
             "outcome",
         ),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="Losses in nats a character. A skipped step: the scaled gradients overflowed, and the scaler halved its "
         "scale. The scaler has PyTorch's defaults: 2^16, doubled after 2,000 good steps.",
     )  # fmt: skip
@@ -96,7 +93,7 @@ def _costs(stats: TrainingStats) -> Table:
             "first step, s",
         ),
         list(rows.values()),
-        check=CHECK,
+        check=CHECK.slug,
         note=f"{stats.tokens} tokens a step. Times as fast as eager float32: paired, all arms in turn in the same "
         "minutes. Peak: tensors of a step beyond weights and moments. First step: with compilation, or from PyTorch's "
         "caches. Runs that broke are not timed.",
@@ -125,7 +122,7 @@ def _times(stats: TrainingStats) -> list[Chart]:
             f"Dot: median; bar: 5th to 95th percentile. {TWIN}: {speeds.reference.name} timed a second time in each "
             "turn; what lies between the two is noise."
         )
-        made.append(replace(chart, check=CHECK, title=title, note=note))
+        made.append(replace(chart, check=CHECK.slug, title=title, note=note))
     return made
 
 
@@ -148,7 +145,9 @@ def _over_steps(
         "Lines that lie on each other are the result: only what leaves the others has lost something. What another "
         "line would hide is drawn wider. Compiled runs: see the distance from eager float32."
     )
-    return Chart("line", title, "step", label, series=series, check=CHECK, note=note, markers=broken, y_scale="linear")
+    return Chart(
+        "line", title, "step", label, series=series, check=CHECK.slug, note=note, markers=broken, y_scale="linear"
+    )
 
 
 def _series(run: TrainingRun, x: list[float], y: list[float]) -> Series:
@@ -162,7 +161,7 @@ def _validation(stats: TrainingStats) -> Chart:
     ]
     note = "On text that no run learns from, computed in eager mode in each run's precision."
     return Chart(
-        "line", "Validation loss", "step", "loss, nats", series=series, check=CHECK, note=note, y_scale="linear"
+        "line", "Validation loss", "step", "loss, nats", series=series, check=CHECK.slug, note=note, y_scale="linear"
     )
 
 
@@ -183,7 +182,7 @@ def _distances(stats: TrainingStats) -> list[Chart]:
             "step",
             "difference of the training losses, nats",
             series=series,
-            check=CHECK,
+            check=CHECK.slug,
             note=f"The same data in each step. Differences below {_LEAST:g} are drawn there.",
             y_scale="log",
         )
@@ -210,7 +209,7 @@ def _scales(stats: TrainingStats) -> list[Chart]:
                     [math.log2(step.scale) for step in run.steps],
                 )
             ],
-            check=CHECK,
+            check=CHECK.slug,
             note=f"A run of its own, in eager mode, beside those above: GradScaler doubles its scale after "
             f"{stats.growth} good steps here, so that it is seen to move (PyTorch's default is 2,000), and halves it "
             f"when a gradient overflows, leaving that step out: {len(skipped)} of {len(run.steps)} here.",

@@ -13,7 +13,7 @@ from ampcheck.autocast.snapshots import nearest, releases
 from ampcheck.autocast.views import Source, View, counts_view, diff_view, policy_view, source_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict
-from ampcheck.lab.expectations import skipped, told
+from ampcheck.lab.expectations import Expectations
 from ampcheck.lab.registry import check_of
 
 CHECK = check_of("policy")
@@ -66,23 +66,24 @@ def check_policies(facts: PolicyFacts) -> list[Finding]:
     asked, there = sum(facts.probed.values()), sum(facts.registered.values())
     expected = f"each overload with an autocast kernel tells its rule, on {len(facts.probed)} kinds of devices"
     found = f"{asked} of {there} do; CPU and CUDA treat {facts.changed} overloads differently"
-    findings = [told(CHECK, facts.device, expected, found, asked == there > 0, seen=there)]
+    lab = Expectations(CHECK, facts.device)
+    lab.expect(expected, found, asked == there > 0, seen=there)
     wrong = [one for one in facts.drift if one.verdict in (Verdict.FAIL, Verdict.WARN)]
     compared = sum(one.seen or 0 for one in facts.drift)
     if wrong or compared:
         expected = "the installed PyTorch treats ops as the snapshot of its release that ampcheck carries"
         found = "; ".join(one.message for one in wrong[:3]) if wrong else f"so it does on {len(facts.probed)} devices"
-        findings.append(told(CHECK, facts.device, expected, found, not wrong, seen=compared, otherwise=Verdict.WARN))
+        lab.expect(expected, found, not wrong, seen=compared, warns=True)
     else:
         why = facts.drift[0].message if facts.drift else "ampcheck carries no snapshot to compare this PyTorch with"
-        findings.append(skipped(CHECK, facts.device, why))
+        lab.skip(why)
     for kind, seen in facts.ops.items():
         low = [op for op in seen.ops if op.rule == "lower_precision"]
         strayed = [op for op in low if seen.dtype not in op.compute]
         expected = f"what autocast lowers in the demo under {kind} computes in {seen.dtype}"
         found = f"{len(low) - len(strayed)} of {len(low)} do, of {len(seen.ops)} kinds of calls"
-        findings.append(told(CHECK, facts.device, expected, found, bool(low) and not strayed, seen=len(low)))
-    return findings
+        lab.expect(expected, found, bool(low) and not strayed, seen=len(low))
+    return lab.findings
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
@@ -90,7 +91,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     facts = measure_policies(device, progress=progress)
     source = source_of("installed", "float16")
     views = [counts_view(source), diff_view(source, source, *PAIR), *_of_devices(source, device)]
-    tables = [replace(table, check=CHECK) for view in views for table in view.tables]
+    tables = [replace(table, check=CHECK.slug) for view in views for table in view.tables]
     return Run(
         findings=tuple(check_policies(facts)),
         coverage=Coverage(
@@ -127,7 +128,7 @@ def ops_table(ops: dict[str, OpDtypes]) -> Table:
         f"The ops of the demo under autocast to {first.dtype}",
         columns,
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="Forward, in the order of the calls; integers are left out. or: in different places.",
     )
 

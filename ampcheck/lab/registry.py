@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
+from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress
 from ampcheck.core.run import Run
@@ -33,8 +34,8 @@ class Experiment:
     emulated: bool = False
 
     @property
-    def check(self) -> str:
-        """What its findings, tables and charts are kept under."""
+    def check(self) -> Check:
+        """The check of its findings, tables and charts."""
         return check_of(self.name)
 
     @property
@@ -44,9 +45,9 @@ class Experiment:
         return found
 
 
-def check_of(name: str) -> str:
-    """The check of an experiment's findings: `lab-ulp` of `ulp`."""
-    return f"lab-{name}"
+def check_of(name: str) -> Check:
+    """The check of an experiment's findings: `lab-ulp` of `ulp`. It has no page of its own."""
+    return Check(f"lab-{name}", "lab", "", "", "", "")
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (

@@ -13,7 +13,7 @@ from torch import Tensor
 from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Series, Table
-from ampcheck.lab.expectations import ARITHMETIC, lacks, skipped, told
+from ampcheck.lab.expectations import ARITHMETIC, Expectations, lacks
 from ampcheck.lab.registry import check_of
 from ampcheck.training.stagnation.cures import AS_IS, KAHAN, STOCHASTIC, round_stochastically
 
@@ -105,7 +105,7 @@ def _stochastic(name: str) -> Callable[[], Tensor]:
 
 def check_stagnation(stats: StagnationStats) -> list[Finding]:
     """An update of at most half an ULP changes nothing; a cure brings it where it should be."""
-    findings = []
+    lab = Expectations(CHECK, stats.device)
     true = START + STEPS * UPDATE
     for (name, way), path in stats.paths.items():
         form = format_of(name)
@@ -124,10 +124,10 @@ def check_stagnation(stats: StagnationStats) -> list[Finding]:
             expected = f"{name}, {way}, ends within {far:.2g} of {true:g}"
             holds = abs(path[-1] - true) <= far
         found, last = f"{path[-1]:.7g} after {STEPS:,} updates", path[-1]
-        findings.append(
-            told(CHECK, stats.device, expected, found, holds, seen=len(path) - 1, observed=last, limit=true)
-        )
-    return findings + [skipped(CHECK, stats.device, why) for why in stats.lacking.values()]
+        lab.expect(expected, found, holds, seen=len(path) - 1, observed=last, limit=true)
+    for why in stats.lacking.values():
+        lab.skip(why)
+    return lab.findings
 
 
 def tolerance(name: str, way: str) -> float:
@@ -177,7 +177,7 @@ def stagnation_chart(stats: StagnationStats, name: str) -> Chart:
         "updates",
         "weight",
         series=series,
-        check=CHECK,
+        check=CHECK.slug,
         note=f"Above {START:g} the numbers of {name} are {spacing:.3g} apart. Of stochastic rounding the mean of "
         f"{REPLICATES} weights is shown."
         + (" Kahan summation lies on the line of what does not move." if hidden else ""),
@@ -196,7 +196,7 @@ def _ends(stats: StagnationStats) -> Table:
         f"{STEPS:,} updates of {UPDATE:g} on a weight of {START:g}",
         ("format", "way", "ends at", "arrived, %", "standard deviation"),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note=f"In exact arithmetic it ends at {true:g}. A master weight is shown as it is used, rounded to the "
         f"format. Of stochastic rounding: mean and spread of {REPLICATES} weights.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from ampcheck.core.errors import UsageError, brief
@@ -13,25 +13,22 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Verdict
 from ampcheck.lab import loop_views
-from ampcheck.lab.expectations import lacks, missing, power, skipped, synchronize, told
+from ampcheck.lab.expectations import Expectations, lacks, missing, power, synchronize
 from ampcheck.lab.loops import (
     AMP_FLOAT16,
-    BATCH,
     BETAS,
     EPS,
     FLOAT32,
-    LENGTH,
     MODES,
     NAIVE,
-    Culprit,
     Loop,
     Mode,
     StepSeen,
 )
 from ampcheck.lab.registry import check_of
+from ampcheck.lab.training_stats import TrainingRun, TrainingStats, growth_for
 from ampcheck.speed.compiling import many_compilations
-from ampcheck.speed.matrix.stats import SLOW
-from ampcheck.speed.memory import Peak, peak_memory
+from ampcheck.speed.memory import peak_memory
 from ampcheck.speed.paired import Step, measure_speed
 from ampcheck.speed.stats import SpeedStats
 from ampcheck.speed.verdict import Rule, check_speed
@@ -40,61 +37,13 @@ CHECK = check_of("training")
 
 STEPS, FULL_STEPS = 60, 400
 VALIDATE_EVERY = 10
+SLOW = 3.0
+"""Arms that take this many times as long as eager float32 are timed in a measurement of their own."""
 SEEDS = (1, 2)
 """Other weights and data in float32: what they change is the yardstick for what a precision changes."""
 
 BUDGET, FULL_BUDGET = 8.0, 30.0
 """Seconds of timed steps, for the quick arms and once more for the slow ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingRun:
-    """One precision, eager or compiled.
-
-    steps: what each step showed. validation: (step, loss on held-out text). stopped: the step that left a loss or a
-    weight infinite or NaN, with the `culprit`, found in eager mode. first: seconds of the first step. peak: of a step.
-    """
-
-    mode: Mode
-    compiled: bool
-    steps: tuple[StepSeen, ...]
-    validation: tuple[tuple[int, float], ...]
-    first: float
-    stopped: int | None = None
-    culprit: Culprit | None = None
-    peak: Peak = field(default_factory=lambda: Peak(None))
-
-    @property
-    def name(self) -> str:
-        """Such as `float32, compiled`."""
-        return f"{self.mode.name}{', compiled' if self.compiled else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingStats:
-    """All runs. seeds: the last validation loss in float32 with other seeds. speeds: paired, against eager float32.
-    lacking: runs that this machine has no tool for, with the reason; broken: runs that raised. moving: autocast float16
-    once more, with a scaler that doubles its scale after `growth` good steps. tokens: of one step."""
-
-    device: str
-    planned: int
-    runs: tuple[TrainingRun, ...]
-    seeds: tuple[float, ...]
-    speeds: tuple[SpeedStats, ...]
-    lacking: Mapping[str, str]
-    broken: Mapping[str, str] = field(default_factory=dict)
-    moving: TrainingRun | None = None
-    tokens: int = BATCH * LENGTH
-
-    @property
-    def growth(self) -> int:
-        """After how many good steps the scaler of `moving` doubled its scale."""
-        return growth_for(self.planned)
-
-    @property
-    def reference(self) -> TrainingRun | None:
-        """float32 in eager mode."""
-        return next((run for run in self.runs if run.mode == FLOAT32 and not run.compiled), None)
 
 
 def measure_training(
@@ -148,12 +97,6 @@ def measure_training(
     return TrainingStats(device, steps, tuple(runs), tuple(seeds), speeds, lacking, broken, moving)
 
 
-def growth_for(steps: int) -> int:
-    """After how many good steps the scaler of the moving scale doubles it: twelve times in a run, which is more than
-    float16 bears, so that its way up and back is seen. PyTorch's default is 2,000."""
-    return max(2, steps // 12)
-
-
 def train(loop: Loop, steps: int, *, compiled: bool = False) -> TrainingRun:
     """Run a loop for so many steps, or up to the first that leaves a loss or a weight infinite or NaN."""
     seen: list[StepSeen] = []
@@ -194,20 +137,21 @@ def _seconds(step: Step, device: str) -> float:
 
 def check_training(stats: TrainingStats) -> list[Finding]:
     """Which runs stay finite, how far they end from float32, what a moving scale does, and which are faster."""
-    findings = [_finite(stats, run) for run in stats.runs]
-    findings += [
-        told(CHECK, stats.device, f"{name} runs", f"it raised {why}", False, seen=0)
-        for name, why in stats.broken.items()
-    ]
-    findings += _close(stats)
+    lab = Expectations(CHECK, stats.device)
+    lab.findings += [_finite(stats, run) for run in stats.runs]
+    for name, why in stats.broken.items():
+        lab.expect(f"{name} runs", f"it raised {why}", False, seen=0)
+    lab.findings += _close(stats)
     if stats.moving is not None:
-        findings.append(_moving(stats, stats.moving))
+        lab.findings.append(_moving(stats, stats.moving))
     for speeds in stats.speeds:
         rule = Rule(1.0, comparisons=len(speeds.compared), false_alarms=0.05)
         for one in check_speed(speeds, rule):
             verdict = Verdict.WARN if one.verdict is Verdict.FAIL else one.verdict
-            findings.append(replace(one, check=CHECK, subject=stats.device, verdict=verdict, hint=""))
-    return findings + [skipped(CHECK, stats.device, f"{name}: {why}") for name, why in stats.lacking.items()]
+            lab.findings.append(replace(one, check=CHECK.slug, subject=stats.device, verdict=verdict, hint=""))
+    for name, why in stats.lacking.items():
+        lab.skip(f"{name}: {why}")
+    return lab.findings
 
 
 def _finite(stats: TrainingStats, run: TrainingRun) -> Finding:
@@ -231,10 +175,12 @@ def _finite(stats: TrainingStats, run: TrainingRun) -> Finding:
             f"{run.name} breaks: eps of AdamW, {EPS:g}, is at most {power(edge)} and so zero in float16, and so is "
             f"{1 - BETAS[1]:.3g} times the square of each gradient up to {least:.2g}: AdamW divides by zero"
         )
-        made = told(CHECK, stats.device, expected, found, run.stopped is not None, seen=steps, otherwise=Verdict.WARN)
+        made = Expectations(CHECK, stats.device).expect(
+            expected, found, run.stopped is not None, seen=steps, warns=True
+        )
     else:
         expected = f"{run.name} stays finite for {stats.planned} steps"
-        made = told(CHECK, stats.device, expected, found, run.stopped is None, seen=steps, otherwise=Verdict.WARN)
+        made = Expectations(CHECK, stats.device).expect(expected, found, run.stopped is None, seen=steps, warns=True)
     if run.culprit is not None:
         made = replace(made, where=replace(run.culprit.where, step=run.stopped))
     return made
@@ -249,7 +195,7 @@ def _moving(stats: TrainingStats, run: TrainingRun) -> Finding:
     found = f"{left} of {len(run.steps)} updates left out"
     found += "" if run.stopped is None else f"; inf or NaN at step {run.stopped}"
     right = left > 0 and run.stopped is None
-    return told(CHECK, stats.device, expected, found, right, seen=len(run.steps), otherwise=Verdict.WARN)
+    return Expectations(CHECK, stats.device).expect(expected, found, right, seen=len(run.steps), warns=True)
 
 
 def _close(stats: TrainingStats) -> list[Finding]:
@@ -258,7 +204,7 @@ def _close(stats: TrainingStats) -> list[Finding]:
         return []
     own = reference.validation[-1][1]
     spread = max(own, *stats.seeds) - min(own, *stats.seeds)
-    findings = []
+    lab = Expectations(CHECK, stats.device)
     for run in stats.runs:
         if run.stopped is None and run is not reference:
             distance = abs(run.validation[-1][1] - own)
@@ -266,21 +212,17 @@ def _close(stats: TrainingStats) -> list[Finding]:
                 f"{run.name} ends as near to eager float32 in its validation loss as {1 + len(stats.seeds)} seeds of "
                 f"float32 lie apart, {spread:.3g}"
             )
-            findings.append(
-                told(
-                    CHECK,
-                    stats.device,
-                    expected,
-                    f"{distance:.2g} away",
-                    distance <= spread,
-                    seen=2 + len(stats.seeds),  # validation losses
-                    otherwise=Verdict.WARN,
-                    observed=distance,
-                    limit=spread,
-                    unit="nats",
-                )
+            lab.expect(
+                expected,
+                f"{distance:.2g} away",
+                distance <= spread,
+                seen=2 + len(stats.seeds),
+                warns=True,
+                observed=distance,
+                limit=spread,
+                unit="nats",
             )
-    return findings
+    return lab.findings
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:

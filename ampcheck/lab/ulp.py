@@ -10,7 +10,7 @@ import torch
 from ampcheck.core.formats import FORMATS, format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Series, Table
-from ampcheck.lab.expectations import ARITHMETIC, lacks, skipped, told
+from ampcheck.lab.expectations import ARITHMETIC, Expectations, lacks
 from ampcheck.lab.registry import check_of
 
 CHECK = check_of("ulp")
@@ -63,8 +63,11 @@ def check_ulps(stats: UlpStats) -> list[Finding]:
         name, place, step, wanted = stats.wrong[0]
         found = f"not so at {len(stats.wrong)} magnitudes; first {name} at {place:g}: {step:g} instead of {wanted:g}"
     expected = "the next bit pattern after x is one ULP, 2^(floor(log2 x) - mantissa bits), away"
-    findings = [told(CHECK, stats.device, expected, found, total > 0 and not stats.wrong, seen=total)]
-    return findings + [skipped(CHECK, stats.device, why) for why in stats.lacking.values()]
+    lab = Expectations(CHECK, stats.device)
+    lab.expect(expected, found, total > 0 and not stats.wrong, seen=total)
+    for why in stats.lacking.values():
+        lab.skip(why)
+    return lab.findings
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
@@ -97,7 +100,7 @@ def ulp_chart() -> Chart:
         "magnitude",
         "distance to the next number (ULP)",
         series=tuple(series),
-        check=CHECK,
+        check=CHECK.slug,
         note="Each step is one power of two wide. A line ends where the format does; tf32 lies on float16 and goes on; "
         "float8_e4m3fn is flat at the left, where it is subnormal.",
         x_scale="exponent",
@@ -115,7 +118,7 @@ def _spacings() -> Table:
         "Distance to the next number",
         ("format", *(f"at {x:,g}" for x in _MAGNITUDES)),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="Half of it is the largest error of a rounding, and the largest update that may be lost.",
     )
 
@@ -129,6 +132,6 @@ def _integers() -> Table:
         "What a format can count",
         ("format", "counts exactly up to", "unit roundoff", "decimal digits"),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="Positions, token counts and step counters are integers: beyond this one some of them are skipped.",
     )

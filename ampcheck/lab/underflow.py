@@ -14,7 +14,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
 from ampcheck.health import TensorHealth, health_of
-from ampcheck.lab.expectations import bands_of, lacks, power, skipped, told
+from ampcheck.lab.expectations import Expectations, bands_of, lacks, power
 from ampcheck.lab.registry import check_of
 
 CHECK = check_of("underflow")
@@ -143,7 +143,7 @@ def _gradients(
 
 def check_underflow(stats: UnderflowStats) -> list[Finding]:
     """As many become zero as lie at or below the threshold of the format, and a scale saves those of the net."""
-    findings = []
+    lab = Expectations(CHECK, stats.device)
     for cast in stats.casts:
         form = format_of(cast.format)
         where = "" if cast.scale == 1 else f", scaled by {power(cast.scale)},"
@@ -155,35 +155,21 @@ def check_underflow(stats: UnderflowStats) -> list[Finding]:
         found = f"{cast.zeros:,} zeros"
         right = cast.zeros == cast.expected
         observed, limit = float(cast.zeros), float(cast.expected)
-        findings.append(
-            told(
-                CHECK,
-                stats.device,
-                expected,
-                found,
-                right,
-                seen=cast.count,
-                observed=observed,
-                limit=limit,
-                unit="zeros",
-            )
-        )
+        lab.expect(expected, found, right, seen=cast.count, observed=observed, limit=limit, unit="zeros")
     if stats.layers:
         nonzero = sum(layer.nonzero for layer in stats.layers)
         plain, scaled = (sum(getattr(layer, what) for layer in stats.layers) for what in ("plain", "scaled"))
-        findings.append(
-            told(
-                CHECK,
-                stats.device,
-                f"a backward pass in float16 loses fewer gradients with a loss scale of {power(SCALE)} than without",
-                f"of {nonzero:,} that are nonzero in float64 {plain:,} are zero without, "
-                f"{100 * plain / nonzero:.1f} %, {scaled:,} with it, and "
-                f"{sum(layer.infinite for layer in stats.layers)} are infinite",
-                scaled < plain and not any(layer.infinite for layer in stats.layers),
-                seen=nonzero,
-            )
+        lab.expect(
+            f"a backward pass in float16 loses fewer gradients with a loss scale of {power(SCALE)} than without",
+            f"of {nonzero:,} that are nonzero in float64 {plain:,} are zero without, "
+            f"{100 * plain / nonzero:.1f} %, {scaled:,} with it, and "
+            f"{sum(layer.infinite for layer in stats.layers)} are infinite",
+            scaled < plain and not any(layer.infinite for layer in stats.layers),
+            seen=nonzero,
         )
-    return findings + [skipped(CHECK, stats.device, why) for why in stats.lacking.values()]
+    for why in stats.lacking.values():
+        lab.skip(why)
+    return lab.findings
 
 
 def expected_share(name: str, scale: float) -> float:
@@ -227,7 +213,7 @@ def histogram_chart(stats: UnderflowStats) -> Chart:
         "magnitudes in a power of two",
         series=series,
         bands=bands_of("float16"),
-        check=CHECK,
+        check=CHECK.slug,
         note=f"What lies at or below {edge}, half of the smallest subnormal, becomes zero in float16. bfloat16 holds "
         f"all of these and {more} powers of two more below them.",
     )
@@ -246,7 +232,7 @@ def _layers_chart(stats: UnderflowStats) -> Chart:
         "layer, counted from the input",
         "zeros, %",
         series=series,
-        check=CHECK,
+        check=CHECK.slug,
         note=f"{LAYERS} linear layers with tanh between them, weights in float16; gradients shrink on their way back.",
         y_scale="linear",
     )
@@ -267,7 +253,7 @@ def _casts(stats: UnderflowStats) -> Table:
         f"{COUNT:,} magnitudes from {LOWEST:g} to {HIGHEST:g}",
         ("format", "scale", "zeros, %", "expected, %", "subnormal, %"),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
         note="Log-uniform. Expected: from the threshold of the format; with so many magnitudes chance moves it by 0.1 "
         "points.",
     )
@@ -282,5 +268,5 @@ def _layers(stats: UnderflowStats) -> Table:
         "A backward pass in float16",
         ("layer", "median magnitude", "nonzero in float64", "zero, unscaled", "zero, scaled", "infinite, scaled"),
         rows,
-        check=CHECK,
+        check=CHECK.slug,
     )

@@ -15,7 +15,7 @@ Check = Callable[[NumericsStats, Limits], list[Finding]]
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "low-precision-error": execution.check_low_precision_error,
-        nonfinite.NONFINITE_REFERENCE: nonfinite.check_observed,
+        "nonfinite-reference": nonfinite.check_observed,
         "overflow": range.check_overflow,
         "nonfinite-gradient": range.check_nonfinite_gradient,
         "integer-cast": range.check_integer_cast,

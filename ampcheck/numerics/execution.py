@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ampcheck.core import run as record
+from ampcheck.catalog.autocast import AUTOCAST_STATE
+from ampcheck.catalog.compiled import COMPILED_EXCEPTION
+from ampcheck.catalog.numerics import COVERAGE, DTYPE, LOSS_DTYPE, LOW_PRECISION_ERROR
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.patterns import matches
@@ -17,15 +19,15 @@ from ampcheck.torchtools.unsupported import cannot_run
 
 def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """What runs in float32 runs in low precision too."""
-    slug = "compiled-exception" if stats.compiled else "low-precision-error"
+    check = COMPILED_EXCEPTION if stats.compiled else LOW_PRECISION_ERROR
     if stats.raised is None and stats.compiled and not stats.graphs:
-        return [Finding(slug, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")]
+        return [check.skip(who(stats), "nothing was compiled: see coverage")]
     if stats.raised is None:
         text = f"forward {'ran' if stats.no_backward else 'and backward ran'} to the end"
-        return [passed(stats, slug, text, stats.coverage.total)]
+        return [passed(stats, check, text, stats.coverage.total)]
     if stats.raised.missing:
         text = f"not judged: {cannot_run(stats.raised.message)}"
-        return [Finding(slug, Verdict.SKIP, who(stats), text)]
+        return [check.skip(who(stats), text)]
     ways = ("in eager mode", "compiled") if stats.compiled else ("in float32", f"in {stats.format}")
     message = f"what runs {ways[0]} must run {ways[1]}; {stats.raised.message}"
     hint = (
@@ -34,7 +36,7 @@ def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Find
         else "make the operands' dtypes meet with an explicit .to(), take constants from torch.finfo(x.dtype), "
         "and leave in-place and out= variants to tensors that autocast does not touch"
     )
-    return [Finding(slug, Verdict.FAIL, who(stats), message, stats.raised.where, hint=hint)]
+    return [check.fail(who(stats), message, where=stats.raised.where, hint=hint)]
 
 
 def check_state(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -49,31 +51,33 @@ def check_state(stats: NumericsStats, limits: Limits) -> list[Finding]:
     hint = "change them in a with statement (torch.no_grad(), torch.autocast(...), torch.device(...)) or restore them"
     count = float(len(items))
     return [
-        Finding("autocast-state", Verdict.FAIL, who(stats), message, Where("forward"), count, 0.0, "switches", hint)
+        AUTOCAST_STATE.fail(
+            who(stats), message, where=Where("forward"), observed=count, limit=0, unit="switches", hint=hint
+        )
     ]
 
 
 def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """A loss of 16 bits has two or three digits: a warning."""
-    check = "loss-dtype"
+    check = LOSS_DTYPE
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
         return []
     if not stats.losses:
-        return [Finding(check, Verdict.SKIP, who(stats), "the subject gives no loss of its own")]
+        return [check.skip(who(stats), "the subject gives no loss of its own")]
     low = [dtype for dtype in stats.losses if format_of(dtype).bits <= 16]
     if not low:
         return [passed(stats, check, f"the loss is {stats.losses[0]}", len(stats.losses))]
     digits = -math.log10(format_of(low[0]).unit_roundoff)
     message = f"a loss must be computed in float32; it or a part of it is {low[0]}, with {digits:.1f} decimal digits"
     hint = "compute the loss from output.float(), or under torch.autocast(enabled=False)"
-    return [Finding(check, Verdict.WARN, who(stats), message, Where(phase="forward"), hint=hint)]
+    return [check.warn(who(stats), message, where=Where(phase="forward"), hint=hint)]
 
 
 def check_declared_dtypes(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """The modules that the subject declares a dtype for give that dtype."""
-    check = "dtype"
+    check = DTYPE
     if not stats.declared_dtypes or stats.compiled:
         return []
     if skipped := not_reached(stats, check):
@@ -81,7 +85,7 @@ def check_declared_dtypes(stats: NumericsStats, limits: Limits) -> list[Finding]
     # A declaration of one 16-bit format says nothing about a run in another.
     other = {p: d for p, d in stats.declared_dtypes.items() if format_of(d).bits == 16 and d != stats.format}
     skipped_ones = [
-        Finding(check, Verdict.SKIP, who(stats), f"{pattern!r} is declared {dtype}, and this run is in {stats.format}")
+        check.skip(who(stats), f"{pattern!r} is declared {dtype}, and this run is in {stats.format}")
         for pattern, dtype in other.items()
     ]
     declared = {pattern: dtype for pattern, dtype in stats.declared_dtypes.items() if pattern not in other}
@@ -98,7 +102,7 @@ def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Ma
             names = ", ".join(name or "(the root)" for name in sorted(seen)[:8]) or "none"
             message = f"{pattern!r} must match a module that gives a floating output; it matches none ({names}, ...)"
             hint = "* stands for one part of a path, ** for any number of them"
-            found.append(Finding("dtype", Verdict.FAIL, subject, message, hint=hint))
+            found.append(DTYPE.fail(subject, message, hint=hint))
         for module, dtypes in wrong.items():
             message = f"{module or '(the root)'} must give {wanted} ({pattern!r}); it gave {', '.join(dtypes)}"
             widened = wanted != "float32" and "float32" in dtypes
@@ -107,39 +111,39 @@ def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Ma
                 if widened
                 else "autocast decides by device and op, see PyTorch's documentation of it; cast in the module itself"
             )
-            found.append(Finding("dtype", Verdict.FAIL, subject, message, Where("forward", module), hint=hint))
+            found.append(DTYPE.fail(subject, message, where=Where("forward", module), hint=hint))
         if matching and not wrong:
             text = f"{len(matching)} modules that {pattern!r} matches give {wanted}"
-            found.append(record.passed("dtype", subject, text, len(matching)))
+            found.append(DTYPE.passed(subject, text, len(matching)))
     return found
 
 
 def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Something was looked at. Nothing looked at is a failure."""
-    check = "coverage"
+    check = COVERAGE
     total = stats.coverage.total
     unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
     if stats.raised is not None:
-        return [Finding(check, Verdict.SKIP, who(stats), "the run raised, so little was seen")]
+        return [check.skip(who(stats), "the run raised, so little was seen")]
     if stats.compiled and not stats.graphs and stats.unsupported:
         text = f"nothing was compiled, and so nothing judged: {stats.unsupported}"
-        return [Finding(check, Verdict.SKIP, who(stats), text)]
+        return [check.skip(who(stats), text)]
     if stats.compiled and not stats.graphs:
         message = "a compiled run must compile something; torch.compile made no graph and everything ran eager"
         hint = "see TORCH_LOGS=graph_breaks, and whether the model is excluded by torch._dynamo.disable"
-        return [Finding(check, Verdict.FAIL, who(stats), message, Where(phase="compile"), 0.0, 1.0, "graphs", hint)]
+        return [
+            check.fail(who(stats), message, where=Where(phase="compile"), observed=0, limit=1, unit="graphs", hint=hint)
+        ]
     if not stats.compiled and stats.judged and not stats.low:
         message = f"a verdict on {stats.format} needs an op that computes in it; of {stats.coverage} none did"
         hint = "is the model's autocast switched off, or does it hold only ops that autocast leaves in float32?"
         verdict = Verdict.WARN if total else Verdict.FAIL
-        return [Finding(check, verdict, who(stats), message, observed=0.0, limit=1.0, unit="ops", hint=hint)]
+        return [check.finding(verdict, who(stats), message, observed=0, limit=1, unit="ops", hint=hint)]
     if not total:
         message = "a verdict needs evidence; no op, tensor or gradient was looked at"
         hint = "give inputs with which the model computes something"
-        return [
-            Finding(check, Verdict.FAIL, who(stats), message, observed=0.0, limit=1.0, unit="observations", hint=hint)
-        ]
+        return [check.fail(who(stats), message, observed=0, limit=1, unit="observations", hint=hint)]
     text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
     if stats.no_backward:
         text += f"; no backward: {stats.no_backward}"
-    return [record.passed(check, who(stats), text, total, observed=float(total), limit=1.0, unit="observations")]
+    return [check.passed(who(stats), text, total, observed=total, limit=1, unit="observations")]

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ampcheck.catalog.numerics import LOW_PRECISION_ERROR, NONFINITE_REFERENCE
+from ampcheck.core.check import LISTED
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Verdict, Where, passed
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.facts import OpFacts
-from ampcheck.numerics.findings import LISTED, who
+from ampcheck.numerics.findings import who
 from ampcheck.numerics.reference_stats import ReferenceStats, Values
 from ampcheck.numerics.stats import NumericsStats, Raised, gradient_module
-
-NONFINITE_REFERENCE = "nonfinite-reference"
 
 
 def check_reference(stats: ReferenceStats) -> list[Finding]:
@@ -43,7 +43,7 @@ def check_reference(stats: ReferenceStats) -> list[Finding]:
     text = f"no NaN among {numel:,} elements of outputs and gradients in {stats.how}"
     if infinite:
         text += f"; {infinite:,} infinities are compared in place and sign"
-    return [*found, passed(NONFINITE_REFERENCE, stats.arm, text, numel, observed=0.0, limit=0.0, unit="elements")]
+    return [*found, NONFINITE_REFERENCE.passed(stats.arm, text, numel, observed=0, limit=0, unit="elements")]
 
 
 def check_observed(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -57,13 +57,17 @@ def check_observed(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not made:
         calls = sum(fact.calls for fact in stats.ops)
         text = "no op made a NaN that float64 makes as well"
-        return [passed(NONFINITE_REFERENCE, who(stats), text, calls, observed=0.0, limit=0.0, unit="elements")]
+        return [NONFINITE_REFERENCE.passed(who(stats), text, calls, observed=0, limit=0, unit="elements")]
     count = float(sum(fact.nan for fact in made))
     end = "a result with a NaN is in use at the end" if stats.keeps_nan else "nothing holds a NaN at the end"
     verdict = Verdict.FAIL if stats.keeps_nan else Verdict.WARN
     message = f"{_made(made)} in every precision; {end}"
     place = made[0].where
-    return [Finding(NONFINITE_REFERENCE, verdict, who(stats), message, place, count, 0.0, "elements", _OP_HINT)]
+    return [
+        NONFINITE_REFERENCE.finding(
+            verdict, who(stats), message, where=place, observed=count, limit=0, unit="elements", hint=_OP_HINT
+        )
+    ]
 
 
 _CAST_HINT = (
@@ -96,8 +100,8 @@ def _nan_outputs(stats: ReferenceStats, reached: list[Values]) -> Iterator[Findi
         message = f"{seen}: the model writes NaN itself, and a NaN cannot be compared"
         hint = "pad with -inf or a finite value, or return the mask with the values"
         where = written[0].where
-        yield Finding(
-            NONFINITE_REFERENCE, Verdict.INCOMPLETE, stats.arm, message, where, float(nan), 0.0, "elements", hint
+        yield NONFINITE_REFERENCE.incomplete(
+            stats.arm, message, where=where, observed=nan, limit=0, unit="elements", hint=hint
         )
     elif not stats.handed_in:
         message = f"outputs must be numbers; {seen}, and no op was seen to make them from finite inputs"
@@ -113,7 +117,7 @@ def _nonfinite_gradients(stats: ReferenceStats, bad: list[Values]) -> Finding:
     if stats.masked:
         message += "; the outputs hold infinities, which the default loss leaves out, and a loss of your own may not"
         hint = "pass loss= to Subject(...), so that the gradients of the real loss are judged"
-        return Finding(NONFINITE_REFERENCE, Verdict.INCOMPLETE, stats.arm, message, where, hint=hint)
+        return NONFINITE_REFERENCE.incomplete(stats.arm, message, where=where, hint=hint)
     made = [fact for fact in stats.made if fact.where.phase == "backward"]
     if made:
         message, where = f"{message}; {_made(made)}", made[0].where
@@ -130,7 +134,7 @@ def _raised(stats: ReferenceStats, raised: Raised) -> Finding:
         f"({raised.message}), and an operand comes from this cast to 16 bits"
     )
     hint = "cast to the dtype of what the tensor meets: .to(self.weight.dtype) or .to(x.dtype) instead of a fixed dtype"
-    return Finding("low-precision-error", Verdict.FAIL, stats.arm, message, raised.where, hint=hint)
+    return LOW_PRECISION_ERROR.fail(stats.arm, message, where=raised.where, hint=hint)
 
 
 def _made(made: list[OpFacts]) -> str:
@@ -146,7 +150,7 @@ def _made(made: list[OpFacts]) -> str:
 def _failure(
     stats: ReferenceStats, message: str, where: Where, count: int, hint: str, *, unit: str = "elements"
 ) -> Finding:
-    return Finding(NONFINITE_REFERENCE, Verdict.FAIL, stats.arm, message, where, float(count), 0.0, unit, hint)
+    return NONFINITE_REFERENCE.fail(stats.arm, message, where=where, observed=count, limit=0, unit=unit, hint=hint)
 
 
 def _listed(values: Sequence[Values], *, holding: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ampcheck.catalog.numerics import PRECISION_LOSS
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.arms import UNCOMPARED
@@ -19,12 +20,12 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     the first excess, the values beyond are other quantities: a warning. An output that agrees with float64 to less
     than two bits fails whatever explains it.
     """
-    check = "precision-loss"
+    check = PRECISION_LOSS
     if skipped := not_reached(stats, check):
         return [skipped]
     if not stats.comparable:
         text = "the model draws random numbers, and compiled code draws others than eager code: not comparable"
-        return [Finding(check, Verdict.SKIP, who(stats), text)]
+        return [check.skip(who(stats), text)]
     if stats.unrepeated > stats.unit_roundoff:
         text = (
             f"two runs in {stats.reference} with equal seeds lie {stats.unrepeated:.2g} apart: nothing to compare with"
@@ -50,7 +51,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return found
     if any(e.nonfinite for e in stats.errors):
         text = "values that are inf or NaN have no error: see overflow and nonfinite-gradient"
-        return [Finding(check, Verdict.SKIP, who(stats), text)]
+        return [check.skip(who(stats), text)]
     if (module := _first_beyond(stats, limits)) is not None and not stats.flipped(limits.precision):
         return [_recovered(stats, module, limits)]
     judged = [e for e in stats.errors if stats.known(e) and e.kind != "module"]
@@ -59,7 +60,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [incomplete(stats, check, text)]
     if not judged:
         text = f"no output or gradient can be compared: not even float32 knows one to the digits of {stats.format}"
-        return [Finding(check, Verdict.SKIP, who(stats), text)]
+        return [check.skip(who(stats), text)]
     worst = max(judged, key=lambda e: e.error / stats.error_limit(e, limits.precision))
     text = f"at most {worst.error:.2g} from {stats.reference}, in {_named(worst)}"
     limit = stats.error_limit(worst, limits.precision)
@@ -75,7 +76,7 @@ def _misplaced(stats: NumericsStats, misplaced: list[TensorError]) -> Finding:
     )
     hint = "write masks with a boolean mask and -inf in the format itself, after the last cast"
     where = Where(phase="forward")
-    return Finding("precision-loss", Verdict.FAIL, who(stats), message, where, float(count), 0.0, "elements", hint)
+    return PRECISION_LOSS.fail(who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)
 
 
 def _lost(stats: NumericsStats, kind: str, excess: list[TensorError], limits: Limits) -> Finding:
@@ -109,7 +110,9 @@ def _lost(stats: NumericsStats, kind: str, excess: list[TensorError], limits: Li
             "explains, and what follows is another quantity"
         )
         hint = "compute the scores that are decided upon in float32"
-    return Finding("precision-loss", verdict, who(stats), message, where, worst.error, limit, "relative error", hint)
+    return PRECISION_LOSS.finding(
+        verdict, who(stats), message, where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint
+    )
 
 
 def _origin(stats: NumericsStats, worst: TensorError, limits: Limits) -> tuple[Where, str]:
@@ -142,8 +145,8 @@ def _coarse(stats: NumericsStats, coarse: list[TensorError], limits: Limits) -> 
         f"which the CPU kernel of {_place(op.where)} explains: it sums {op.terms:,} terms in {stats.format}"
     )
     hint = "kernels on a GPU sum in float32; on this CPU keep the module in float32 if its gradient matters"
-    return Finding(
-        "precision-loss", Verdict.WARN, who(stats), message, op.where, worst.error, limit, "relative error", hint
+    return PRECISION_LOSS.warn(
+        who(stats), message, where=op.where, observed=worst.error, limit=limit, unit="relative error", hint=hint
     )
 
 
@@ -156,8 +159,8 @@ def _recovered(stats: NumericsStats, module: TensorError, limits: Limits) -> Fin
     )
     where = Where(phase="forward", module=_module(module))
     hint = "keep this module in float32 if other inputs may depend on it"
-    return Finding(
-        "precision-loss", Verdict.WARN, who(stats), message, where, module.error, limit, "relative error", hint
+    return PRECISION_LOSS.warn(
+        who(stats), message, where=where, observed=module.error, limit=limit, unit="relative error", hint=hint
     )
 
 

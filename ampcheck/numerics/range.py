@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from ampcheck.catalog.numerics import FLUSH, HEADROOM, INTEGER_CAST, NONFINITE_GRADIENT, OVERFLOW, SILENT_ZERO
+from ampcheck.core.check import LISTED, first_findings
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import (
-    LISTED,
     finding,
     incomplete,
     inside_graphs,
     inside_unseen,
-    most,
     no_gradients,
     not_reached,
     nothing_narrow,
@@ -29,13 +29,13 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     gradient, or where there is no reference to tell. What a clamp or a softmax absorbs is a warning. What float64
     produces at the same place too, from the same data, counts only when it reaches an output.
     """
-    check = "overflow"
+    check = OVERFLOW
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
         seen = _nonfinite_outputs(stats)
         inside = [f for f in inside_graphs(stats, check, limits) if f.verdict is not Verdict.PASS or not seen]
-        return most(inside + seen)  # the place first
+        return first_findings(inside + seen)  # the place first
     harmed = not stats.judged or stats.loss_nonfinite or bool(stats.harm(limits.precision))
     reached = sum(e.nonfinite for e in stats.errors if e.kind in ("output", "module"))
     found: list[Finding] = []
@@ -67,14 +67,14 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not found and stats.reference_nonfinite and stats.uncompared:
         return [incomplete(stats, check, "no output is finite in the reference either: see nonfinite-reference")]
     calls = sum(fact.calls for fact in stats.ops)
-    return most(found) or [
+    return first_findings(found) or [
         passed(stats, check, "no op or output became inf or NaN from finite inputs", calls, 0, 0, "elements")
     ]
 
 
 def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Every gradient that is finite in the reference is finite here, at a loss scale that GradScaler settles on."""
-    check = "nonfinite-gradient"
+    check = NONFINITE_GRADIENT
     if skipped := not_reached(stats, check) or no_gradients(stats, check):
         return [skipped]
     bad = [e for e in stats.errors if e.kind == "gradient" and e.nonfinite]
@@ -95,7 +95,7 @@ def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Findi
     )
     where = Where(phase="backward", module=gradient_module(first.name))
     hint = "see overflow for the op that made the first infinity; a smaller loss scale cannot mend a forward overflow"
-    return [Finding(check, Verdict.FAIL, who(stats), message, where, float(len(bad)), 0.0, "gradients", hint)]
+    return [check.fail(who(stats), message, where=where, observed=len(bad), limit=0, unit="gradients", hint=hint)]
 
 
 def _cut_off(stats: NumericsStats) -> list[Finding]:
@@ -111,12 +111,12 @@ def _cut_off(stats: NumericsStats) -> list[Finding]:
         "a reentrant checkpoint gives none where its inputs need none (use_reentrant=False); for weights that run "
         "under no_grad on purpose set requires_grad_(False)"
     )
-    return [incomplete(stats, "nonfinite-gradient", reason, hint)]
+    return [incomplete(stats, NONFINITE_GRADIENT, reason, hint)]
 
 
 def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Nothing comes near the end of its format: a warning where a value lies within a factor of the maximum."""
-    check = "headroom"
+    check = HEADROOM
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
@@ -145,7 +145,7 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
             )
     room = 1 / closest if closest else float("inf")
     text = f"the largest value lies {room:.3g}x below the maximum of its format"
-    return most(found) or [passed(stats, check, text, judged, room, limits.headroom, "x below max")]
+    return first_findings(found) or [passed(stats, check, text, judged, room, limits.headroom, "x below max")]
 
 
 def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -155,7 +155,7 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
     beyond rounding as well; it warns where more than half of the nonzero elements are gone and a gradient (in forward
     also a module's output) is off that is small within the whole.
     """
-    check = "flush"
+    check = FLUSH
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
@@ -186,7 +186,7 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
     lost, alive = sum(f.flushed for f in stats.ops), sum(f.nonzero for f in stats.ops)
     text = f"{lost:,} of {alive:,} nonzero elements flushed to zero, no tensor by more than {worst:.2g} of its norm"
     allowed = limits.flush * stats.unit_roundoff
-    return most(found) or [passed(stats, check, text, alive, worst, allowed, "of the norm")]
+    return first_findings(found) or [passed(stats, check, text, alive, worst, allowed, "of the norm")]
 
 
 def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -195,7 +195,7 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
     The guard `eps=1e-8` is zero in float16: `0 + eps` stays 0. A vanishing constant counts when the sum really was
     zero.
     """
-    check = "silent-zero"
+    check = SILENT_ZERO
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
@@ -229,7 +229,7 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
             message += "; what it moves is within the rounding of the whole"
         found.append(finding(stats, check, verdict, fact, message, hint, fact.flushed, 0, "elements"))
     text = "no tensor and no needed constant became zero"
-    return most(found) or [passed(stats, check, text, stats.low, 0, 0, "elements")]
+    return first_findings(found) or [passed(stats, check, text, stats.low, 0, 0, "elements")]
 
 
 def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -238,7 +238,7 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
     It fails where different integers become equal on their way to an output or buffer, and where an output or gradient
     has moved beyond rounding as well; else it warns.
     """
-    check = "integer-cast"
+    check = INTEGER_CAST
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
@@ -260,9 +260,9 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         lost = fact.collided or fact.inexact
         found.append(finding(stats, check, verdict, fact, f"{message}: {exact}", hint, lost, 0, "elements"))
     if not found and not stats.casts:
-        return [Finding(check, Verdict.SKIP, who(stats), "no cast between integers and floats was seen")]
+        return [check.skip(who(stats), "no cast between integers and floats was seen")]
     text = f"every integer survived {stats.casts} casts between integers and floats"
-    return most(found) or [passed(stats, check, text, stats.casts, 0, 0, "elements")]
+    return first_findings(found) or [passed(stats, check, text, stats.casts, 0, 0, "elements")]
 
 
 def _own_arithmetic(stats: NumericsStats, fact: OpFacts, born: int) -> Finding:
@@ -277,7 +277,7 @@ def _own_arithmetic(stats: NumericsStats, fact: OpFacts, born: int) -> Finding:
     )
     zeros = ", ".join(stats.zeroed_buffers) or "none"
     hint = f"a value that {stats.format} cannot hold may divide; its buffers with an exact zero: {zeros}"
-    return finding(stats, "overflow", Verdict.FAIL, fact, message, hint, born, 0, "elements")
+    return finding(stats, OVERFLOW, Verdict.FAIL, fact, message, hint, born, 0, "elements")
 
 
 def _cause(fact: OpFacts) -> str:
@@ -316,14 +316,14 @@ def _nonfinite_outputs(stats: NumericsStats) -> list[Finding]:
             )
             where = Where(phase="forward")
             found.append(
-                Finding(
-                    "overflow", Verdict.FAIL, who(stats), message, where, float(error.nonfinite), 0.0, "elements", hint
+                OVERFLOW.fail(
+                    who(stats), message, where=where, observed=error.nonfinite, limit=0, unit="elements", hint=hint
                 )
             )
     if stats.loss_nonfinite:
         message = f"a loss must be finite where float64's is; that of the subject is inf or NaN in {stats.format}"
         hint = "compute the loss from output.float(), or under torch.autocast(enabled=False)"
-        found.append(Finding("overflow", Verdict.FAIL, who(stats), message, Where(phase="forward"), 1.0, 0.0, "", hint))
+        found.append(OVERFLOW.fail(who(stats), message, where=Where(phase="forward"), observed=1, limit=0, hint=hint))
     return found
 
 

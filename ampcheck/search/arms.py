@@ -22,7 +22,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Call, Subject
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 from ampcheck.numerics.reference import PromoteMixed
-from ampcheck.search.cast_tracking import Lifted
+from ampcheck.search.cast_tracking import CastTracker
 from ampcheck.search.state import kept
 from ampcheck.torchtools.copying import forward_through, prepare
 from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
@@ -144,12 +144,12 @@ class Arms:
         self.draws = random.drew
         self._settled = True
         self._choose_judge(example, narrow)
-        lifted = Lifted(self._wide_dtype)
-        wide, through = self.wide(example), self.wide(example, lifted)
+        tracker = CastTracker(self._wide_dtype)
+        wide, through = self.wide(example), self.wide(example, tracker)
         same = wide.found.keys() == through.found.keys()
-        if lifted.formats and same and all(wide.found[p].shape == through.found[p].shape for p in wide.found):
+        if tracker.formats and same and all(wide.found[p].shape == through.found[p].shape for p in wide.found):
             self._lifts = True  # the model's own casts are roundings of it, which the judge must not share
-            self.formats |= lifted.formats
+            self.formats |= tracker.formats
         return ""
 
     def unsteady(self, example: Example) -> str | None:
@@ -209,12 +209,12 @@ class Arms:
             if self._promote:
                 stack.enter_context(PromoteMixed())
             if self._lifts:
-                stack.enter_context(Lifted(self._wide_dtype))
+                stack.enter_context(CastTracker(self._wide_dtype))
             return self._run(self._wide, own)
 
     def float32(self, example: Example) -> Outputs:
         """The same in float32, without autocast."""
-        with Lifted(torch.float32) if self._lifts else nullcontext():
+        with CastTracker(torch.float32) if self._lifts else nullcontext():
             return self._run(self._float32, example.to(torch.float32, self.device))
 
     def differentiable(self, example: Example) -> tuple[Any, dict[str, torch.Tensor], list[torch.nn.Parameter]]:
@@ -224,7 +224,7 @@ class Arms:
         # A leaf cannot be written in place; a view of it can.
         inputs = held.replaced({path: leaf.view_as(leaf) for path, leaf in leaves.items()})
         promoted = PromoteMixed() if self._promote else nullcontext()
-        with self._around(self._wide), promoted, Lifted(self._wide_dtype) if self._lifts else nullcontext():
+        with self._around(self._wide), promoted, CastTracker(self._wide_dtype) if self._lifts else nullcontext():
             result = self._wide.model(*inputs.args, **inputs.kwargs)
         return result, leaves, [weight for weight in self.weights() if weight.requires_grad]
 

@@ -18,7 +18,7 @@ _LOW = (torch.float16, torch.bfloat16)
 _FINFO = torch.finfo
 
 
-class Lifted(TorchDispatchMode):
+class CastTracker(TorchDispatchMode):
     """Casts to 16 bits, and tensors made in them, have a wider dtype; `formats` holds what they were to have."""
 
     supports_higher_order_operators = True

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ampcheck.catalog import REGISTRY
+from ampcheck.catalog.numerics import COVERAGE, HEADROOM
+from ampcheck.catalog.search import PROPERTY_INVARIANCE
+from ampcheck.core.check import Check
 from ampcheck.core.formats import format_of
-from ampcheck.core.run import Finding, Verdict, passed
+from ampcheck.core.run import Finding
 from ampcheck.search import stats as kinds
 from ampcheck.search.evaluate import describe_value
 from ampcheck.search.remedies import remedy
@@ -40,20 +44,21 @@ def check_property(stats: PropertyStats, headroom: float) -> list[Finding]:
     if not stats.breakings and not stats.elements:
         return [_nothing(stats)]
     found = []
-    for check, of_kind in _KINDS.items():
+    for slug, of_kind in _KINDS.items():
+        check = REGISTRY[slug]
         broken = [one for one in stats.breakings if one.problem.kind in of_kind]
         found += [_failed(stats, check, one) for one in broken]
-        if not broken and check in stats.skipped:
-            found.append(Finding(check, Verdict.SKIP, who(stats), stats.skipped[check]))
-        elif not broken and check == "property-invariance":
+        if not broken and slug in stats.skipped:
+            found.append(check.skip(who(stats), stats.skipped[slug]))
+        elif not broken and slug == "property-invariance":
             found += _invariances(stats)
-        elif not broken and check in stats.asked:
-            looked = f"{_HOLDS[check]} ({_looked_at(stats, check)})"
-            observed = stats.ratio if check == "property-accuracy" else 0.0
-            unit = "of what is allowed" if check == "property-accuracy" else "examples"
-            limit = 1.0 if check == "property-accuracy" else 0.0
-            seen = stats.compiled_examples if check == "property-compiled" else stats.elements
-            found.append(passed(check, who(stats), looked, seen, observed=observed, limit=limit, unit=unit))
+        elif not broken and slug in stats.asked:
+            looked = f"{_HOLDS[slug]} ({_looked_at(stats, slug)})"
+            observed = stats.ratio if slug == "property-accuracy" else 0.0
+            unit = "of what is allowed" if slug == "property-accuracy" else "examples"
+            limit = 1.0 if slug == "property-accuracy" else 0.0
+            seen = stats.compiled_examples if slug == "property-compiled" else stats.elements
+            found.append(check.passed(who(stats), looked, seen, observed=observed, limit=limit, unit=unit))
     return [*found, *_headroom(stats, headroom), _coverage(stats)]
 
 
@@ -62,7 +67,7 @@ def who(stats: PropertyStats) -> str:
     return f"{stats.subject} [{stats.arm}]"
 
 
-def _failed(stats: PropertyStats, check: str, breaking: Breaking) -> Finding:
+def _failed(stats: PropertyStats, check: Check, breaking: Breaking) -> Finding:
     problem = breaking.problem
     value = f"output {problem.output}[{problem.index}]" if problem.output else f"element {problem.index} of the output"
     low, wide = describe_value(problem.low), describe_value(problem.wide)
@@ -97,7 +102,7 @@ def _failed(stats: PropertyStats, check: str, breaking: Breaking) -> Finding:
     unit = "elements" if problem.kind in (kinds.NONFINITE, kinds.RANGE, kinds.DECISION) else "absolute error"
     observed, limit = (problem.observed, problem.allowed) if problem.observed else (None, None)
     unit = unit if observed is not None else ""
-    return Finding(check, Verdict.FAIL, who(stats), message, breaking.where, observed, limit, unit, hint)
+    return check.fail(who(stats), message, where=breaking.where, observed=observed, limit=limit, unit=unit, hint=hint)
 
 
 def _compiled(problem: kinds.Problem, value: str, low: str, wide: str) -> str:
@@ -118,17 +123,17 @@ def _judged(stats: PropertyStats) -> int:
 
 def _invariances(stats: PropertyStats) -> Iterator[Finding]:
     """Each invariance that was declared and is not broken; one that changed no input shows nothing."""
-    check, subject, unit = "property-invariance", who(stats), "examples"
+    check, subject, unit = PROPERTY_INVARIANCE, who(stats), "examples"
     for name, count in stats.invariances.items():
         if count:
             message = f"{name} held ({count:,} example{'s' * (count != 1)} that it changes)"
-            yield passed(check, subject, message, count, observed=float(count), limit=1.0, unit=unit)
+            yield check.passed(subject, message, count, observed=count, limit=1, unit=unit)
         elif stats.breakings:
-            yield Finding(check, Verdict.SKIP, subject, f"{name} was not looked at: another property breaks first")
+            yield check.skip(subject, f"{name} was not looked at: another property breaks first")
         else:
             message = f"a declared invariance must be looked at, and {name} changed no input that could be judged"
             hint = "declare what changes the inputs, or draw inputs that it changes"
-            yield Finding(check, Verdict.FAIL, subject, message, observed=0.0, limit=1.0, unit=unit, hint=hint)
+            yield check.fail(subject, message, observed=0, limit=1, unit=unit, hint=hint)
 
 
 def _headroom(stats: PropertyStats, factor: float) -> list[Finding]:
@@ -149,11 +154,9 @@ def _headroom(stats: PropertyStats, factor: float) -> list[Finding]:
     )
     if room >= factor:
         seen = _judged(stats)
-        return [
-            passed("headroom", who(stats), message, seen, where=peak.where, observed=room, limit=factor, unit="times")
-        ]
+        return [HEADROOM.passed(who(stats), message, seen, where=peak.where, observed=room, limit=factor, unit="times")]
     hint = f"larger inputs may overflow; it is reached with {_short(peak.code)}"
-    return [Finding("headroom", Verdict.WARN, who(stats), message, peak.where, room, factor, "times", hint)]
+    return [HEADROOM.warn(who(stats), message, where=peak.where, observed=room, limit=factor, unit="times", hint=hint)]
 
 
 def _overflowed(stats: PropertyStats, peak: Peak) -> Finding:
@@ -165,7 +168,7 @@ def _overflowed(stats: PropertyStats, peak: Peak) -> Finding:
         f"{peak.format} values, which does not reach the output. It is reached with {_short(peak.code)}"
     )
     hint = "its gradient may be NaN or zero; scale before this op, or compute it in float32"
-    return Finding("headroom", Verdict.WARN, who(stats), message, peak.where, 0.0, 1.0, "times", hint)
+    return HEADROOM.warn(who(stats), message, where=peak.where, observed=0, limit=1, unit="times", hint=hint)
 
 
 def _short(code: str) -> str:
@@ -189,13 +192,13 @@ def _coverage(stats: PropertyStats) -> Finding:
     total, text = stats.coverage.total, "; ".join(notes)
     if stats.outside <= stats.examples / 2:
         unit = "observations"
-        return passed("coverage", who(stats), text, total, observed=float(total), limit=1.0, unit=unit)
-    return Finding("coverage", Verdict.WARN, who(stats), text, observed=float(total), limit=1.0, unit="observations")
+        return COVERAGE.passed(who(stats), text, total, observed=total, limit=1, unit=unit)
+    return COVERAGE.warn(who(stats), text, observed=total, limit=1, unit="observations")
 
 
 def _nothing(stats: PropertyStats) -> Finding:
     if stats.lacking:
-        return Finding("coverage", Verdict.SKIP, who(stats), f"not judged: {cannot_run(stats.lacking)}")
+        return COVERAGE.skip(who(stats), f"not judged: {cannot_run(stats.lacking)}")
     message = f"a verdict needs evidence; of {stats.examples} examples none could be judged"
     notes = []
     if stats.unsteady:
@@ -210,4 +213,4 @@ def _nothing(stats: PropertyStats) -> Finding:
         notes.append(stats.stopped)
     message += f": {'; '.join(notes)}" if notes else ""
     hint = "draw finite inputs that the function takes, and give tensors or numbers"
-    return Finding("coverage", Verdict.FAIL, who(stats), message, observed=0.0, limit=1.0, unit="examples", hint=hint)
+    return COVERAGE.fail(who(stats), message, observed=0, limit=1, unit="examples", hint=hint)

@@ -13,7 +13,7 @@ import torch
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
 from ampcheck.search.arms import Arms, Example, Outputs
-from ampcheck.search.cast_tracking import FormatFacts, Lifted
+from ampcheck.search.cast_tracking import CastTracker, FormatFacts
 from ampcheck.search.compiling import Compiled
 from ampcheck.search.invariances import Invariance
 from ampcheck.search.rounding import VOTES, Rounding, roundings_of
@@ -38,7 +38,7 @@ _NEAR = 2
 
 
 @dataclass(slots=True)
-class Look:
+class Evaluation:
     """What one example showed. outside: why it could not be judged, "" where it was; lacking: for want of a kernel."""
 
     problems: list[Problem] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Look:
     flushed: float = 0.0
 
 
-class Looker:
+class Evaluator:
     """Looks at examples; remembers how many roundings each shape of call makes."""
 
     def __init__(self, arms: Arms, invariances: Sequence[Invariance] = (), compiled: Compiled | None = None) -> None:
@@ -61,22 +61,22 @@ class Looker:
         self._roundings: dict[Any, int] = {}
         self.unsteady: str | None = None  # not known before something else than zeros comes out
 
-    def look(self, example: Example) -> Look:
+    def look(self, example: Example) -> Evaluation:
         """Judge one example."""
         if reason := self.arms.settle(example):
-            return Look(outside=reason)
+            return Evaluation(outside=reason)
         if self.unsteady is None:
             self.unsteady = self.arms.unsteady(example)
         if self.unsteady:
-            return Look(outside=self.unsteady)
+            return Evaluation(outside=self.unsteady)
         with self.facts.noted():
             low = self.arms.judged(example)
         if low.lacking:
-            return Look(outside=low.lacking, lacking=low.lacking)
+            return Evaluation(outside=low.lacking, lacking=low.lacking)
         with self.facts.answered():
             wide = self.arms.wide(example)
             if wide.error is not None:
-                return Look(outside=brief(wide.error))
+                return Evaluation(outside=brief(wide.error))
             seen = self._judge(example, low, wide)
         if not seen.problems and self.compiled is not None:
             seen.problems += self._look_at_compiled(example, low, wide)
@@ -92,8 +92,8 @@ class Looker:
             self._roundings[key] = roundings_of(self.arms, example)
         return self._roundings[key]
 
-    def _judge(self, example: Example, low: Outputs, wide: Outputs) -> Look:
-        seen = Look()
+    def _judge(self, example: Example, low: Outputs, wide: Outputs) -> Evaluation:
+        seen = Evaluation()
         if low.error is not None:
             seen.problems.append(Problem(RAISES, detail=brief(low.error)))
             return seen
@@ -133,9 +133,9 @@ class Looker:
 
     def _hidden(self, example: Example, path: str, own: torch.Tensor, twin: torch.Tensor) -> list[Problem]:
         """Where the model's own casts to 16 bits make the judge's result infinite or NaN as well."""
-        lifted = Lifted()
-        judge = self.arms.wide(example, lifted).found.get(path)
-        if not lifted.formats or judge is None or judge.shape != own.shape:
+        tracker = CastTracker()
+        judge = self.arms.wide(example, tracker).found.get(path)
+        if not tracker.formats or judge is None or judge.shape != own.shape:
             return []
         flat = judge.double().reshape(-1)
         where = (~twin.isfinite() & ~own.isfinite()).reshape(-1) & flat.isfinite()
@@ -145,7 +145,7 @@ class Looker:
         kind = RANGE if abs(float(flat[index])) >= format_of(own.dtype).overflows_at else NONFINITE
         return [Problem(kind, path, index, float(own.reshape(-1)[index]), float(flat[index]), float(where.sum()))]
 
-    def _scores(self, seen: Look, own: torch.Tensor, twin: torch.Tensor, finite: torch.Tensor) -> bool:
+    def _scores(self, seen: Evaluation, own: torch.Tensor, twin: torch.Tensor, finite: torch.Tensor) -> bool:
         """Note how near to its limits the output comes; whether two roundings explain every element already."""
         fmt = format_of(self.arms.dtype)
         values, judge = own.double(), twin.double()
@@ -163,7 +163,7 @@ class Looker:
         return True
 
     def _differs(
-        self, path: str, own: torch.Tensor, twin: torch.Tensor, rounding: Rounding, seen: Look
+        self, path: str, own: torch.Tensor, twin: torch.Tensor, rounding: Rounding, seen: Evaluation
     ) -> list[Problem]:
         broken = (~own.isfinite() & twin.isfinite()).reshape(-1)
         if bool(broken.any()):

@@ -23,7 +23,7 @@ Inputs = Sequence[int | str] | None
 
 
 class Invariance(Protocol):
-    """What `assert_amp_property(invariances=...)` takes: `undone(f(changed(x))) == f(x)`."""
+    """What `assert_property(invariances=...)` takes: `undone(f(changed(x))) == f(x)`."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""What a test calls: search, judge, tell."""
+"""`assert_property`: search for inputs that break a model, judge and report them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ampcheck.autocast.device import place
+from ampcheck.core.arguments import LOW, DType, is_number, parse_dtypes, parse_integer, parse_number
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import load_settings
+from ampcheck.core.limits import Limits, load_settings
 from ampcheck.core.run import Coverage, Run, Table, merge, verify
 from ampcheck.core.subject import Subject, name_of
 from ampcheck.numerics import arm_name, native_format
@@ -24,10 +25,10 @@ from ampcheck.search.arms import Arms, Example, as_example
 from ampcheck.search.blame import locate
 from ampcheck.search.checks import check_property
 from ampcheck.search.compiling import KINDS, Compiled
-from ampcheck.search.evaluate import Looker
+from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.headroom import plain
 from ampcheck.search.invariances import Invariance
-from ampcheck.search.loop import Hunt, hunt
+from ampcheck.search.loop import SearchResult, search_inputs
 from ampcheck.search.reproduce import write_test
 from ampcheck.search.stats import Breaking, Peak, PropertyStats
 from ampcheck.strategies import as_code
@@ -38,48 +39,68 @@ if TYPE_CHECKING:
     from hypothesis import strategies as st
     from hypothesis.database import ExampleDatabase
 
-DTYPES = ("float16", "bfloat16")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How `assert_property` searches.
+
+    examples, seconds: the budget of each dtype; minimising what breaks may take half of the seconds more. seed: the
+    same seed gives the same search, as long as the seconds suffice. domain: bounds of the floating inputs, within which
+    gradient ascent searches for larger values: a lone input leaves the range of its strategy for it, each of several
+    stays in its own range as well. database: a folder in which Hypothesis stores failing examples. reproduce: a folder
+    to which a test is written for each failure. Raises `UsageError` for values out of range.
+    """
+
+    examples: int = 200
+    seconds: float = 60.0
+    seed: int = 0
+    domain: tuple[float, float] | None = None
+    database: str | os.PathLike[str] | ExampleDatabase | None = None
+    reproduce: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        parse_integer(self.examples, "examples")
+        parse_number(self.seconds, "seconds")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise UsageError(f"seed must be an integer; found {self.seed!r}")
+        if self.domain is not None and not _is_range(self.domain):
+            raise UsageError(f"domain must be (low, high), two finite numbers with low < high; found {self.domain!r}")
+        if self.reproduce is not None and not isinstance(self.reproduce, (str, os.PathLike)):
+            raise UsageError(f"reproduce must be the path of a folder; found {self.reproduce!r}")
+        if self.reproduce is not None and os.path.exists(self.reproduce) and not os.path.isdir(self.reproduce):
+            raise UsageError(f"reproduce must be a folder; {os.fspath(self.reproduce)} is a file")
 
 
 @restoring
-def assert_amp_property(
+def assert_property(
     model: Callable[..., Any],
-    *,
     inputs: st.SearchStrategy[Any],
-    dtype: str | torch.dtype | Sequence[str | torch.dtype] | None = None,
+    *,
     device: str = "cpu",
-    domain: tuple[float, float] | None = None,
-    compile: bool = False,
-    invariances: Sequence[Invariance] = (),
-    examples: int = 200,
-    seconds: float = 60.0,
-    seed: int = 0,
-    database: str | os.PathLike[str] | ExampleDatabase | None = None,
-    reproduce: str | os.PathLike[str] | None = None,
+    dtype: DType | Sequence[DType] | None = None,
+    compile: bool = True,
+    options: SearchOptions | None = None,
+    limits: Limits | None = None,
     name: str = "",
+    invariances: Sequence[Invariance] = (),
 ) -> Run:
-    """Search for inputs at which `model` breaks in 16 bits, and make what is found small.
+    """Search for inputs at which `model` breaks in 16 bits, and minimise them.
 
     model: a module or any function. inputs: a Hypothesis strategy (`ampcheck.strategies` has fitting ones) for a
-    tensor, a tuple of arguments, or `(args, kwargs)`; it is the declared domain. Inputs or weights in 16 bits are
-    judged as they are, in their dtype; others under autocast to each `dtype`, by default float16 and bfloat16.
+    tensor, a tuple of arguments, or `(args, kwargs)`; it is the declared domain. A model with inputs or weights in 16
+    bits is judged in that dtype; any other under autocast to each `dtype`, by default float16 and bfloat16.
 
-    Required of every input: finite in float64 means finite here; the result lies within what rounding explains
-    (`ampcheck.search.rounding`); `compile`: compiled code is no worse than eager mode, compiled once and for at most
-    four kinds of shapes; `invariances`: `BatchOrder`, `Scale`, `Shift`, `Padding`, `Declared` hold.
+    For every input, a result that is finite in float64 must be finite and within what rounding explains
+    (`ampcheck.search.rounding`). compile: compiled code must be no worse than eager mode; it is compiled for at most
+    four kinds of shapes. invariances: `BatchOrder`, `Scale`, `Shift`, `Padding`, `Declared` that must hold.
 
-    domain: bounds of the floating inputs, within which gradient ascent looks for larger values. It is a promise of its
-    own: a lone input leaves the range of the strategy for it; of several, each stays in the range drawn for it as well.
-    examples, seconds: the budget of each dtype; to make smaller what was found may take half of the seconds more.
-    seed: the same seed gives the same search, as long as the seconds suffice. database: a folder in which Hypothesis
-    keeps what failed. reproduce: a folder in which a test of its own is written for each failure.
-
-    Returns the run. Raises `AssertionError` with every failure, `UsageError` for input that cannot be judged. Inside a
-    test that is itself under `@given`, Hypothesis asks for `suppress_health_check=[HealthCheck.nested_given]` there.
+    Returns the run. Raises `AssertionError` with every failure, `UsageError` for input that cannot be judged. A test
+    that is itself under `@given` needs `suppress_health_check=[HealthCheck.nested_given]`.
     """
     __tracebackhide__ = True
-    _require(model, inputs, domain, examples, seconds)
-    _require_more(seed, invariances, reproduce)
+    _require(model, inputs, invariances)
+    options = options or SearchOptions()
+    domain, reproduce = options.domain, options.reproduce
     placement = place(device)
     title = name or name_of(model)
     with placement.entered():
@@ -87,21 +108,22 @@ def assert_amp_property(
         subject = Subject((model, first.args, dict(first.kwargs)), name=title)
         wanted, native = _dtypes(subject, dtype)
         runs = []
+        bounds = limits or load_settings().limits
         for low in wanted:
             arms = Arms(subject, low, device=placement.device, native=native)
             compiled = Compiled(arms) if compile else None
-            looker = Looker(arms, invariances, compiled)
+            evaluator = Evaluator(arms, invariances, compiled)
             with measure_graphs() if compile else nullcontext() as graphs:
-                found = hunt(
-                    looker,
+                found = search_inputs(
+                    evaluator,
                     inputs,
-                    examples=examples,
-                    seconds=seconds,
-                    seed_=seed,
-                    database=database,
+                    examples=options.examples,
+                    seconds=options.seconds,
+                    seed_=options.seed,
+                    database=options.database,
                     domain=domain,
                 )
-            stats = _stats(looker, found, title, examples, domain)
+            stats = _stats(evaluator, found, title, options.examples, domain)
             if compiled is not None and not compiled.examples:
                 stats = replace(stats, skipped={"property-compiled": "no example ran compiled", **stats.skipped})
             if graphs is not None:
@@ -113,18 +135,18 @@ def assert_amp_property(
                     stats = replace(stats, skipped={**stats.skipped, "property-compiled": reason})
             if reproduce is not None:
                 written = tuple(
-                    write_test(reproduce, model, looker, one, *found.smallest[one.problem.kind], seed)
+                    write_test(reproduce, model, evaluator, one, *found.smallest[one.problem.kind], options.seed)
                     for one in stats.breakings
                 )
                 stats = replace(stats, breakings=written)
-            runs.append(property_run(stats))
+            runs.append(property_run(stats, bounds))
     run = replace(merge(runs), environment=environment(placement.device), title=f"search of {title}")
     return verify(run)
 
 
-def property_run(stats: PropertyStats) -> Run:
+def property_run(stats: PropertyStats, limits: Limits) -> Run:
     """The run of one search."""
-    findings = check_property(stats, load_settings().limits.headroom)
+    findings = check_property(stats, limits.headroom)
     rows = [
         (one.problem.kind, one.code, one.problem.low, one.problem.wide, one.problem.allowed, one.found_after, one.calls)
         for one in stats.breakings
@@ -134,8 +156,10 @@ def property_run(stats: PropertyStats) -> Run:
     return Run(findings=tuple(findings), coverage=stats.coverage, tables=tables)
 
 
-def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[float, float] | None) -> PropertyStats:
-    arms, compiled = looker.arms, looker.compiled
+def _stats(
+    evaluator: Evaluator, found: SearchResult, name: str, budget: int, domain: tuple[float, float] | None
+) -> PropertyStats:
+    arms, compiled = evaluator.arms, evaluator.compiled
     asked, skipped = ["property-finite", "property-accuracy"], {}
     unseen = {
         f"examples that float32 or the judge refused: {found.outside_reason}": found.outside,
@@ -150,7 +174,7 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
         unseen[f"examples of shapes beyond the {KINDS} kinds that are compiled for"] = compiled.left_out
         if compiled.missing:
             skipped["property-compiled"] = f"not judged: {cannot_run(compiled.missing)}"
-    if looker.invariances:
+    if evaluator.invariances:
         asked.append("property-invariance")
     seen = {
         "examples": found.examples - found.outside,
@@ -185,13 +209,13 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
         flushed=found.flushed,
         climbs=found.climbs,
         compiled_examples=compiled.examples if compiled is not None else 0,
-        invariances={one.name: looker.held_against[one.name] for one in looker.invariances},
+        invariances={one.name: evaluator.held_against[one.name] for one in evaluator.invariances},
         domain=_domain(found, domain),
         peak=found.headroom.largest() if found.headroom is not None else Peak(),
         overflow=found.headroom.overflow if found.headroom is not None else None,
         lacking=found.lacking,
         cut=found.cut,
-        unsteady=looker.unsteady or "",
+        unsteady=evaluator.unsteady or "",
         breakings=breakings,
         asked=tuple(asked),
         skipped=skipped,
@@ -200,7 +224,7 @@ def _stats(looker: Looker, found: Hunt, name: str, budget: int, domain: tuple[fl
     )
 
 
-def _domain(found: Hunt, domain: tuple[float, float] | None) -> str:
+def _domain(found: SearchResult, domain: tuple[float, float] | None) -> str:
     low = min((bounds[0] for bounds in found.ranges.values()), default=math.inf)
     high = max((bounds[1] for bounds in found.ranges.values()), default=-math.inf)
     if domain is not None and len(found.ranges) == 1:
@@ -210,47 +234,32 @@ def _domain(found: Hunt, domain: tuple[float, float] | None) -> str:
     return f"within |x| <= {high:g}" if low == -high else f"within {low:g} <= x <= {high:g}"
 
 
-def _require(model: Any, inputs: Any, domain: tuple[float, float] | None, examples: int, seconds: float) -> None:
+def _require(model: object, inputs: object, invariances: object) -> None:
     from hypothesis import strategies as st
 
     if not callable(model):
-        raise UsageError(f"assert_amp_property needs a module or a function; found {type(model).__name__}")
+        raise UsageError(f"assert_property needs a module or a function; found {type(model).__name__}")
     if not isinstance(inputs, st.SearchStrategy):
         raise UsageError(
             "inputs must be a Hypothesis strategy, such as ampcheck.strategies.tensors('float16'); "
             f"found {type(inputs).__name__}"
         )
-    if domain is not None and not _is_range(domain):
-        raise UsageError(f"domain is (low, high), two finite numbers with low < high; found {domain!r}")
-    counted = isinstance(examples, int) and not isinstance(examples, bool) and examples >= 1
-    if not counted or not (isinstance(seconds, (int, float)) and seconds > 0):
-        raise UsageError(f"a search needs at least one example and some seconds; found {examples!r} and {seconds!r}")
+    if not isinstance(invariances, (tuple, list)):
+        raise UsageError(f"invariances must be a tuple or list, such as (BatchOrder(),); found {invariances!r}")
+    for invariance in invariances:
+        methods = all(callable(getattr(invariance, method, None)) for method in ("changed", "undone"))
+        if isinstance(invariance, type) or not methods or not hasattr(invariance, "name"):
+            raise UsageError(
+                "an invariance must be one of BatchOrder(), Scale(), Shift(), Padding(), Declared(); "
+                f"found {invariance!r}"
+            )
 
 
 def _is_range(domain: Any) -> bool:
     if not isinstance(domain, (tuple, list)) or len(domain) != 2:
         return False
-    numbers = all(isinstance(one, (int, float)) and math.isfinite(one) for one in domain)
+    numbers = all(is_number(bound) and math.isfinite(bound) for bound in domain)
     return numbers and bool(domain[0] < domain[1])
-
-
-def _require_more(seed: Any, invariances: Any, reproduce: Any) -> None:
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise UsageError(f"seed must be an integer; found {seed!r}")
-    if not isinstance(invariances, (tuple, list)):
-        raise UsageError(f"invariances must be a tuple or list, such as (BatchOrder(),); found {invariances!r}")
-    for one in invariances:
-        called = callable(getattr(one, "changed", None)) and callable(getattr(one, "undone", None))
-        if isinstance(one, type) or not called or not hasattr(one, "name"):
-            raise UsageError(
-                f"an invariance must be one of BatchOrder(), Scale(), Shift(), Padding(), Declared(); found {one!r}"
-            )
-    if reproduce is None:
-        return
-    if not isinstance(reproduce, (str, os.PathLike)):
-        raise UsageError(f"reproduce must be the path of a folder; found {reproduce!r}")
-    if os.path.exists(reproduce) and not os.path.isdir(reproduce):
-        raise UsageError(f"reproduce must be a folder; {os.fspath(reproduce)} is a file")
 
 
 def _first(inputs: st.SearchStrategy[Any]) -> Example:
@@ -267,20 +276,15 @@ def _first(inputs: st.SearchStrategy[Any]) -> Example:
         raise UsageError(f"inputs must be a strategy that Hypothesis can draw from; {brief(error)}") from error
 
 
-def _dtypes(
-    subject: Subject, dtype: str | torch.dtype | Sequence[str | torch.dtype] | None
-) -> tuple[list[torch.dtype], bool]:
-    """What to judge in, and whether the model is kept in it already."""
+def _dtypes(subject: Subject, dtype: DType | Sequence[DType] | None) -> tuple[list[torch.dtype], bool]:
+    """The dtypes to judge in, and whether the model has 16-bit inputs or weights itself."""
     native = native_format(subject)
-    named = [] if dtype is None else [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype)
-    names = [format_of(one).name for one in named] or ([] if native is not None else list(DTYPES))
-    if unknown := [one for one in names if one not in DTYPES]:
-        raise UsageError(f"a search judges {' and '.join(DTYPES)}; found {unknown[0]}")
     if native is None:
-        return [getattr(torch, one) for one in dict.fromkeys(names)], False
+        return [getattr(torch, name) for name in parse_dtypes(LOW if dtype is None else dtype)], False
+    names = [] if dtype is None else parse_dtypes(dtype)
     if set(names) - {format_of(native).name}:
         raise UsageError(
             f"{subject.name} has inputs or weights in {format_of(native).name} and is judged in that alone; "
-            f"dtype asks for {', '.join(names)}"
+            f"dtype names {', '.join(names)}"
         )
     return [native], True

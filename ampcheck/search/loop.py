@@ -18,7 +18,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.search.arms import Example, as_example
 from ampcheck.search.ascent import climb, smaller
-from ampcheck.search.evaluate import Look, Looker
+from ampcheck.search.evaluate import Evaluation, Evaluator
 from ampcheck.search.headroom import Headroom
 from ampcheck.search.stats import Problem
 from ampcheck.strategies import as_code
@@ -34,7 +34,7 @@ _SHRINKS = 500  # calls that making one failure small may take; Hypothesis itsel
 
 
 @dataclass(slots=True)
-class Hunt:
+class SearchResult:
     """What a search gave: by kind of problem the smallest example, and how much was looked at."""
 
     examples: int = 0
@@ -71,8 +71,8 @@ def _broken(kind: str) -> type[_Broken]:
     return type(f"_Broken_{kind}", (_Broken,), {})
 
 
-def hunt(
-    looker: Looker,
+def search_inputs(
+    evaluator: Evaluator,
     inputs: st.SearchStrategy[Any],
     *,
     examples: int,
@@ -80,15 +80,15 @@ def hunt(
     seed_: int,
     database: str | os.PathLike[str] | ExampleDatabase | None,
     domain: tuple[float, float] | None,
-) -> Hunt:
-    """Look at up to `examples` different inputs in up to `seconds`, and make what breaks smaller.
+) -> SearchResult:
+    """Evaluate up to `examples` different inputs in up to `seconds`, and make what breaks smaller.
 
     Where that is large still, or where Hypothesis drew the same inputs again, the search is begun anew with other
     seeds, which may come upon something simpler.
     """
-    found = Hunt(headroom=Headroom(looker.arms))
+    found = SearchResult(headroom=Headroom(evaluator.arms))
     start = time.perf_counter()
-    known: dict[Any, Look] = {}
+    known: dict[Any, Evaluation] = {}
     shares: dict[Any, float] = {}
     starts: list[Example] = []
     until, latest = start + seconds, start + (1 + _MINIMISING) * seconds
@@ -108,7 +108,7 @@ def hunt(
             if key not in known:
                 if found.examples >= examples and not found.found_after:
                     raise _Spent
-                known[key] = look = _look(looker, found, example)
+                known[key] = look = _look(evaluator, found, example)
                 if not found.calls:  # the first call imports, compiles and fills caches: no part of the budget
                     until = time.perf_counter() + seconds
                     latest = until + _MINIMISING * seconds
@@ -142,9 +142,9 @@ def hunt(
         if not found.smallest and not before < found.examples < examples:
             break
     if domain is not None and not found.smallest:
-        _climb(looker, found, starts, domain, until, latest)
-    if looker.unsteady:  # what was seen before that is no evidence either
-        found.smallest, found.elements, found.outside_reason = {}, 0, looker.unsteady
+        _climb(evaluator, found, starts, domain, until, latest)
+    if evaluator.unsteady:  # what was seen before that is no evidence either
+        found.smallest, found.elements, found.outside_reason = {}, 0, evaluator.unsteady
     found.seconds = time.perf_counter() - start
     return found
 
@@ -197,14 +197,14 @@ def _size(example: Example) -> tuple[int, int]:
     return sum(tensor.numel() for _, tensor in tensors(held)), len(as_code(held))
 
 
-def _look(looker: Looker, found: Hunt, example: Example) -> Look:
+def _look(evaluator: Evaluator, found: SearchResult, example: Example) -> Evaluation:
     """Judge one example, and remember the kernel that this machine lacks."""
-    look = looker.look(example)
+    look = evaluator.look(example)
     found.lacking = found.lacking or look.lacking
     return look
 
 
-def _note(found: Hunt, example: Example, seen: Look, *, climbed: bool = False) -> None:
+def _note(found: SearchResult, example: Example, seen: Evaluation, *, climbed: bool = False) -> None:
     """Add one look; what is drawn while an example is made smaller counts as a call and not as an example."""
     if not found.found_after:
         if climbed:
@@ -227,14 +227,14 @@ def _note(found: Hunt, example: Example, seen: Look, *, climbed: bool = False) -
         found.largest = seen.amax, example
 
 
-def _inside(found: Hunt, example: Example, seen: Look) -> float:
+def _inside(found: SearchResult, example: Example, seen: Evaluation) -> float:
     """The largest share of its format that a value inside the run takes, where nothing is broken so far."""
     if found.headroom is None or seen.problems or seen.outside or found.found_after:
         return 0.0
     return found.headroom.look(example)
 
 
-def _domains(found: Hunt, example: Example, domain: tuple[float, float]) -> dict[str, tuple[float, float]]:
+def _domains(found: SearchResult, example: Example, domain: tuple[float, float]) -> dict[str, tuple[float, float]]:
     """The bounds of each floating input: the domain; of several inputs none leaves the range that was drawn for it.
 
     Among several, one may be a probability and another a logit, which one pair of numbers cannot say.
@@ -248,8 +248,8 @@ def _domains(found: Hunt, example: Example, domain: tuple[float, float]) -> dict
 
 
 def _climb(
-    looker: Looker,
-    found: Hunt,
+    evaluator: Evaluator,
+    found: SearchResult,
     starts: Sequence[Example],
     domain: tuple[float, float],
     until: float,
@@ -265,8 +265,8 @@ def _climb(
             continue
         tried.add(key)
         domains = _domains(found, example, domain)
-        for reached in climb(looker.arms, example, domains, lambda: time.perf_counter() > until):
-            seen = _look(looker, found, reached)
+        for reached in climb(evaluator.arms, example, domains, lambda: time.perf_counter() > until):
+            seen = _look(evaluator, found, reached)
             found.calls += 1
             _note(found, reached, seen, climbed=True)
             _inside(found, reached, seen)
@@ -279,11 +279,11 @@ def _climb(
                     if time.perf_counter() > latest:
                         return False
                     found.calls += 1
-                    now = _look(looker, found, one).problems
+                    now = _look(evaluator, found, one).problems
                     return bool(now) and now[0].kind == kind
 
                 least = smaller(reached, fails)
-                problems = [one for one in looker.look(least).problems if one.kind == kind]
+                problems = [one for one in evaluator.look(least).problems if one.kind == kind]
                 found.smallest[kind] = (least, problems[0]) if problems else (reached, seen.problems[0])
                 return
 

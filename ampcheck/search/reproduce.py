@@ -22,7 +22,7 @@ from ampcheck.core.files import write_atomically
 from ampcheck.core.formats import format_of
 from ampcheck.search import invariances
 from ampcheck.search.arms import Example
-from ampcheck.search.evaluate import Looker
+from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.stats import COMPILED, INVARIANCE, Breaking, Problem
 from ampcheck.strategies import as_code
 from ampcheck.torchtools.pytree import tensors
@@ -45,7 +45,7 @@ class _Unwritable(Exception):  # noqa: N818  # a reason, told in the finding
 def write_test(
     folder: str | os.PathLike[str],
     model: Callable[..., Any],
-    looker: Looker,
+    evaluator: Evaluator,
     breaking: Breaking,
     example: Example,
     problem: Problem,
@@ -61,22 +61,20 @@ def write_test(
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"reproduce must be a folder that can be written to; {folder} gives {brief(error)}") from error
-    name = re.sub(r"\W+", "_", looker.arms.subject.name).strip("_").lower() or "model"
-    fmt = format_of(looker.arms.dtype).name
+    name = re.sub(r"\W+", "_", evaluator.arms.subject.name).strip("_").lower() or "model"
+    fmt = format_of(evaluator.arms.dtype).name
     path = target / f"test_{name}_{fmt}_{problem.kind}.py"
     try:
         lines, expression = _model(model, path)
-        options = [f'dtype="{fmt}"', "examples=1"]
-        if looker.arms.device != "cpu":
-            options.append(f"device={looker.arms.device!r}")
-        if problem.kind == COMPILED:
-            options.append("compile=True")
+        options = [f'dtype="{fmt}"', f"compile={problem.kind == COMPILED}", "options=SearchOptions(examples=1)"]
+        if evaluator.arms.device != "cpu":
+            options.append(f"device={evaluator.arms.device!r}")
         if problem.kind == INVARIANCE:
             lines.append("from ampcheck.search import BatchOrder, Padding, Scale, Shift")
-            options.append(f"invariances=({', '.join(_declared(one) for one in looker.invariances)},)")
+            options.append(f"invariances=({', '.join(_declared(one) for one in evaluator.invariances)},)")
         value, setup = _example(example, path)
         text = _TEMPLATE.format(
-            what=f"{problem.kind} of {looker.arms.subject.name} in {fmt}",
+            what=f"{problem.kind} of {evaluator.arms.subject.name} in {fmt}",
             seed=seed,
             found=breaking.found_after,
             imports="\n".join(dict.fromkeys(lines)),
@@ -99,13 +97,18 @@ _TEMPLATE = '''"""Found by ampcheck: {what} (seed {seed}, after {found} examples
 
 def test_{name}():
 {setup}    example = {value}
-    assert_amp_property({model}, inputs=st.just(example), {options})
+    assert_property({model}, st.just(example), {options})
 '''
 
 
 def _model(model: Callable[..., Any], path: Path) -> tuple[list[str], str]:
     """Import lines, or code, and the expression that gives the model."""
-    lines = ["import torch", "from hypothesis import strategies as st", "from ampcheck import assert_amp_property"]
+    lines = [
+        "import torch",
+        "from hypothesis import strategies as st",
+        "from ampcheck import assert_property",
+        "from ampcheck.search import SearchOptions",
+    ]
     if isinstance(model, torch.nn.Module):
         kind = type(model)
         home = _importable(kind)

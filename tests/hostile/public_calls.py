@@ -22,6 +22,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 import ampcheck
 from ampcheck.autocast.locks.lock import LockTarget, write_lock
 from ampcheck.lab.lab import run_lab
+from ampcheck.search import SearchOptions
 
 
 class Plan:
@@ -183,7 +184,10 @@ CASES = [
     Case("assert_numerics", lambda w: ampcheck.assert_numerics(w.model, (w.x,), dtype="bfloat16")),
     Case("assert_dtypes", lambda w: ampcheck.assert_dtypes(w.model, (w.x,), {"first": "float32"}), at=1, own=True),
     Case("assert_training", lambda w: ampcheck.assert_training(w.loop(), steps=2), at=3),
-    Case("assert_amp_property", lambda w: ampcheck.assert_amp_property(w.model, inputs=_inputs(), examples=4)),
+    Case(
+        "assert_property",
+        lambda w: ampcheck.assert_property(w.model, inputs=_inputs(), compile=False, options=SearchOptions(examples=4)),
+    ),
     Case("blame", lambda w: ampcheck.blame((w.model, (w.x,)), compile=False, dtype="float16")),
     Case("observe_ops", lambda w: ampcheck.observe_ops(w.model, (w.x,), compile=False), at=1),
     Case("observe_ops emulated", lambda w: ampcheck.observe_ops(w.model, (w.x,), device="cuda", compile=False), at=1),
@@ -216,8 +220,8 @@ CASES = [
     Case("blame compiled", lambda w: ampcheck.blame((w.model, (w.x,)), dtype="bfloat16", runs=2), at=9, slow=True),
     Case("watch compiled", _block(lambda w: ampcheck.watch(w.model.compile() or w.model)), own=True, p=0.0, slow=True),
     Case(
-        "assert_amp_property compiled",
-        lambda w: ampcheck.assert_amp_property(w.model, inputs=_inputs(), examples=4, compile=True),
+        "assert_property compiled",
+        lambda w: ampcheck.assert_property(w.model, inputs=_inputs(), compile=True, options=SearchOptions(examples=4)),
         at=9,
         slow=True,
     ),
@@ -240,7 +244,7 @@ QUICK = (
     "audit forward emulated",
     "audit training",
     "audit call",
-    "assert_amp_property",
+    "assert_property",
     "guard",
     "watch training",
     "assert_graph",

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampcheck import assert_amp_property
+from ampcheck import assert_property
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.search import SearchOptions
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.ascent import climb
 from ampcheck.strategies import tensors
@@ -52,5 +53,7 @@ def test_the_steps_are_those_of_what_is_left_of_the_domain() -> None:
 @pytest.mark.parametrize(("dtype", "most"), [("float16", 1e6), ("bfloat16", 1e39)])
 def test_a_property_holds_in_a_domain_beyond_the_format(dtype: str, most: float) -> None:
     inputs = tensors(dtype, shape=2, min_value=-4, max_value=4)
-    run = assert_amp_property(lambda x: x * 0.5, inputs=inputs, domain=(-most, most), examples=5)
+    run = assert_property(
+        lambda x: x * 0.5, inputs=inputs, compile=False, options=SearchOptions(domain=(-most, most), examples=5)
+    )
     assert not run.of(Verdict.FAIL)

@@ -12,14 +12,14 @@ import torch
 
 from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example
-from ampcheck.search.evaluate import Looker
+from ampcheck.search.evaluate import Evaluator
 
 Function = Callable[..., Any]
 
 
 def kinds(function: Function, *args: torch.Tensor, dtype: torch.dtype | None = None) -> list[str]:
     arms = Arms(Subject((function, args)), dtype or args[0].dtype, native=dtype is None)
-    return [problem.kind for problem in Looker(arms).look(Example(args)).problems]
+    return [problem.kind for problem in Evaluator(arms).look(Example(args)).problems]
 
 
 @pytest.mark.parametrize(("dtype", "count"), [(torch.bfloat16, 1000), (torch.float16, 3000)], ids=str)
@@ -74,8 +74,8 @@ def test_a_shape_that_moved_data_give_as_well_is_honest(dtype: torch.dtype) -> N
         return y[y > 0.3]
 
     arms = Arms(Subject((chosen, (torch.tensor([5.0]),))), dtype)
-    looker = Looker(arms)  # the first example decides whether float64 can judge
-    assert [looker.look(Example((torch.tensor([x]),))).problems for x in (5.0, 3.0)] == [[], []]
+    evaluator = Evaluator(arms)  # the first example decides whether float64 can judge
+    assert [evaluator.look(Example((torch.tensor([x]),))).problems for x in (5.0, 3.0)] == [[], []]
 
 
 def test_a_shape_that_no_rounding_gives_fails() -> None:

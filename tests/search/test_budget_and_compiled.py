@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ampcheck import assert_amp_property
+from ampcheck import assert_property
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.search import SearchOptions
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.ascent import climb
 from ampcheck.search.compiling import Compiled
-from ampcheck.search.evaluate import Look, Looker
+from ampcheck.search.evaluate import Evaluation, Evaluator
 from ampcheck.search.stats import ACCURACY, NONFINITE, Problem
 from ampcheck.strategies import tensors
 
@@ -45,22 +46,22 @@ def test_no_step_of_gradient_ascent_begins_when_the_time_is_over() -> None:
 
 
 def test_the_search_and_making_small_take_the_seconds_and_half_of_them_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ampcheck.search import loop as hunt
+    from ampcheck.search import loop
 
     clock = Clock()
-    monkeypatch.setattr(hunt, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock))
     looks: list[float] = []
 
-    def look(self: Looker, example: Example) -> Look:
+    def look(self: Evaluator, example: Example) -> Evaluation:
         """A second problem is come upon while the first is made small, and would have its own half."""
         looks.append(clock.now)
         kind = ACCURACY if clock.now > 55 else NONFINITE
-        return Look([Problem(kind)] if clock.now > 35 else [], elements=1)
+        return Evaluation([Problem(kind)] if clock.now > 35 else [], elements=1)
 
-    monkeypatch.setattr(Looker, "look", look)
+    monkeypatch.setattr(Evaluator, "look", look)
     arms = Arms(Subject((torch.relu, (torch.ones(1),))), torch.float16)
     inputs = tensors("float16", shape=4, max_value=100)
-    found = hunt.hunt(Looker(arms), inputs, examples=200, seconds=40, seed_=0, database=None, domain=None)
+    found = loop.search_inputs(Evaluator(arms), inputs, examples=200, seconds=40, seed_=0, database=None, domain=None)
     assert set(found.smallest) == {ACCURACY, NONFINITE}
     # The first look, which fills caches, is free, and a look that began in time may end later.
     assert 40 < max(looks) <= looks[0] + 2 + 1.5 * 40
@@ -81,17 +82,17 @@ def test_a_module_without_a_length_is_compiled_as_any_other() -> None:
 
     compiled = Compiled(arms)
     compiled._function = Lengthy()
-    assert Looker(arms, (), compiled).look(Example((torch.ones(2, 8),))).problems == []
+    assert Evaluator(arms, (), compiled).look(Example((torch.ones(2, 8),))).problems == []
     assert compiled.examples == 1
 
 
 def test_why_a_model_that_draws_is_not_compiled_is_told() -> None:
-    run = assert_amp_property(
+    run = assert_property(
         torch.nn.Dropout(0.5),
         inputs=tensors("float32", shape=3, min_value=-4, max_value=4),
         dtype="bfloat16",
         compile=True,
-        examples=3,
+        options=SearchOptions(examples=3),
     )
     found: Finding
     (found,) = (f for f in run.findings if f.check == "property-compiled")

@@ -13,12 +13,13 @@ import torch
 from textbook import TEXTBOOK
 from torch import Tensor
 
-from ampcheck import assert_amp_property
+from ampcheck import assert_property
 from ampcheck.core.run import Finding, Verdict, collect
 from ampcheck.core.subject import Subject
+from ampcheck.search import SearchOptions
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.blame import _pairs, locate
-from ampcheck.search.evaluate import Looker
+from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.remedies import remedy
 from ampcheck.search.stats import ACCURACY, INVARIANCE, NONFINITE, Problem
 from ampcheck.strategies import tensors
@@ -27,7 +28,7 @@ from ampcheck.strategies import tensors
 def op_of(function: Callable[..., Any], *args: Tensor, dtype: torch.dtype | None = None) -> str:
     """The op that is blamed for the first problem of one example."""
     arms = Arms(Subject((function, args)), dtype or args[0].dtype, native=dtype is None)
-    problem = Looker(arms).look(Example(args)).problems[0]
+    problem = Evaluator(arms).look(Example(args)).problems[0]
     return locate(arms, Example(args), problem).op.removeprefix("aten::").partition(".")[0]
 
 
@@ -117,7 +118,7 @@ def test_an_invariance_is_told_at_the_example_where_it_broke(
     function: Callable[..., Any], at: Tensor, kind: str, op: str
 ) -> None:
     arms = Arms(Subject((function, (at,))), torch.float16, native=True)
-    found = Looker(arms).look(Example((at,))).problems[0]
+    found = Evaluator(arms).look(Example((at,))).problems[0]
     assert found.kind == kind
     whole = half(0.0)  # nothing is wrong there
     values = found.index, found.low, found.wide, found.observed, found.allowed, found.roundings
@@ -167,7 +168,7 @@ def test_under_autocast_the_ops_are_matched_beside_its_casts() -> None:
 
 def broken(function: Callable[..., Any], inputs: Any) -> Finding:
     with collect() as runs, pytest.raises(AssertionError):
-        assert_amp_property(function, inputs=inputs, examples=40)
+        assert_property(function, inputs=inputs, compile=False, options=SearchOptions(examples=40))
     return runs[0].of(Verdict.FAIL)[0]
 
 

@@ -13,11 +13,11 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Subject
 from ampcheck.search import BatchOrder, Declared, Padding, Scale, Shift
 from ampcheck.search.arms import Arms, Example
-from ampcheck.search.evaluate import Look, Looker
+from ampcheck.search.evaluate import Evaluation, Evaluator
 
 
-def look(function: Callable[..., Any], x: torch.Tensor, invariance: Any) -> Look:
-    return Looker(Arms(Subject((function, (x,))), x.dtype, native=True), (invariance,)).look(Example((x,)))
+def look(function: Callable[..., Any], x: torch.Tensor, invariance: Any) -> Evaluation:
+    return Evaluator(Arms(Subject((function, (x,))), x.dtype, native=True), (invariance,)).look(Example((x,)))
 
 
 def test_a_shift_that_swallows_the_data_is_no_fault_of_the_function() -> None:
@@ -54,7 +54,7 @@ def test_an_invariance_changes_the_inputs_that_it_names_alone() -> None:
     arms = Arms(Subject((attend, (x, mask))), torch.float16, native=True)
 
     def kinds(*invariances: Any) -> list[str]:
-        return [one.kind for one in Looker(arms, invariances).look(Example((x, mask))).problems]
+        return [one.kind for one in Evaluator(arms, invariances).look(Example((x, mask))).problems]
 
     assert kinds(Shift(1.0, 1.0)) == ["invariance"]  # the mask moves as well
     assert kinds(Shift(1.0, 1.0, inputs=(0,))) == []

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
+from searches import search
 
-from ampcheck import assert_amp_property
+from ampcheck import assert_property
 from ampcheck.core.run import Finding, Verdict, collect
 from ampcheck.core.subject import Subject
+from ampcheck.search import SearchOptions
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.headroom import Headroom
 from ampcheck.strategies import tensors
@@ -29,7 +31,7 @@ def weighted(p: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 def headroom(function: Any, inputs: Any, **kwargs: Any) -> Finding:
     """What the search says of the headroom."""
-    run = assert_amp_property(function, inputs=inputs, examples=12, **kwargs)
+    run = search(function, inputs, examples=12, **kwargs)
     (found,) = (f for f in run.findings if f.check == "headroom")
     return found
 
@@ -104,14 +106,16 @@ def test_of_several_inputs_each_climbs_within_what_was_drawn_for_it() -> None:
         tensors("float16", shape=1, min_value=0.25, max_value=0.75),
         tensors("float16", shape=1, min_value=-200, max_value=200),
     )
-    assert_amp_property(weighted, inputs=inputs, examples=12, domain=(-200.0, 200.0))
+    assert_property(weighted, inputs=inputs, compile=False, options=SearchOptions(examples=12, domain=(-200.0, 200.0)))
     assert max(LARGEST) <= 0.75 * (1 + 2**-6)  # judges move inputs by a few roundings
 
 
 def test_what_was_found_beyond_the_strategy_names_the_domain() -> None:
     inputs = tensors("float16", shape=1, min_value=-1, max_value=1)
     with collect() as runs, pytest.raises(AssertionError):
-        assert_amp_property(lambda x: x * x, inputs=inputs, examples=12, domain=(-1000.0, 1000.0))
+        assert_property(
+            lambda x: x * x, inputs=inputs, compile=False, options=SearchOptions(examples=12, domain=(-1000.0, 1000.0))
+        )
     (failed,) = runs[0].of(Verdict.FAIL)
     assert "by gradient ascent within |x| <= 1000, the declared domain, after" in failed.message
     assert f"after {runs[0].coverage.seen['examples']} of 12 examples" in failed.message

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import nn
 
-from ampcheck import assert_amp_property
+from ampcheck import assert_property
+from ampcheck.search import SearchOptions
 from ampcheck.strategies import heavy_tails, shapes, tensors, token_batches, values
 
 FORMATS = ("float16", "bfloat16")
@@ -82,14 +83,14 @@ MATRICES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_stable_function_passes(name: str, fmt: str) -> None:
     inputs = tensors(fmt, shape=shapes(max_dims=2), min_value=-20, max_value=20)
-    assert not assert_amp_property(FUNCTIONS[name], inputs=inputs, examples=60).failed
+    assert not assert_property(FUNCTIONS[name], inputs=inputs, compile=False, options=SearchOptions(examples=60)).failed
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_stable_function_of_matrices_passes(name: str, fmt: str) -> None:
     inputs = tensors(fmt, shape=(3, 4), min_value=-10, max_value=10)
-    assert not assert_amp_property(MATRICES[name], inputs=inputs, examples=60).failed
+    assert not assert_property(MATRICES[name], inputs=inputs, compile=False, options=SearchOptions(examples=60)).failed
 
 
 class Block(nn.Module):
@@ -139,7 +140,7 @@ def modules() -> dict[str, tuple[nn.Module, st.SearchStrategy[Any]]]:
 @pytest.mark.parametrize("name", modules())
 def test_a_healthy_module_passes(name: str) -> None:
     model, inputs = modules()[name]
-    run = assert_amp_property(model, inputs=inputs, examples=25)
+    run = assert_property(model, inputs=inputs, compile=False, options=SearchOptions(examples=25))
     assert not run.failed
     # Equal draws count once, and what Hypothesis draws depends on the constants in the modules that are loaded.
     assert run.coverage.seen["examples"] > 12

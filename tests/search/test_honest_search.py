@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from searches import search
 
-from ampcheck import assert_amp_property
 from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.core.subject import Subject
 from ampcheck.search import BatchOrder, Scale, Shift
 from ampcheck.search.arms import Arms, Example
-from ampcheck.search.evaluate import Looker
+from ampcheck.search.evaluate import Evaluator
 from ampcheck.strategies import tensors
 
 HALF = tensors("float16", shape=3, min_value=-4, max_value=4)
@@ -28,7 +28,7 @@ FLOAT = tensors("float32", shape=3, min_value=-4, max_value=4)
 def searched(model: Callable[..., Any], inputs: Any = HALF, examples: int = 80, **options: Any) -> Run:
     """The run of a search, whatever came out."""
     with collect() as runs, suppress(AssertionError):
-        assert_amp_property(model, inputs=inputs, examples=examples, **options)
+        search(model, inputs, examples=examples, **options)
     return runs[0]
 
 
@@ -98,14 +98,14 @@ def test_integers_are_held_to_an_invariance_too(model: Callable[..., Any], invar
 
 def test_a_change_that_makes_numbers_equal_tells_nothing() -> None:
     x = torch.tensor([1e-20, 3e-20, 9e-20], dtype=torch.bfloat16)
-    looker = Looker(
+    evaluator = Evaluator(
         Arms(Subject((torch.nn.functional.softmax, (x, -1))), x.dtype, native=True), (Shift(1.0), BatchOrder())
     )
-    standardised = Looker(Arms(Subject((lambda x: x / x.std(), (x,))), x.dtype, native=True), (Shift(1.0),))
-    assert looker.look(Example((x, -1))).problems == []
+    standardised = Evaluator(Arms(Subject((lambda x: x / x.std(), (x,))), x.dtype, native=True), (Shift(1.0),))
+    assert evaluator.look(Example((x, -1))).problems == []
     assert "invariance" not in [one.kind for one in standardised.look(Example((x,))).problems]
     assert not standardised.held_against
-    assert not looker.held_against["shift by 1"]
+    assert not evaluator.held_against["shift by 1"]
 
 
 def test_a_shift_that_always_swallows_the_data_is_no_evidence_of_an_invariance() -> None:
@@ -139,8 +139,8 @@ def test_a_quantiser_with_a_scale_of_its_own_is_honest() -> None:
 
     generator = torch.Generator().manual_seed(0)
     drawn = [(torch.rand(3, 8, generator=generator) * 200 - 100).half() for _ in range(400)]
-    looker = Looker(Arms(Subject((quantised, (drawn[0],))), torch.float16, native=True))
-    assert [problem for x in drawn for problem in looker.look(Example((x,))).problems] == []
+    evaluator = Evaluator(Arms(Subject((quantised, (drawn[0],))), torch.float16, native=True))
+    assert [problem for x in drawn for problem in evaluator.look(Example((x,))).problems] == []
 
 
 def test_a_norm_of_one_subnormal_number_is_honest_wherever_it_stands() -> None:
@@ -148,7 +148,7 @@ def test_a_norm_of_one_subnormal_number_is_honest_wherever_it_stands() -> None:
         x = torch.zeros(24, dtype=torch.float16)
         x[place] = -6e-7
         arms = Arms(Subject((torch.nn.functional.instance_norm, (x.view(2, 4, 3),))), torch.float16, native=True)
-        assert Looker(arms).look(Example((x.view(2, 4, 3),))).problems == []
+        assert Evaluator(arms).look(Example((x.view(2, 4, 3),))).problems == []
 
 
 def test_the_seconds_are_kept_while_a_failure_is_made_smaller() -> None:

@@ -10,12 +10,12 @@ import torch
 
 from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example
-from ampcheck.search.evaluate import Looker
+from ampcheck.search.evaluate import Evaluator
 
 
 def kinds(function: Callable[..., Any], x: torch.Tensor, dtype: torch.dtype | None = None) -> list[str]:
     arms = Arms(Subject((function, (x,))), dtype or x.dtype, native=dtype is None)
-    return [problem.kind for problem in Looker(arms).look(Example((x,))).problems]
+    return [problem.kind for problem in Evaluator(arms).look(Example((x,))).problems]
 
 
 def softmax_in_half(x: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
+from searches import search
 
-from ampcheck import UsageError, assert_amp_property
+from ampcheck import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, collect
 from ampcheck.search import BatchOrder
 from ampcheck.search.checks import check_property
@@ -25,7 +26,7 @@ NARROW = tensors("float16", shape=3, min_value=-4, max_value=4)
 def run_of(*args: Any, **kwargs: Any) -> Run:
     """The run of a search, whatever its verdict."""
     with collect() as runs, suppress(AssertionError):
-        assert_amp_property(*args, **{"examples": 8, **kwargs})
+        search(*args, **{"examples": 8, **kwargs})
     return runs[0]
 
 
@@ -98,11 +99,11 @@ def test_a_kernel_that_this_machine_lacks_says_nothing_about_the_model(model: An
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"domain": 10}, "domain is"),
-        ({"domain": ("a", "b")}, "domain is"),
-        ({"domain": (0.0, float("inf"))}, "domain is"),
-        ({"examples": "many"}, "at least one example"),
-        ({"seconds": "long"}, "some seconds"),
+        ({"domain": 10}, "domain must be"),
+        ({"domain": ("a", "b")}, "domain must be"),
+        ({"domain": (0.0, float("inf"))}, "domain must be"),
+        ({"examples": "many"}, "examples must be a whole number"),
+        ({"seconds": "long"}, "seconds must be a number"),
         ({"seed": "x"}, "seed must be"),
         ({"invariances": BatchOrder()}, "invariances must be"),
         ({"invariances": (BatchOrder,)}, "an invariance must be"),
@@ -116,7 +117,7 @@ def test_wrong_input_is_refused_before_the_search(arguments: dict[str, Any], tol
         raise AssertionError("the search began")
 
     with pytest.raises(UsageError, match=told) as caught:
-        assert_amp_property(never, inputs=NARROW, **arguments)
+        search(never, NARROW, **arguments)
     assert "\n" not in str(caught.value)
 
 

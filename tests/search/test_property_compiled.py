@@ -9,12 +9,13 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InvalidCxxCompiler
 
-from ampcheck import assert_amp_property
+from ampcheck import assert_property
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.search import SearchOptions
 from ampcheck.search.arms import Arms, Example
 from ampcheck.search.compiling import KINDS, Compiled
-from ampcheck.search.evaluate import Looker
+from ampcheck.search.evaluate import Evaluator
 from ampcheck.strategies import tensors
 
 
@@ -22,17 +23,17 @@ def smooth(x: torch.Tensor) -> torch.Tensor:
     return torch.sigmoid(x) * x
 
 
-def looker(function: Any, replaced: Any) -> tuple[Looker, Compiled]:
-    """A looker whose compiled code is `replaced`."""
+def evaluator(function: Any, replaced: Any) -> tuple[Evaluator, Compiled]:
+    """A evaluator whose compiled code is `replaced`."""
     arms = Arms(Subject((function, (torch.zeros(2, dtype=torch.float16),))), torch.float16, native=True)
     compiled = Compiled(arms)
     compiled._function = replaced
-    return Looker(arms, (), compiled), compiled
+    return Evaluator(arms, (), compiled), compiled
 
 
 def test_compiled_code_that_is_right_passes_and_is_compiled_for_a_few_shapes() -> None:
     inputs = tensors("float16", shape=3, min_value=-4, max_value=4)
-    run = assert_amp_property(smooth, inputs=inputs, compile=True, examples=10)
+    run = assert_property(smooth, inputs=inputs, compile=True, options=SearchOptions(examples=10))
     (found,) = (f for f in run.findings if f.check == "property-compiled")
     if found.verdict is Verdict.SKIP:
         pytest.skip(found.message)
@@ -40,7 +41,7 @@ def test_compiled_code_that_is_right_passes_and_is_compiled_for_a_few_shapes() -
 
 
 def test_compiled_code_that_is_worse_than_eager_mode_fails() -> None:
-    judge, _ = looker(smooth, lambda x: smooth(x) * 1.1)
+    judge, _ = evaluator(smooth, lambda x: smooth(x) * 1.1)
     (problem,) = judge.look(Example((torch.tensor([1.0, 2.0], dtype=torch.float16),))).problems
     assert (problem.kind, problem.detail) == ("compiled", "accuracy")
 
@@ -49,7 +50,7 @@ def test_what_eager_mode_gets_wrong_too_is_no_finding_about_compiled_code() -> N
     def offset(x: torch.Tensor) -> torch.Tensor:
         return (x + 2048) - 2048
 
-    judge, _ = looker(offset, offset)
+    judge, _ = evaluator(offset, offset)
     (problem,) = judge.look(Example((torch.tensor([0.3, 0.2], dtype=torch.float16),))).problems
     assert problem.kind == "accuracy"
 
@@ -58,7 +59,7 @@ def test_an_exception_of_compiled_code_alone_fails() -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("lowering failed")
 
-    judge, _ = looker(smooth, broken)
+    judge, _ = evaluator(smooth, broken)
     (problem,) = judge.look(Example((torch.ones(2, dtype=torch.float16),))).problems
     assert problem.kind == "compiled"
     assert "lowering failed" in problem.detail
@@ -68,13 +69,13 @@ def test_for_want_of_a_compiler_nothing_is_judged_and_the_reason_kept() -> None:
     def missing(x: torch.Tensor) -> torch.Tensor:
         raise BackendCompilerFailed(torch.compile, InvalidCxxCompiler(), None)
 
-    judge, compiled = looker(smooth, missing)
+    judge, compiled = evaluator(smooth, missing)
     assert judge.look(Example((torch.ones(2, dtype=torch.float16),))).problems == []
     assert "C++ compiler" in compiled.missing
 
 
 def test_kinds_of_shapes_beyond_the_first_few_are_counted() -> None:
-    judge, compiled = looker(smooth, smooth)
+    judge, compiled = evaluator(smooth, smooth)
     for dims in range(KINDS + 2):
         judge.look(Example((torch.ones((2,) * dims, dtype=torch.float16),)))
     assert (compiled.examples, compiled.left_out) == (KINDS, 2)

@@ -1,4 +1,4 @@
-"""`assert_amp_property`: what it takes, what it says, and that the same seed says it again."""
+"""`assert_property`: what it takes, what it says, and that the same seed says it again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
+from searches import search
 from textbook import softmax, stable_softmax
 
 import ampcheck
-from ampcheck import UsageError, assert_amp_property
+from ampcheck import UsageError, assert_property
 from ampcheck.core.run import Run, Verdict, collect
-from ampcheck.search import BatchOrder, Declared, Padding, Scale, Shift
+from ampcheck.search import BatchOrder, Declared, Padding, Scale, SearchOptions, Shift
 from ampcheck.strategies import tensors
 
 WIDE = tensors("float16", shape=4, min_value=-100, max_value=100)
@@ -28,7 +29,7 @@ NARROW = tensors("float16", shape=3, min_value=-4, max_value=4)
 def failing(*args: Any, **kwargs: Any) -> Run:
     """The run of a search that must fail."""
     with collect() as runs, pytest.raises(AssertionError):
-        assert_amp_property(*args, **kwargs)
+        search(*args, **kwargs)
     return runs[0]
 
 
@@ -46,7 +47,7 @@ def test_a_failure_says_what_was_required_what_came_out_where_and_how_to_see_it_
 
 
 def test_a_pass_says_how_much_was_looked_at() -> None:
-    run = assert_amp_property(stable_softmax, inputs=WIDE, examples=40)
+    run = assert_property(stable_softmax, inputs=WIDE, compile=False, options=SearchOptions(examples=40))
     assert {f.check: f.verdict for f in run.findings} == dict.fromkeys(
         ("property-finite", "property-accuracy", "headroom", "coverage"), Verdict.PASS
     )
@@ -64,11 +65,16 @@ def test_the_same_seed_finds_the_same_and_the_random_streams_go_on_as_if_nothing
 
 
 def test_examples_bound_the_search() -> None:
-    assert assert_amp_property(torch.tanh, inputs=WIDE, examples=7).coverage.seen["examples"] <= 7
+    assert (
+        assert_property(torch.tanh, inputs=WIDE, compile=False, options=SearchOptions(examples=7)).coverage.seen[
+            "examples"
+        ]
+        <= 7
+    )
 
 
 def test_what_was_not_looked_at_for_want_of_seconds_is_told() -> None:
-    run = assert_amp_property(torch.tanh, inputs=WIDE, seconds=1e-9)
+    run = assert_property(torch.tanh, inputs=WIDE, compile=False, options=SearchOptions(seconds=1e-9))
     (coverage,) = (f for f in run.findings if f.check == "coverage")
     assert "of 200 examples, since the 1e-09 seconds were spent" in coverage.message
 
@@ -84,8 +90,11 @@ def test_nothing_looked_at_fails() -> None:
 
 def test_float32_inputs_are_judged_under_autocast_in_both_formats() -> None:
     torch.manual_seed(0)
-    run = assert_amp_property(
-        torch.nn.Linear(4, 4), inputs=tensors("float32", shape=4, max_value=9, min_value=-9), examples=10
+    run = assert_property(
+        torch.nn.Linear(4, 4),
+        inputs=tensors("float32", shape=4, max_value=9, min_value=-9),
+        compile=False,
+        options=SearchOptions(examples=10),
     )
     assert {f.subject for f in run.findings} == {"Linear [float16, eager]", "Linear [bfloat16, eager]"}
 
@@ -93,12 +102,13 @@ def test_float32_inputs_are_judged_under_autocast_in_both_formats() -> None:
 def test_another_devices_policy_is_emulated() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device, and uses it")
-    run = assert_amp_property(
+    run = assert_property(
         torch.nn.Linear(4, 4),
         inputs=tensors("float32", shape=4, max_value=9, min_value=-9),
         dtype="float16",
         device="cuda",
-        examples=5,
+        compile=False,
+        options=SearchOptions(examples=5),
     )
     assert {f.subject for f in run.findings} == {"Linear [float16, eager, cuda emulated]"}
 
@@ -107,12 +117,13 @@ def test_arguments_come_as_a_tensor_a_tuple_or_with_keywords() -> None:
     def scaled(x: torch.Tensor, y: torch.Tensor, *, by: float = 1.0) -> torch.Tensor:
         return (x + y) * by
 
-    assert_amp_property(lambda x: scaled(x, x), inputs=NARROW, examples=5)
-    assert_amp_property(scaled, inputs=st.tuples(NARROW, NARROW), examples=5)
-    assert_amp_property(
+    assert_property(lambda x: scaled(x, x), inputs=NARROW, compile=False, options=SearchOptions(examples=5))
+    assert_property(scaled, inputs=st.tuples(NARROW, NARROW), compile=False, options=SearchOptions(examples=5))
+    assert_property(
         scaled,
         inputs=st.tuples(st.tuples(NARROW), st.fixed_dictionaries({"y": NARROW, "by": st.just(0.5)})),
-        examples=5,
+        compile=False,
+        options=SearchOptions(examples=5),
     )
 
 
@@ -124,7 +135,7 @@ def test_it_works_inside_a_given_test_and_emits_its_run() -> None:
     @settings(max_examples=2, database=None, suppress_health_check=list(HealthCheck))  # nested_given is among them
     @given(st.sampled_from([torch.tanh, torch.sigmoid]))
     def inner(function: Any) -> None:
-        seen.append(assert_amp_property(function, inputs=NARROW, examples=3))
+        seen.append(assert_property(function, inputs=NARROW, compile=False, options=SearchOptions(examples=3)))
 
     with collect() as runs:
         inner()
@@ -157,8 +168,11 @@ class Square(torch.nn.Module):
 
 
 def test_the_headroom_that_is_left_is_told_with_the_module() -> None:
-    run = assert_amp_property(
-        Growing(412.0), inputs=tensors("float16", shape=3, min_value=-10, max_value=10), domain=(-10, 10)
+    run = assert_property(
+        Growing(412.0),
+        inputs=tensors("float16", shape=3, min_value=-10, max_value=10),
+        compile=False,
+        options=SearchOptions(domain=(-10, 10)),
     )
     (found,) = (f for f in run.findings if f.check == "headroom")
     assert found.verdict is Verdict.WARN
@@ -180,7 +194,7 @@ def test_gradient_ascent_climbs_to_an_overflow_that_drawing_misses_and_makes_it_
     (finding,) = run.of(Verdict.FAIL)
     assert finding.check == "property-finite"
     assert "element 0 of the output is inf" in finding.message
-    assert not assert_amp_property(product, inputs=inputs, examples=20).failed
+    assert not assert_property(product, inputs=inputs, compile=False, options=SearchOptions(examples=20)).failed
 
 
 # Invariances ------------------------------------------------------------------------------------------------------
@@ -198,7 +212,9 @@ def test_gradient_ascent_climbs_to_an_overflow_that_drawing_misses_and_makes_it_
     ids="shift order scale padding own".split(),
 )
 def test_an_invariance_that_holds_passes(function: Any, invariance: Any) -> None:
-    run = assert_amp_property(function, inputs=NARROW, invariances=(invariance,), examples=15)
+    run = assert_property(
+        function, inputs=NARROW, invariances=(invariance,), compile=False, options=SearchOptions(examples=15)
+    )
     (found,) = (f for f in run.findings if f.check == "property-invariance")
     assert found.verdict is Verdict.PASS
     assert invariance.name in found.message
@@ -272,20 +288,20 @@ def test_what_cannot_be_named_in_a_file_is_told(tmp_path: Path) -> None:
         ({"model": 3}, "needs a module or a function"),
         ({"inputs": torch.zeros(3)}, "must be a Hypothesis strategy"),
         ({"inputs": st.nothing()}, "can draw from"),
-        ({"dtype": "float64"}, "judges float16 and bfloat16"),
+        ({"dtype": "float64"}, "must be one of float16, bfloat16"),
         ({"dtype": "bfloat16"}, "judged in that alone"),
         ({"domain": (1.0, 1.0)}, "low < high"),
-        ({"examples": 0}, "at least one example"),
-        ({"seconds": math.nan}, "some seconds"),
+        ({"examples": 0}, "examples must be a whole number"),
+        ({"seconds": math.nan}, "seconds must be"),
         ({"device": "abacus"}, "'abacus'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_input_is_refused_in_one_sentence(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told) as caught:
-        assert_amp_property(**{"model": torch.tanh, "inputs": NARROW, **arguments})
+        search(**{"model": torch.tanh, "inputs": NARROW, **arguments})
     assert "\n" not in str(caught.value)
 
 
 def test_the_name_is_public() -> None:
-    assert ampcheck.assert_amp_property is assert_amp_property
+    assert ampcheck.assert_property is assert_property

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ampcheck import assert_amp_property
-from ampcheck.search import BatchOrder, Padding, Scale, Shift
+from ampcheck import assert_property
+from ampcheck.search import BatchOrder, Padding, Scale, SearchOptions, Shift
 from ampcheck.search.reproduce import _declared
 from ampcheck.strategies import tensors
 
@@ -30,7 +30,13 @@ def test_a_padding_by_minus_infinity_is_written_so_that_it_runs(
     inputs = tensors("float16", shape=3, min_value=-4, max_value=4)
     try:
         with pytest.raises(AssertionError, match="shift by 12"):
-            assert_amp_property(model, inputs=inputs, invariances=declared, examples=5, reproduce=tmp_path / "found")
+            assert_property(
+                model,
+                inputs=inputs,
+                invariances=declared,
+                compile=False,
+                options=SearchOptions(examples=5, reproduce=tmp_path / "found"),
+            )
         (written,) = (tmp_path / "found").glob("test_*.py")
         assert "Padding(" in written.read_text()
         (test,) = (value for name, value in runpy.run_path(str(written)).items() if name.startswith("test_"))

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
 from ampcheck.search.arms import Arms, Example, as_example
-from ampcheck.search.evaluate import Look, Looker
+from ampcheck.search.evaluate import Evaluation, Evaluator
 from ampcheck.strategies import shapes, tensors
 
 FORMATS = ("float16", "bfloat16")
 Function = Callable[..., Any]
 
 
-def look(function: Function, *args: torch.Tensor, dtype: torch.dtype | None = None) -> Look:
+def look(function: Function, *args: torch.Tensor, dtype: torch.dtype | None = None) -> Evaluation:
     arms = Arms(Subject((function, args)), dtype or args[0].dtype, native=dtype is None)
-    return Looker(arms).look(Example(args))
+    return Evaluator(arms).look(Example(args))
 
 
 def kinds(function: Function, *args: torch.Tensor, dtype: torch.dtype | None = None) -> list[str]:
@@ -130,10 +130,10 @@ def test_an_example_that_float32_refuses_is_outside_the_domain() -> None:
         return x
 
     arms = Arms(Subject((picky, (torch.zeros(1),))), torch.float16)
-    looker = Looker(arms)
-    assert "at least three" in looker.look(as_example(torch.zeros(1))).outside
-    assert looker.look(as_example(torch.zeros(3))).outside == ""
-    assert "at least three" in looker.look(as_example(torch.zeros(2))).outside
+    evaluator = Evaluator(arms)
+    assert "at least three" in evaluator.look(as_example(torch.zeros(1))).outside
+    assert evaluator.look(as_example(torch.zeros(3))).outside == ""
+    assert "at least three" in evaluator.look(as_example(torch.zeros(2))).outside
 
 
 def test_a_model_that_raises_in_low_precision_alone_fails() -> None:

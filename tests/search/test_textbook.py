@@ -9,7 +9,7 @@ import pytest
 import torch
 from textbook import FORMATS, TEXTBOOK
 
-from ampcheck import assert_amp_property
+from ampcheck import assert_property
 from ampcheck.core.run import Verdict, collect
 from ampcheck.torchtools.pytree import tensors
 
@@ -27,7 +27,7 @@ def smallest_input(message: str) -> Any:
 def test_a_breaking_input_of_one_or_two_elements_is_found(name: str, fmt: str) -> None:
     case = TEXTBOOK[name]
     with collect() as runs, pytest.raises(AssertionError):
-        assert_amp_property(case.naive, inputs=case.inputs(fmt))
+        assert_property(case.naive, inputs=case.inputs(fmt), compile=False)
     failures = runs[0].of(Verdict.FAIL)
     examples = [smallest_input(finding.message) for finding in failures]
     assert min(max(t.numel() for _, t in tensors(example)) for example in examples) <= 2
@@ -37,7 +37,7 @@ def test_a_breaking_input_of_one_or_two_elements_is_found(name: str, fmt: str) -
 @pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_none_is_found_for_the_stable_form(name: str, fmt: str) -> None:
     case = TEXTBOOK[name]
-    run = assert_amp_property(case.stable, inputs=case.inputs(fmt))
+    run = assert_property(case.stable, inputs=case.inputs(fmt), compile=False)
     assert not run.failed
     assert 50 <= run.coverage.seen["examples"] <= 200
 
@@ -46,7 +46,7 @@ def test_none_is_found_for_the_stable_form(name: str, fmt: str) -> None:
 def test_what_is_found_fails_again_by_itself(fmt: str) -> None:
     case = TEXTBOOK["softmax"]
     with collect() as runs, pytest.raises(AssertionError):
-        assert_amp_property(case.naive, inputs=case.inputs(fmt))
+        assert_property(case.naive, inputs=case.inputs(fmt), compile=False)
     example = smallest_input(runs[0].of(Verdict.FAIL)[0].message)
     assert not bool(case.naive(example).isfinite().all())
     assert bool(case.stable(example).isfinite().all())
