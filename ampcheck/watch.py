@@ -13,7 +13,7 @@ import torch
 from ampcheck.autocast.guards.guard import GUARD_CHECKS, GuardWatch, guard_run
 from ampcheck.autocast.guards.records import GuardStats
 from ampcheck.catalog.numerics import COVERAGE
-from ampcheck.compiled.graph.judge import GraphObservation
+from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.compiled.graph.records import GraphStats
 from ampcheck.core.arguments import parse_choice, parse_flag, parse_integer, parse_names
 from ampcheck.core.environment import environment
@@ -220,7 +220,7 @@ def watched(
 
 def _sort(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], Any]:
     """The model, the optimizers and the scaler among the objects."""
-    models, optimizers, scalers = [], list[Any](), list[Any]()
+    models, optimizers, scalers = list[Any](), list[Any](), list[Any]()
     for item in objects:
         if item is None:
             continue

@@ -11,7 +11,7 @@ from torch import nn
 
 import ampcheck
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Run, Verdict
+from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.torchtools import dynamo
 
 
@@ -35,12 +35,12 @@ def loop() -> tuple[Run, list[torch.Tensor]]:
     model = Loud()
     compiled = torch.compile(model)
     losses: list[torch.Tensor] = []
-    with ampcheck.watch(compiled, every=3, name="loud") as seen:
+    with ampcheck.watch(compiled, every=3, name="loud", raises=False) as seen:
         for number in range(6):
             with torch.autocast("cpu", torch.float16):
                 out = compiled(torch.full((2, 4), 100.0 if number == 3 else 0.1))
             losses.append(out.detach().float().mean())
-    return seen.run(), losses
+    return seen.run, losses
 
 
 def test_what_overflows_in_a_users_loop_is_found_at_its_call_module_and_line(
@@ -64,23 +64,20 @@ def test_the_run_says_how_much_was_looked_at(loop: tuple[Run, list[torch.Tensor]
     assert "loud" in run.title
 
 
-def test_verify_raises_what_failed() -> None:
+def test_leaving_the_block_raises_what_failed() -> None:
     compiled = torch.compile(lambda x: (x * 7).to(torch.float16))
-    with ampcheck.watch(compiled) as seen:
+    with pytest.raises(AssertionError, match="finite values must stay finite"), ampcheck.watch(compiled):
         compiled(torch.tensor([1e5]))
-
-    with pytest.raises(AssertionError, match="finite values must stay finite"):
-        seen.verify()
 
 
 def test_the_statistics_can_be_asked_for_inside_the_block() -> None:
     compiled = torch.compile(lambda x: (x * 7).to(torch.float16))
     with ampcheck.watch(compiled) as seen:
         compiled(torch.tensor([1.0]))
-        assert seen.stats().measured == 1
+        assert seen.stats.values.measured == 1
         compiled(torch.tensor([2.0]))
-        assert seen.stats().measured == 2
-    assert seen.stats().sites[0].amax == 14.0
+        assert seen.stats.values.measured == 2
+    assert seen.stats.values.sites[0].amax == 14.0
 
 
 def test_a_model_that_was_compiled_and_called_before_is_watched_all_the_same() -> None:
@@ -90,27 +87,89 @@ def test_a_model_that_was_compiled_and_called_before_is_watched_all_the_same() -
     with ampcheck.watch(compiled) as seen:
         compiled(torch.tensor([2.0]))
 
-    assert seen.stats().measured == 1
+    assert seen.stats.values.measured == 1
 
 
-def test_a_model_that_is_not_compiled_is_a_failure_of_coverage_not_a_pass() -> None:
+def test_an_eager_model_is_watched_op_by_op_with_its_modules() -> None:
     model = Loud()
-    with ampcheck.watch(model) as seen:
-        model(torch.ones(2, 4))
+    with ampcheck.watch(model, raises=False) as seen, torch.autocast("cpu", torch.float16):
+        model(torch.full((2, 4), 100.0))
 
-    (finding,) = seen.run().findings
-    assert (finding.check, finding.verdict) == ("coverage", Verdict.FAIL)
+    overflow = next(finding for finding in seen.run.of(Verdict.FAIL) if finding.check == "overflow")
+    assert overflow.where.module == "second"
+    assert seen.stats.ops is not None
+    assert seen.stats.values is None
 
 
-def test_a_compiled_model_that_rounds_nothing_to_16_bits_is_no_pass_either() -> None:
+def test_a_compiled_model_that_rounds_nothing_to_16_bits_is_no_pass() -> None:
     torch.compiler.reset()
     compiled = torch.compile(torch.nn.Linear(4, 4))
-    with ampcheck.watch(compiled) as seen:
+    with ampcheck.watch(compiled, raises=False) as seen:
         compiled(torch.ones(2, 4))
 
-    (finding,) = seen.run().findings
+    (finding,) = seen.run.findings
     assert (finding.check, finding.verdict) == ("coverage", Verdict.FAIL)
     assert "level='all'" in finding.hint
+
+
+def test_without_objects_ops_and_the_use_of_autocast_are_watched() -> None:
+    with pytest.raises(AssertionError, match="overflow"), ampcheck.watch():
+        torch.full((4,), 300.0, dtype=torch.float16).square()
+    weight = torch.ones(4, 4, requires_grad=True)
+    with pytest.raises(AssertionError, match="autocast-scope"), ampcheck.watch():
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.mm(weight, weight).float().sum().backward()
+
+
+def test_named_checks_select_what_is_watched_and_reported() -> None:
+    with ampcheck.watch(checks=["autocast-scope"], raises=False) as seen:
+        torch.full((4,), 300.0, dtype=torch.float16).square()
+    assert seen.stats.ops is None
+    assert {finding.check for finding in seen.run.findings} <= {"autocast-scope", "coverage"}
+
+
+def test_graph_checks_are_watched_where_they_are_named() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    torch.compiler.reset()
+    compiled = torch.compile(broken)
+    with pytest.raises(AssertionError, match="graph-break"), ampcheck.watch(checks="graph-break"):
+        compiled(torch.ones(3))
+
+
+def test_a_block_in_which_nothing_runs_is_no_pass() -> None:
+    with pytest.raises(AssertionError, match="coverage"), ampcheck.watch():
+        pass
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_the_run_is_emitted_once_also_when_the_block_raises(raises: bool) -> None:
+    with collect() as runs, pytest.raises(ZeroDivisionError), ampcheck.watch(raises=raises):
+        torch.ones(2).add(1)
+        raise ZeroDivisionError
+    assert len(runs) == 1
+
+
+def test_the_loss_of_a_step_needs_an_optimizer() -> None:
+    with ampcheck.watch(Loud(), raises=False) as seen, pytest.raises(UsageError, match="needs a watched optimizer"):
+        seen.step(1.0)
+
+
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        ((Loud(), Loud()), "found 2 models"),
+        ((Loud(), torch.amp.GradScaler("cpu")), "pass the optimizer"),
+        ((3,), "found int"),
+    ],
+    ids=["two models", "scaler alone", "number"],
+)
+def test_objects_that_cannot_be_watched_are_refused(objects: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ampcheck.watch(*objects)
 
 
 def test_an_exception_of_the_loop_comes_through() -> None:
@@ -119,30 +178,27 @@ def test_an_exception_of_the_loop_comes_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("settings", "message"),
     [
         ({"level": "bits"}, "casts, ops, all"),
         ({"every": 0}, "1 or more"),
         ({"every": 2.5}, "1 or more"),
         ({"every": True}, "1 or more"),
+        ({"raises": 1}, "True or False"),
+        ({"checks": ["resume"]}, "checks must be one of"),
     ],
     ids=str,
 )
-def test_bad_settings_are_told_with_what_is_valid(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told), ampcheck.watch(Loud(), **given):
-        pass
-
-
-def test_what_cannot_be_called_cannot_be_watched() -> None:
-    with pytest.raises(UsageError, match="found int"), ampcheck.watch(3):
-        pass
+def test_bad_settings_are_refused_with_the_valid_ones(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ampcheck.watch(Loud(), **settings)
 
 
 def test_watching_leaves_no_trace_in_the_compiler() -> None:
     from torch._inductor import compile_fx
 
     entry = compile_fx.compile_fx
-    with ampcheck.watch(torch.compile(Loud())):
+    with ampcheck.watch(torch.compile(Loud()), raises=False):
         assert compile_fx.compile_fx is not entry
     assert compile_fx.compile_fx is entry
     assert dynamo.unsupported() == ""

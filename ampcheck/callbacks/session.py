@@ -10,7 +10,7 @@ from typing import Any
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Run, Verdict, describe, emit, verify
 from ampcheck.report.html import write_html
-from ampcheck.watch import SeenTraining, require_settings, watch
+from ampcheck.watch import Watched, watched
 
 Path = str | os.PathLike[str]
 
@@ -33,11 +33,10 @@ class Session:
         json: Path | None = None,
         html: Path | None = None,
     ) -> None:
-        require_settings(every, level)
         self._settings: dict[str, Any] = {"every": every, "level": level, "name": name, "limits": limits}
         self._raises, self._json, self._html = raises, json, html
         self._stack: ExitStack | None = None
-        self.seen: SeenTraining | None = None
+        self.seen: Watched | None = None
         self.run: Run | None = None
 
     @property
@@ -49,7 +48,7 @@ class Session:
         """Begin to watch; what an earlier training left open ends first."""
         self.leave()
         stack = ExitStack()
-        self.seen = stack.enter_context(watch(model, optimizer, scaler, **self._settings))
+        self.seen = stack.enter_context(watched(model, optimizer, scaler, **self._settings))
         self._stack = stack
 
     def step(self, loss: Any) -> None:
@@ -62,7 +61,7 @@ class Session:
         if self._stack is not None and self.seen is not None:
             stack, self._stack = self._stack, None
             stack.close()
-            self.run = self.seen.run()
+            self.run = self.seen.run
         return self.run
 
     def report(self, *, writes: bool = True, raises: bool = True) -> None:

@@ -170,7 +170,7 @@ def bits_tables(rows: Sequence[Anatomy]) -> tuple[Table, ...]:
         by_name.setdefault(row.value, []).append(row)
     note = "As stored: the exponent is biased, and the mantissa lacks its leading one."
     columns = ("format", "sign", "exponent", "mantissa")
-    tables = []
+    tables: list[Table] = []
     for name, own in by_name.items():
         cells = [(row.format, row.sign, row.exponent, _grouped(row.mantissa)) for row in own]
         tables.append(Table(f"The bits of {name}", columns, cells, check=CHECK.slug, note="" if tables else note))

@@ -87,7 +87,8 @@ def watched(item: pytest.Item, asked: Asked) -> Iterator[None]:
 
             stack.enter_context(emulate(asked.device))
         if asked.checks is not None:
-            from ampcheck.audit import observe
+            from ampcheck.numerics.checks import OBSERVABLE
+            from ampcheck.watch import watch
 
-            stack.enter_context(observe(asked.checks, item.nodeid))
+            stack.enter_context(watch(checks=asked.checks or OBSERVABLE, name=item.nodeid))
         yield

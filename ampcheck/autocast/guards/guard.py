@@ -127,6 +127,14 @@ class Watch:
         return found
 
 
+GuardWatch = Watch
+
+
+def guard_run(stats: GuardStats, watch: Watch) -> Run:
+    """The run of a watched block."""
+    return _report(stats, watch)
+
+
 class Guard:
     """What a guarded block gets: `run` holds the findings once the block is left."""
 
@@ -193,7 +201,12 @@ def chosen(checks: Collection[str] | None) -> tuple[str, ...]:
 
 
 def _run(watch: Watch, subject: str, unexplained: BaseException | None = None, *, must_run: bool = False) -> Run:
-    stats = watch.stats(subject)
+    return _report(watch.stats(subject), watch, unexplained, must_run=must_run)
+
+
+def _report(
+    stats: GuardStats, watch: Watch, unexplained: BaseException | None = None, *, must_run: bool = False
+) -> Run:
     findings = check_guard(stats, watch.checks)
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         if unexplained is not None:
@@ -206,7 +219,7 @@ def _run(watch: Watch, subject: str, unexplained: BaseException | None = None, *
     unseen = dict(stats.unseen)
     if stats.raised is not None:
         unseen[f"what comes after the {stats.raised.kind}"] = 1
-    return Run(environment(), tuple(findings), Coverage(stats.counts, unseen), title=f"guard of {subject}")
+    return Run(environment(), tuple(findings), Coverage(stats.counts, unseen), title=f"guard of {stats.subject}")
 
 
 def _reset_dynamo() -> None:

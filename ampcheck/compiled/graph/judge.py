@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -161,6 +162,42 @@ def measure_graph(
     if stats.breaks and blocks.plain:
         stats = replace(stats, elsewhere=elsewhere(subject, device, dtype))
     return replace(stats, modes=count_modes(subject, device)) if modes and blocks.plain else stats
+
+
+class GraphObservation:
+    """A context that records what compiled code does while a block runs; `stats` is complete when the block ends."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self.stats: GraphStats | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> GraphObservation:
+        if why := untold():
+            self.stats = GraphStats(self._subject, untold=why)
+            return self
+        self._noting = Noting(fresh=False)
+        self._noting.notes.stage = WARM  # no call is known as the first
+        with ExitStack() as stack:
+            stack.enter_context(self._noting.trace())
+            self._noting.children = stack.enter_context(watched_children())
+            stack.enter_context(self._noting.calls_counted({}, frozenset()))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if self.stats is None:
+            ended = Ended()
+            ended.error = None if error is None or is_for_the_runner(error) else error
+            self.stats = self._noting.stats(self._subject, ended, device=_best("cpu"), warm=False)
+
+
+def graph_run(stats: GraphStats) -> Run:
+    """The findings about an observed block."""
+    return _run(stats, 0, 0)
 
 
 class Observed:
