@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.files import conflict_in
+from ampcheck.core.json_files import conflict_in
 
 _LARGEST = sys.float_info.max
 

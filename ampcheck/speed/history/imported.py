@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.files import read_json
+from ampcheck.core.json_files import read_json
 from ampcheck.core.run import Scalar
 from ampcheck.speed.history.lines import append_points, load
 from ampcheck.speed.history.points import Note, Point, Times, record_from_dict

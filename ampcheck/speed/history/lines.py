@@ -20,7 +20,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.files import conflict_in, locked, parse_json, tag_nonfinite, untag_nonfinite
+from ampcheck.core.file_lock import locked
+from ampcheck.core.json_files import conflict_in, parse_json, tag_nonfinite, untag_nonfinite
 from ampcheck.speed.fingerprint import key_of
 from ampcheck.speed.history.points import SCHEMA, History, Note, Point
 from ampcheck.speed.history.working_tree import commit_of
