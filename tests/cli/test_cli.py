@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ampcheck.catalog import REGISTRY
+from ampcheck.cli.explain import FACTS
 from ampcheck.cli.main import main
 from ampcheck.core import formats
 from ampcheck.core.run import Run, Verdict
@@ -353,12 +354,10 @@ def test_formats_prints_every_fact_of_every_format_whole(
     assert "…" not in done.out
     heading, *lines = done.out.splitlines()
     assert [line.split()[0] for line in lines] == list(formats.FORMATS)
-    rows = formats.table()
-    assert " ".join(heading.split()) == " ".join(rows[0])
-    for line, row in zip(lines, rows, strict=True):
-        cells = line.split()
-        assert len(cells) == len(row)
-        for cell, value in zip(cells, row.values(), strict=True):
+    assert " ".join(heading.split()) == " ".join(FACTS)
+    for line, shown in zip(lines, formats.FORMATS.values(), strict=True):
+        for cell, attribute in zip(line.split(), FACTS.values(), strict=True):
+            value = getattr(shown, attribute)
             if isinstance(value, bool):
                 assert cell == ("yes" if value else "no")
             elif isinstance(value, float):
