@@ -6,23 +6,7 @@ import argparse
 import textwrap
 
 from ampcheck.cli.output import Commands, Stdout
-from ampcheck.core.formats import FORMATS
-
-FACTS = {
-    "name": "name",
-    "bits": "bits",
-    "exponent": "exponent_bits",
-    "mantissa": "mantissa_bits",
-    "max": "max",
-    "smallest normal": "smallest_normal",
-    "smallest subnormal": "smallest_subnormal",
-    "eps": "eps",
-    "decimal digits": "decimal_digits",
-    "inf": "has_inf",
-    "nan": "has_nan",
-    "overflow": "overflow",
-}
-"""Columns of `ampcheck formats`, each with the attribute of `FloatFormat` that it shows."""
+from ampcheck.core.formats import table as table_of_formats
 
 
 def add_commands(commands: Commands) -> None:
@@ -64,10 +48,11 @@ def _formats(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in FACTS:
+    rows = table_of_formats()
+    for column in rows[0]:
         table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
-    for format_ in FORMATS.values():
-        table.add_row(*(_cell(getattr(format_, attribute)) for attribute in FACTS.values()))
+    for row in rows:
+        table.add_row(*map(_cell, row.values()))
     with Stdout() as out:
         Console(width=max(Console().width, 160)).print(table)  # a narrow terminal wraps lines; no number is cut
     return out.code()

@@ -302,3 +302,27 @@ def format_of(dtype: torch.dtype | str | FloatFormat) -> FloatFormat:
     if name not in FORMATS:
         raise UsageError(f"A floating-point format is one of {', '.join(FORMATS)}; got {dtype!r}.")
     return FORMATS[name]
+
+
+_COLUMNS = {
+    "name": "name",
+    "bits": "bits",
+    "exponent": "exponent_bits",
+    "mantissa": "mantissa_bits",
+    "max": "max",
+    "smallest normal": "smallest_normal",
+    "smallest subnormal": "smallest_subnormal",
+    "eps": "eps",
+    "decimal digits": "decimal_digits",
+    "inf": "has_inf",
+    "nan": "has_nan",
+    "overflow": "overflow",
+}
+
+
+def table() -> list[dict[str, str | int | float | bool]]:
+    """Return one row of derived facts for each format, keyed by column heading, widest format first."""
+    return [
+        {heading: getattr(format_, attribute) for heading, attribute in _COLUMNS.items()}
+        for format_ in FORMATS.values()
+    ]

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from ampcheck.catalog import REGISTRY
-from ampcheck.cli.explain import FACTS
 from ampcheck.cli.main import main
 from ampcheck.core import formats
 from ampcheck.core.run import Run, Verdict
@@ -354,10 +353,10 @@ def test_formats_prints_every_fact_of_every_format_whole(
     assert "…" not in done.out
     heading, *lines = done.out.splitlines()
     assert [line.split()[0] for line in lines] == list(formats.FORMATS)
-    assert " ".join(heading.split()) == " ".join(FACTS)
-    for line, shown in zip(lines, formats.FORMATS.values(), strict=True):
-        for cell, attribute in zip(line.split(), FACTS.values(), strict=True):
-            value = getattr(shown, attribute)
+    rows = formats.table()
+    assert " ".join(heading.split()) == " ".join(rows[0])
+    for line, row in zip(lines, rows, strict=True):
+        for cell, value in zip(line.split(), row.values(), strict=True):
             if isinstance(value, bool):
                 assert cell == ("yes" if value else "no")
             elif isinstance(value, float):

@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.formats import FORMATS, Fields, FloatFormat, format_of
+from ampcheck.core.formats import FORMATS, Fields, FloatFormat, format_of, table
 
 # Formats whose every code can be visited, with the number of bytes NumPy stores one in.
 SMALL = {f.name: f for f in FORMATS.values() if f.bits <= 16}
@@ -427,11 +427,13 @@ def test_formats_cannot_be_changed():
         FORMATS["float16"].bias = 16
 
 
-def test_the_facts_of_float16_and_which_formats_have_nan_and_infinities():
-    half = FORMATS["float16"]
-    assert (half.bits, half.max, half.smallest_normal, half.smallest_subnormal) == (16, 65504, 2**-14, 2**-24)
-    assert (half.eps, half.decimal_digits, half.has_inf, half.has_nan, half.overflow) == (2**-10, 3, True, True, "inf")
-    assert (FORMATS["float4_e2m1fn"].has_nan, FORMATS["float8_e4m3fn"].has_inf) == (False, False)
+def test_the_table_has_a_row_of_derived_facts_for_every_format():
+    rows = {row["name"]: row for row in table()}
+    assert list(rows) == list(FORMATS)
+    half = rows["float16"]
+    assert list(half.values()) == ["float16", 16, 5, 10, 65504, 2**-14, 2**-24, 2**-10, 3, True, True, "inf"]
+    assert {"max", "smallest normal", "smallest subnormal", "eps", "decimal digits"} < half.keys()
+    assert (rows["float4_e2m1fn"]["nan"], rows["float8_e4m3fn"]["inf"]) == (False, False)
 
 
 def test_formats_need_neither_torch_nor_numpy():
