@@ -19,8 +19,8 @@ def add_command(commands: Commands) -> None:
     add_subject(
         blame,
         target="package.module:factory or path/to/file.py:factory",
-        dtype="float16, bfloat16, or float32 for the model's own dtypes, separated by commas (default: float16,bfloat16; "
-        "a subject to be compiled also in its own dtypes)",
+        dtype="float16, bfloat16, or float32 for the model's own dtypes, separated by commas (default: "
+        "float16,bfloat16; a subject to be compiled also in its own dtypes)",
     )
     blame.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="run the stages of torch.compile too"

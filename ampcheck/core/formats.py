@@ -39,7 +39,7 @@ class FloatFormat:
     non-negative integers below ``2**bits``, the sign bit on top.
 
     ``nan`` says which codes are NaN: ``"ieee"`` (exponent all ones, mantissa not zero; the format then has infinities
-    too), ``"all-ones"`` (exponent and mantissa all ones), ``"negative-zero"`` (the code that would be -0) or ``"none"``.
+    too), ``"all-ones"`` (exponent and mantissa all ones), ``"negative-zero"`` (the code of -0) or ``"none"``.
 
     A format without mantissa bits (float8_e8m0fnu) has neither subnormals nor zero: its exponent field 0 is another
     power of two. Raises ``UsageError`` for parameters that contradict each other or reach beyond float64.

@@ -124,7 +124,7 @@ def from_plain(kind: type[_T], data: object, always: frozenset[str] = frozenset(
     """
     if not isinstance(data, Mapping):
         raise TypeError(f"a {kind.__name__} cannot be {data!r:.40}")
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
     for name in always:
         if name in hints and name not in data:
             raise KeyError(name)

@@ -173,7 +173,7 @@ def test_where_every_experiment_was_skipped_the_exit_code_is_one(
 
     monkeypatch.setattr(ulp, "run", lacking)
     assert main(["lab", "ulp"]) == 1
-    assert "every experiment asked for was skipped" in " ".join(capsys.readouterr().out.split())
+    assert "every requested experiment was skipped" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_an_interrupted_lab_has_seen_by_then_is_printed(
