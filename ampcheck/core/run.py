@@ -201,8 +201,7 @@ class Run:
 
     def counts(self) -> dict[Verdict, int]:
         """How many findings have each verdict, worst first, without the zeros."""
-        count = Counter(finding.verdict for finding in self.findings)
-        return {verdict: count[verdict] for verdict in SEVERITY if count[verdict]}
+        return count_verdicts(self.findings)
 
     def to_json(self) -> dict[str, Any]:
         """This run as data for `json.dumps`, in the form that `from_json` reads."""
@@ -242,6 +241,12 @@ class Run:
         except (OSError, ValueError) as error:
             raise UsageError(f"no run of ampcheck could be read from {os.fspath(path)}: {error}") from error
         return cls.from_json(data)
+
+
+def count_verdicts(findings: Iterable[Finding]) -> dict[Verdict, int]:
+    """How many findings have each verdict, worst first, without the zeros."""
+    count = Counter(finding.verdict for finding in findings)
+    return {verdict: count[verdict] for verdict in SEVERITY if count[verdict]}
 
 
 def finding_to_dict(finding: Finding) -> dict[str, Any]:
