@@ -24,8 +24,10 @@ from ampcheck.plugin.selection import Scope, is_speed_test, why_disabled
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Finding, Run
-    from ampcheck.speed.benchmark import Asked, Baseline, Before
+    from ampcheck.speed.baseline import Baseline
+    from ampcheck.speed.baseline import EarlierHistory as Before
     from ampcheck.speed.benchmark import Benchmark as Measured
+    from ampcheck.speed.benchmark import SpeedOptions as Asked
     from ampcheck.speed.clock import Clock
     from ampcheck.speed.paired import Step
     from ampcheck.speed.stats import SpeedRecord, SpeedStats
@@ -161,7 +163,7 @@ class Speed:
             raise
 
     def _asked(self, given: Mapping[str, Any], taken: frozenset[str]) -> Asked:
-        from ampcheck.speed.benchmark import Asked
+        from ampcheck.speed.benchmark import SpeedOptions as Asked
 
         marker = self._item.get_closest_marker("speed")
         said = marker.kwargs if marker is not None else {}
@@ -250,7 +252,7 @@ class SpeedSession:
         self.tests = max(1, found)
         self._scope.selected(session.items)
         if found and self.history is not None and self.history.exists() and not why_disabled(self.config):
-            from ampcheck.speed.benchmark import Before
+            from ampcheck.speed.baseline import EarlierHistory as Before
 
             try:
                 self._before = Before.load(self.history)
@@ -292,7 +294,7 @@ class SpeedSession:
 
     def compared(self, records: Iterable[SpeedRecord], effect: float) -> list[Finding]:
         """What the baseline and the history say of the records of one test."""
-        from ampcheck.speed.benchmark import check_baseline, check_names
+        from ampcheck.speed.baseline import check_baseline, check_names
 
         given, baseline = list(records), self._compared_with()
         found = [] if baseline is None else check_baseline(given, baseline, effect=effect)
@@ -329,7 +331,7 @@ class SpeedSession:
     def _compared_with(self) -> Baseline | None:
         """What --benchmark-compare found, nothing included; None without it."""
         if self._baseline is None and self.config.getoption("benchmark_compare", None):
-            from ampcheck.speed.benchmark import Baseline
+            from ampcheck.speed.baseline import Baseline
 
             self._baseline = Baseline.of_benchmarks(self._saved)
         return self._baseline
@@ -340,7 +342,7 @@ class SpeedSession:
         kept += [self._before.last(self.records)] if self._before is not None else []
         if not kept:
             return []
-        from ampcheck.speed.benchmark import check_missing
+        from ampcheck.speed.baseline import check_missing
 
         ran = {record.name for record in self.records}
         absent = {name for one in kept for name in one.known if not self._scope.asks_for(name)}

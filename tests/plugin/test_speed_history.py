@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.speed.benchmark import Baseline, Before
+from ampcheck.speed.baseline import Baseline
+from ampcheck.speed.baseline import EarlierHistory as Before
 from ampcheck.speed.history import import_benchmarks, load
 from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section
