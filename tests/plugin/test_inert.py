@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampcheck.plugin.plugin import OPTIONS
+from ampcheck.plugin.options import OPTIONS
 
 PROBE = """
 import sys

@@ -20,7 +20,7 @@ from plugin.speed_suite import speedy as speedy
 TWO = (
     PAYS
     + """
-@pytest.mark.speed(precision="bfloat16", at_least=9)
+@pytest.mark.ampcheck(speed=dict(precision="bfloat16", at_least=9))
 def test_fails(speed):
     speed(arms(autotuned=0.005), budget=1, clock=Clock())
 """
