@@ -199,7 +199,7 @@ def test_a_run_of_things_that_are_not_plain_fails_its_test_alone(sample: pytest.
     )
     result = sample.runpytest(spread, "--ampcheck")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E*UsageError: a run that is emitted must hold plain Python data*object*"])
+    result.stdout.fnmatch_lines(["E*UsageError: an emitted run must contain only plain Python data*object*"])
 
 
 @pytest.mark.parametrize("spread", ["-n0", "-n2"])
