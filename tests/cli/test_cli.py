@@ -283,6 +283,7 @@ def test_a_file_that_does_not_import_is_a_usage_error(
     assert "cannot import broken.py" in done.err
 
 
+@pytest.mark.slow
 def test_a_usage_error_of_a_process_is_one_line_without_a_traceback(folder: Path) -> None:
     done = process("audit", "targets.py:float32", *QUICK, "--json", "run.json", folder=folder)
     assert is_usage_error(done), done

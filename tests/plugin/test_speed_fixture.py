@@ -38,6 +38,7 @@ def test_two_arms(speed):
 """
 
 
+@pytest.mark.slow
 def test_verdicts_reach_the_test_the_summary_and_the_files(speedy: Suite, section: Section) -> None:
     suite = speedy(VERDICTS)
     result = suite.runpytest(
@@ -182,6 +183,7 @@ def test_disabled_each_arm_runs_once_and_the_verdict_is_skip(speedy: Suite) -> N
     suite.runpytest("-n0", "--benchmark-disable", "--benchmark-enable", "-k", "pays").assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_under_xdist_it_is_skipped_with_one_warning_for_all_and_warnings_may_be_errors(speedy: Suite) -> None:
     suite = speedy(DISABLED)
     suite.makeini("[pytest]\nfilterwarnings = error\n")
@@ -237,7 +239,9 @@ def test_a_marker_that_says_something_else_is_an_error(speedy: Suite, marker: st
 
 @pytest.mark.parametrize("marker", ["at_least=1.2", "comparisons=3", "false_alarms=0.1"])
 def test_what_a_verdict_needs_is_an_error_where_none_is_asked_for(speedy: Suite, marker: str) -> None:
-    suite = speedy(f"@pytest.mark.ampcheck(speed=dict({marker}))\ndef test_it(speed):\n    speed.measure(arms(), clock=Clock())\n")
+    suite = speedy(
+        f"@pytest.mark.ampcheck(speed=dict({marker}))\ndef test_it(speed):\n    speed.measure(arms(), clock=Clock())\n"
+    )
     result = suite.runpytest("-n0")
     result.assert_outcomes(failed=1)
     name = marker.partition("=")[0]
@@ -281,6 +285,7 @@ def test_own_fixture(speed):
 """
 
 
+@pytest.mark.slow
 def test_other_peoples_use_of_the_name_is_left_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(FOREIGN)
     pytester.runpytest("-n0", "--strict-markers").assert_outcomes(passed=3)
