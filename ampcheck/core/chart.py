@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ampcheck.core.errors import UsageError
+
 KINDS = ("histogram", "range", "line")
 SCALES = ("exponent", "linear")
 AXES = ("", "linear", "log", "exponent")
@@ -55,6 +57,8 @@ class Chart:
     scale, of a range chart or histogram: whether its x values are exponents of two (`exponent`: 3 is 8 and minus
     infinity is 0) or the values themselves (`linear`). x_scale, y_scale, of a line chart: `linear`, `log` (values on a
     logarithmic axis) or `exponent`; empty is linear for x, and is chosen by the values for y.
+
+    Raises `UsageError` for an unknown kind or scale, and for a series that does not fit the kind.
     """
 
     kind: str
@@ -70,28 +74,19 @@ class Chart:
     x_scale: str = ""
     y_scale: str = ""
 
-
-def require_known(chart: Chart) -> None:
-    """Raise `ValueError` for a kind or a scale that no renderer knows."""
-    if chart.kind not in KINDS:
-        raise ValueError(f"a chart must be of kind {' or '.join(KINDS)}, not {chart.kind!r:.40}")
-    for name, known in (("scale", SCALES), ("x_scale", AXES), ("y_scale", AXES)):
-        if getattr(chart, name) not in known:
-            valid = " or ".join(word or "empty" for word in known)
-            raise ValueError(f"the {name} of a chart must be {valid}, not {getattr(chart, name)!r:.40}")
-
-
-def require_drawable(chart: Chart) -> None:
-    """Raise `ValueError` unless every series has the values that the kind of `chart` requires."""
-    require_known(chart)
-    for series in chart.series:
-        label, x, y = f"the series {series.label!r:.40}", series.x, series.y
-        if chart.kind == "range" and len(x) > 5:
-            raise ValueError(f"{label} must be at most five values; it has {len(x)}")
-        if chart.kind == "line" and not (len(x) == len(y) and {len(series.low), len(series.high)} <= {0, len(x)}):
-            raise ValueError(f"{label} must have as many y, low and high as x; it has {len(x)} x and {len(y)} y")
-        if chart.kind == "histogram" and (x or y):
-            if len(x) != len(y) + 1:
-                raise ValueError(f"{label} must have an edge more than counts; it has {len(x)} and {len(y)}")
-            if not all(left < right for left, right in pairwise(x)) or not all(abs(edge) < 1e300 for edge in x):
-                raise ValueError(f"{label} must have finite edges in rising order")
+    def __post_init__(self) -> None:
+        for name, known in (("kind", KINDS), ("scale", SCALES), ("x_scale", AXES), ("y_scale", AXES)):
+            if getattr(self, name) not in known:
+                valid = " or ".join(choice or "empty" for choice in known)
+                raise UsageError(f"the {name} of a chart must be {valid}, not {getattr(self, name)!r:.40}")
+        for series in self.series:
+            label, x, y = f"the series {series.label!r:.40}", series.x, series.y
+            if self.kind == "range" and len(x) > 5:
+                raise UsageError(f"{label} must have at most five values; it has {len(x)}")
+            if self.kind == "line" and not (len(x) == len(y) and {len(series.low), len(series.high)} <= {0, len(x)}):
+                raise UsageError(f"{label} must have as many y, low and high as x; it has {len(x)} x and {len(y)} y")
+            if self.kind == "histogram" and (x or y):
+                if len(x) != len(y) + 1:
+                    raise UsageError(f"{label} must have an edge more than counts; it has {len(x)} and {len(y)}")
+                if not all(left < right for left, right in pairwise(x)) or not all(abs(edge) < 1e300 for edge in x):
+                    raise UsageError(f"{label} must have finite edges in rising order")

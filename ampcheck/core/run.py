@@ -20,7 +20,6 @@ from ampcheck.core.chart import Band as Band
 from ampcheck.core.chart import Chart as Chart
 from ampcheck.core.chart import Marker as Marker
 from ampcheck.core.chart import Series as Series
-from ampcheck.core.chart import require_drawable
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import from_plain, read_json, tag_nonfinite, to_plain, untag_nonfinite
@@ -223,8 +222,6 @@ class Run:
             for table in run.tables:
                 if any(not row or len(row) != len(table.columns) for row in table.rows):
                     raise ValueError(f"each row of the table {table.title!r:.40} must have a cell for each column")
-            for chart in run.charts:
-                require_drawable(chart)
             return run
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise UsageError(f"this run of ampcheck is damaged ({error!r:.300}): write it again") from error

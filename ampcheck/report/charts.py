@@ -8,8 +8,7 @@ import re
 import warnings
 from xml.etree import ElementTree
 
-from ampcheck.core.chart import Chart, require_known
-from ampcheck.core.errors import UsageError
+from ampcheck.core.chart import Chart
 from ampcheck.report.canvas import STYLE
 from ampcheck.report.lines import draw_line
 from ampcheck.report.magnitudes import draw_histogram, draw_range
@@ -21,15 +20,10 @@ _DRAWERS = {"histogram": draw_histogram, "range": draw_range, "line": draw_line}
 def chart_svg(chart: Chart, *, key: str = "chart") -> str:
     """`chart` as an `<svg>` element; charts of one page need different keys, or their ids collide.
 
-    Values that are not finite become marks at the edge (`range`) or gaps (`line`, `histogram`). Raises `UsageError` for
-    an unknown kind or scale.
+    Values that are not finite become marks at the edge (`range`) or gaps (`line`, `histogram`).
     """
     from matplotlib import style
 
-    try:
-        require_known(chart)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     with style.context(["default", {**STYLE, "svg.hashsalt": key}]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a glyph that matplotlib's font lacks: the browser has its own fonts
         figure = _DRAWERS[chart.kind](chart)

@@ -33,8 +33,7 @@ def write_html(run: Run, path: str | os.PathLike[str]) -> None:
 def render_html(run: Run) -> str:
     """The page of `run`; the same text for the same run.
 
-    Names, messages and paths are escaped; a content security policy forbids scripts and other files. Raises
-    `UsageError` for a chart of an unknown kind.
+    Names, messages and paths are escaped; a content security policy forbids scripts and other files.
     """
     from markupsafe import Markup
 

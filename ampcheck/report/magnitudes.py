@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ampcheck.core.chart import Band, Chart, Series
+from ampcheck.core.chart import Band, Chart
 from ampcheck.report.canvas import ALARM, COLOURS, FONT, LABEL_LENGTH, WIDTH, canvas, legend
 from ampcheck.report.text import clean, number, shorten_middle
 
@@ -80,25 +80,16 @@ def draw_histogram(chart: Chart) -> Figure:
     highest = 0.0
     with _magnitude_axes(chart, labels, left=58, inner_height=190.0, bottom=36) as (figure, axes):
         for index, (series, label) in enumerate(zip(chart.series, labels, strict=True)):
-            edges, counts = _drawable(series)
+            counts = [count if abs(count) < _DRAWABLE else 0.0 for count in series.y]
             if counts:
                 highest = max(highest, *counts)
                 colour = COLOURS[index % len(COLOURS)]
-                axes.stairs(counts, edges, fill=True, color=colour, alpha=0.28, zorder=2)
-                axes.stairs(counts, edges, color=colour, linewidth=1.3, zorder=2.5, label=label or "_")
+                axes.stairs(counts, series.x, fill=True, color=colour, alpha=0.28, zorder=2)
+                axes.stairs(counts, series.x, color=colour, linewidth=1.3, zorder=2.5, label=label or "_")
         axes.set_ylim(0, 1.06 * highest or 1.0)
         axes.yaxis.set_major_formatter(lambda value, _: number(value))
         axes.grid(axis="y")
     return figure
-
-
-def _drawable(series: Series) -> tuple[Sequence[float], Sequence[float]]:
-    """Edges and counts of a histogram; empty if the edges do not rise or are not finite."""
-    edges, counts = list(series.x), list(series.y)
-    rising = all(left < right for left, right in pairwise(edges))
-    if len(edges) != len(counts) + 1 or not counts or not rising or not all(abs(edge) < _DRAWABLE for edge in edges):
-        return (), ()
-    return edges, [count if abs(count) < _DRAWABLE else 0.0 for count in counts]
 
 
 def draw_range(chart: Chart) -> Figure:

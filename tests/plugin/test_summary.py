@@ -206,7 +206,6 @@ def test_a_run_of_things_that_are_not_plain_fails_its_test_alone(sample: pytest.
     result.stdout.fnmatch_lines(["E*UsageError: an emitted run must contain only plain Python data*object*"])
 
 
-@pytest.mark.parametrize("spread", ["-n0", "-n2"])
 @QUICK
 def test_a_run_that_cannot_be_drawn_fails_its_test_alone(sample: pytest.Pytester, spread: str) -> None:
     sample.makepyfile(
