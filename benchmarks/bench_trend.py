@@ -186,7 +186,7 @@ def places(count: int) -> dict[str, float]:
     batch, held, exact, width, covered, told = first_told(logs), 0, 0, [], 0, 0
     for row, expected in zip(logs, batch, strict=True):
         changes = change_points(np.exp(row))
-        assert (changes[0].told + 1 if changes else -1) == expected, "the batch and the detector differ"
+        assert (changes[0].detected + 1 if changes else -1) == expected, "the batch and the detector differ"
         if not changes:
             continue
         change = changes[-1]

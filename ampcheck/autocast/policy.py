@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ampcheck.core.errors import UsageError, require_schema
-from ampcheck.core.files import read_json, write_atomically
+from ampcheck.core.files import write_atomically
+from ampcheck.core.json_files import read_json
 
 SCHEMA = 1
 """Version of a snapshot's JSON form. 1: the first."""

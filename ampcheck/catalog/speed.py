@@ -15,11 +15,12 @@ SPEEDUP = Check(
     "median below it by more than the minimum effect (3 %); the interval's confidence allows for every comparison "
     "of the suite and every look at the growing data, so that one suite in a hundred, at most, fails without a "
     "cause. It is not comparable where reference and twin differ by more than the minimum effect and the arm by no "
-    "more than they do, or where the limit was set on other hardware or versions.",
+    "more than they do.",
     "Graph breaks, recompilations, a step so short that guards and launches cost more than fusion saves, eager "
     "kernels that are as good already, memory-bound work in which nothing can be fused, casts of autocast.",
     "Look at ampcheck.assert_graph first, then at a profile; compare modes with ampcheck speed --matrix. "
     "Undecided: raise the budget, or leave other work off the machine.",
+    unit="times as fast",
 )
 
 REGRESSION = Check(

@@ -1,14 +1,13 @@
-"""`ampcheck blame`: what is to blame for a failure, and which modules to keep in float32. No numerics here."""
+"""`ampcheck blame`: the stage, op and modules that make a model fail."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from ampcheck.cli.output import add_output, finish, require_writable
+from ampcheck.cli.output import Commands, add_output, add_subject, finish, require_writable, split_names
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: Commands) -> None:
     """Add `blame` to the parser's commands."""
     blame = commands.add_parser(
         "blame",
@@ -17,26 +16,22 @@ def add_command(commands: Any) -> None:
         "smallest set of modules to keep in float32, as code to paste. Exit code 0: nothing fails; 1: something does; "
         "2: usage error.",
     )
-    blame.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
-    blame.add_argument(
-        "--device", default="cpu", help="where to run (default: cpu); a device that this machine lacks is emulated"
+    add_subject(
+        blame,
+        target="package.module:factory or path/to/file.py:factory",
+        dtype="float16, bfloat16, or float32 for the model's own dtypes, separated by commas (default: "
+        "float16,bfloat16; a subject to be compiled also in its own dtypes)",
     )
     blame.add_argument(
-        "--dtype",
-        metavar="DTYPES",
-        help="float16, bfloat16, or float32 for the model as it is, separated by commas (default: the first two; "
-        "subjects to be compiled also as they are)",
-    )
-    blame.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=True, help="climb the ladder of torch.compile too"
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="run the stages of torch.compile too"
     )
     blame.add_argument(
         "--time",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="time the step with and without the modules that are kept in float32",
+        help="time the step with and without the modules in float32",
     )
-    blame.add_argument("--steps", type=int, default=1, help="calls in a row, each with an update (default: 1)")
+    blame.add_argument("--steps", type=int, default=1, help="successive calls, each with an update (default: 1)")
     blame.add_argument("--runs", type=int, default=60, help="sets of modules to try at most (default: %(default)s)")
     add_output(blame, verbose="print every finding in full")
     blame.set_defaults(command=_blame)
@@ -44,7 +39,6 @@ def add_command(commands: Any) -> None:
 
 def _blame(options: argparse.Namespace) -> int:
     require_writable(html=options.html, json=options.json)
-    dtypes = [dtype.strip() for dtype in options.dtype.split(",")] if options.dtype is not None else None
 
     from rich.console import Console
 
@@ -58,12 +52,12 @@ def _blame(options: argparse.Namespace) -> int:
         from ampcheck.compiled.blame.stats import is_code
         from ampcheck.core.subject import load_subject
 
-        with place(options.device).entered():  # decorators such as @torch.autocast("cuda") ask for the device
+        with place(options.device).entered():  # decorators such as @torch.autocast("cuda") query the device
             subject = load_subject(options.target)
         run = blame(
             subject,
             device=options.device,
-            dtype=dtypes,
+            dtype=None if options.dtype is None else split_names(options.dtype),
             compile=options.compile,
             time=options.time,
             steps=options.steps,

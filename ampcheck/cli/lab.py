@@ -1,4 +1,4 @@
-"""`ampcheck lab`: the experiments by name, what they saw as text, a page and JSON. No numerics here."""
+"""`ampcheck lab`: run experiments by name; show their results as text, as a page and as JSON."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ampcheck.cli.output import Stdout, add_output, finish, require_writable
+from ampcheck.cli.output import Commands, Stdout, add_output, finish, require_writable
 from ampcheck.core.errors import UsageError
 from ampcheck.lab.registry import EXPERIMENTS, Experiment, experiments_of
 
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
     from ampcheck.core.run import Run
 
 _BEFORE_TORCH = {
-    "HF_HUB_OFFLINE": "1",  # a pretrained model is looked at where it lies, never downloaded
-    # What writes to stderr past all logging: PyTorch's C++, and Inductor the results of each autotuning.
+    "HF_HUB_OFFLINE": "1",  # pretrained models are read from the cache, never downloaded
+    # Output to stderr that no logging filters: of PyTorch's C++, and of Inductor for each autotuning.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TORCHINDUCTOR_AUTOTUNE_NUM_CHOICES_DISPLAYED": "0",
     "TORCHINDUCTOR_MAX_AUTOTUNE_REPORT_CHOICES_STATS": "0",
 }
-"""Variables that libraries read when they are imported; what somebody else has set stays."""
+"""Variables that libraries read when they are imported; values of the user stay."""
 
 _NEGATIVE = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
-"""argparse knows -1 and -0.5, and takes -1e-5, -inf and -0x1p3 for options."""
+"""argparse accepts -1 and -0.5 as numbers, and takes -1e-5, -inf and -0x1p3 for options."""
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: Commands) -> None:
     """Add `lab` to the parser's commands."""
     lab = commands.add_parser(
         "lab",
-        help="see what mixed precision does on this machine: the classic experiments",
-        description="Run the classic experiments of mixed precision on this machine, all of them or some, and tell "
-        "what was expected and what came out. Exit code 0: nothing failed; 1: something did, or nothing was "
+        help="run the classic experiments of mixed precision on this machine",
+        description="Run the classic experiments of mixed precision on this machine, all or some of them, and compare "
+        "the results with the expected ones. Exit code 0: nothing failed; 1: an experiment failed, or nothing was "
         "judged; 2: usage error.",
     )
-    lab.add_argument("names", nargs="*", metavar="NAME", help="an experiment, see --list; without names all of them")
-    lab.add_argument("--list", action="store_true", help="name the experiments and what they show, and run none")
-    lab.add_argument("--device", default="cpu", help="where to run (default: cpu)")
+    lab.add_argument("names", nargs="*", metavar="NAME", help="an experiment, see --list; default: all of them")
+    lab.add_argument("--list", action="store_true", help="list the experiments and run none")
+    lab.add_argument("--device", default="cpu", help="device to run on (default: cpu)")
     lab.add_argument(
         "--value",
         action="append",
         metavar="X",
-        help="with anatomy: the bits of this number alone, such as 0.1, -1e-5, 0x1.8p3, inf or nan; may be repeated",
+        help="with anatomy: the bits of this number only, such as 0.1, -1e-5, 0x1.8p3, inf or nan; may be repeated",
     )
-    lab._negative_number_matcher = _NEGATIVE  # argparse has no public way to say what a number is
+    lab._negative_number_matcher = _NEGATIVE  # argparse has no public way to define negative numbers
     lab.add_argument("--full", action="store_true", help="longer runs, larger models, more modes")
     add_output(lab, verbose="print every table")
     lab.set_defaults(command=_lab)
@@ -57,19 +57,17 @@ def add_command(commands: Any) -> None:
 
 def _lab(options: argparse.Namespace) -> int:
     if options.list:
-        if options.value or options.full:
-            raise UsageError("--list runs no experiment: leave --value and --full out")
-        if options.html or options.json:
-            raise UsageError("--list runs no experiment and has nothing to write: leave --html and --json out")
+        if options.value or options.full or options.html or options.json:
+            raise UsageError("--list runs no experiment: leave --value, --full, --html and --json out")
         width = max(len(experiment.name) for experiment in EXPERIMENTS) + 2
-        with Stdout() as listed:
+        with Stdout() as out:
             for experiment in experiments_of(options.names):
                 print(f"{experiment.name:{width}}{experiment.title}")
-        return listed.code()
-    experiments_of(options.names)  # an unknown name is told before torch is loaded
+        return out.code()
+    experiments_of(options.names)  # an unknown name is reported before torch is loaded
     values = {text: _number(text) for text in options.value or ()}
     if values and set(options.names) != {"anatomy"}:
-        raise UsageError("--value takes a number apart: write ampcheck lab anatomy --value X")
+        raise UsageError("--value dissects a number: write ampcheck lab anatomy --value X")
     if values and options.full:
         raise UsageError("--full makes experiments longer, and --value runs none: leave one of them out")
     require_writable(html=options.html, json=options.json)
@@ -86,27 +84,28 @@ def _lab(options: argparse.Namespace) -> int:
         progress("loading torch", 0, 1)
         from ampcheck.lab.lab import judged, run_lab
 
-        def ended(experiment: Experiment, run: Run) -> None:
+        def print_experiment(experiment: Experiment, run: Run) -> None:
             with out:
-                _print(_told(experiment, run))
-                held = [table for table in run.tables if table.check == experiment.check.slug]
-                if not held or not (options.verbose or options.names):
-                    return
-                print()
-                # Of a page the first table says what one sees; here it stands above.
-                print_tables([replace(table, note=table.note.removeprefix(experiment.about).strip()) for table in held])
+                _print(_summary(experiment, run))
+                tables = [table for table in run.tables if table.check == experiment.check.slug]
+                if tables and (options.verbose or options.names):
+                    print()
+                    # The note of the first table repeats the experiment's description.
+                    print_tables([replace(t, note=t.note.removeprefix(experiment.about).strip()) for t in tables])
 
-        run = run_lab(options.names, device=options.device, full=options.full, progress=progress, ended=ended)
+        run = run_lab(
+            options.names, device=options.device, full=options.full, progress=progress, ended=print_experiment
+        )
     from ampcheck.report.sections import headline
 
     lines = ["", f"{run.title}: {headline(run)}", f"looked at {run.coverage}"]
     if not judged(run):
-        lines.append("Nothing passed: every experiment asked for was skipped, for the reasons above (exit code 1).")
+        lines.append("Nothing passed: every requested experiment was skipped, for the reasons above (exit code 1).")
     return finish(run, options, lambda: _print(lines), failed=run.failed or not judged(run), out=out)
 
 
 def _number(text: str) -> float:
-    """A number as Python writes it, or in hexadecimal. Raises `UsageError` for what is none, or none of float64's."""
+    """A number as in Python, or in hexadecimal. Raises `UsageError` for any other text and beyond float64's range."""
     lower = text.lower()
     hexadecimal = "0x" in lower
     try:
@@ -117,14 +116,14 @@ def _number(text: str) -> float:
         raise UsageError(f"--value is a number, such as 0.1, -1e-5, 0x1.8p3, inf or nan; found {text!r}") from None
     if math.isinf(value) and "inf" not in lower:
         raise UsageError(
-            f"--value {text} lies beyond {sys.float_info.max:.4g}, the largest number of float64, from which all "
-            "others are made; write inf for infinity"
+            f"--value {text} lies beyond {sys.float_info.max:.4g}, the largest number of float64, from which the "
+            "other formats are rounded; write inf for infinity"
         )
     digits = lower.partition("0x")[2].partition("p")[0] if hexadecimal else lower.partition("e")[0]
     if value == 0 and any(int(digit, 16) for digit in digits if digit.isalnum()):
         raise UsageError(
-            f"--value {text} rounds to zero in float64, from which all others are made: its smallest number is "
-            f"{math.ulp(0.0):.4g}; write 0 for zero"
+            f"--value {text} rounds to zero in float64, from which the other formats are rounded: its smallest number "
+            f"is {math.ulp(0.0):.4g}; write 0 for zero"
         )
     return value
 
@@ -142,15 +141,13 @@ def _dissect(values: dict[str, float], options: argparse.Namespace) -> int:
     return finish(run, options, show)
 
 
-def _told(experiment: Experiment, run: Run) -> Iterator[str]:
-    """Title, what one sees, and each finding."""
-    yield ""
-    yield f"{experiment.title} ({experiment.name})"
-    yield experiment.about
+def _summary(experiment: Experiment, run: Run) -> Iterator[str]:
+    """Title, description, and each finding."""
+    yield from ("", f"{experiment.title} ({experiment.name})", experiment.about)
     for finding in run.findings:
         if finding.check == experiment.check.slug:
-            word = finding.verdict.upper() if finding.verdict.value == "fail" else finding.verdict.value
-            yield f"  {word}: {finding.message}" + (f"; {finding.hint}" if finding.hint else "")
+            verdict = "FAIL" if finding.verdict.value == "fail" else finding.verdict.value
+            yield f"  {verdict}: {finding.message}" + (f"; {finding.hint}" if finding.hint else "")
 
 
 def _print(lines: Iterable[str]) -> None:

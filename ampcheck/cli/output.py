@@ -1,4 +1,4 @@
-"""What commands that judge share: where they write, the check that they can, and the files themselves."""
+"""Arguments and output that commands share: reports as text, as an HTML page and as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ampcheck.core.errors import UsageError
 
@@ -17,7 +17,28 @@ if TYPE_CHECKING:
     from ampcheck.core.run import Run
 
 UNABLE = 3
-"""Exit code: ampcheck itself could not do its work."""
+"""Exit code for a defect of ampcheck or a full stdout."""
+
+
+class Commands(Protocol):
+    """The result of `add_subparsers`, whose type argparse does not export."""
+
+    def add_parser(self, name: str, *, help: str, description: str | None = None) -> argparse.ArgumentParser:
+        """Add the parser of a command."""
+
+
+def add_subject(command: argparse.ArgumentParser, *, target: str, dtype: str, nargs: str | None = None) -> None:
+    """Add TARGET, `--device` and `--dtype`."""
+    command.add_argument("target", nargs=nargs, metavar="TARGET", help=target)
+    command.add_argument(
+        "--device", default="cpu", help="device to run on (default: cpu); one that this machine lacks is emulated"
+    )
+    command.add_argument("--dtype", metavar="DTYPES", help=dtype)
+
+
+def split_names(text: str) -> list[str]:
+    """Names that are separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def add_output(command: argparse.ArgumentParser, *, verbose: str = "print every finding, passes too") -> None:
@@ -28,15 +49,12 @@ def add_output(command: argparse.ArgumentParser, *, verbose: str = "print every 
 
 
 def require_writable(**paths: str | None) -> None:
-    """Raise `UsageError` unless each path that is given is a file of its own in a folder that exists.
-
-    Names are those of the options. To be called before the work, so that it is not lost to a typing error.
-    """
+    """Raise `UsageError` unless each path, named by its option, is a different file in a folder that exists."""
     taken: dict[str, str] = {}
-    for name, given in paths.items():
-        if given is None:
+    for name, text in paths.items():
+        if text is None:
             continue
-        path = Path(given)
+        path = Path(text)
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
         if path.is_dir():
@@ -46,10 +64,10 @@ def require_writable(**paths: str | None) -> None:
 
 
 class Stdout:
-    """The stdout of a command, as a context that may be entered again and again.
+    """The stdout of a command, as a context that may be entered several times.
 
-    Where stdout is full or closed, nothing more is printed and the command goes on. A character that its encoding
-    lacks becomes an escape.
+    If stdout is full or closed, nothing more is printed and the command continues. A character that its encoding lacks
+    becomes an escape.
     """
 
     def __init__(self) -> None:
@@ -70,7 +88,7 @@ class Stdout:
                 self._stop(error)
 
     def _stop(self, error: OSError) -> None:
-        """Let what is still to be printed, and what was not flushed, go nowhere."""
+        """Discard further output, and output that was not flushed."""
         self.error = self.error or error
         with suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
@@ -91,9 +109,9 @@ class Stdout:
         return isinstance(error, OSError)
 
     def code(self, failed: bool = False) -> int:
-        """The exit code: 1 where something failed, else `UNABLE` where not all of the output could be printed.
+        """The exit code: 1 if a check failed, else `UNABLE` if not all of the output could be printed.
 
-        A pipe whose reader has gone, as that of `ampcheck explain | head`, has taken what was wanted of it.
+        A pipe that its reader has closed, as `ampcheck explain | head` does, is no error.
         """
         if self.error is None or isinstance(self.error, BrokenPipeError):
             return int(failed)
@@ -104,9 +122,9 @@ class Stdout:
 
 
 def open_standard_files() -> None:
-    """Give a process that was started without stdin, stdout or stderr (`>&-`) empty ones.
+    """Open empty streams in a process that was started without stdin, stdout or stderr (`>&-`).
 
-    The next file that is opened would get their number, and what native code prints would end up in it.
+    Otherwise the next file would get their number, and native code would print into it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -126,11 +144,11 @@ def finish(
     more: Mapping[str, Callable[[str], None]] | None = None,
     out: Stdout | None = None,
 ) -> int:
-    """Write the files that `options` asks for, then print the report with `show`; returns the exit code.
+    """Write the files that `options` names, print the report with `show`, and return the exit code.
 
-    In this order a stdout that is full or closed loses no file, and a file that cannot be written loses no report.
-    failed: whether the exit code is that of a failure, without it that of the run. more: other options, each with what
-    writes its file. Raises `UsageError`, after the report, where a file cannot be written.
+    A full or closed stdout thus loses no file, and a file that cannot be written loses no report.
+    failed: whether the exit code is 1; by default `run.failed`. more: further options, each with the function that
+    writes its file. Raises `UsageError`, after the report, if a file cannot be written.
     """
     from ampcheck.report import write_html
 

@@ -1,4 +1,4 @@
-"""What a verdict depends on besides the model: versions, device, threads, and the flags that change precision."""
+"""The environment of a verdict: versions, device, threads, and the flags that change precision."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from ampcheck.core.run import Scalar
 
@@ -17,7 +16,7 @@ def environment(device: str = "cpu") -> dict[str, Scalar]:
     import torch
 
     matmul = torch.backends.cuda.matmul
-    found: dict[str, Scalar] = {
+    values: dict[str, Scalar] = {
         "ampcheck": _version("ampcheck"),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -34,13 +33,13 @@ def environment(device: str = "cpu") -> dict[str, Scalar]:
         "CUDA": torch.version.cuda or "none",
     }
     for package in ("numpy", "triton", "transformers"):
-        if found_version := _version(package):
-            found[package] = found_version
-    return found
+        if installed := _version(package):
+            values[package] = installed
+    return values
 
 
-def _flag(read: Callable[[], Any]) -> Scalar:
-    """A precision flag; torch refuses to read the old ones once a program has set their successors (2.9 and later)."""
+def _flag(read: Callable[[], object]) -> Scalar:
+    """A precision flag; torch refuses to read one whose successor has been set (2.9 and later)."""
     try:
         value = read()
     except RuntimeError:

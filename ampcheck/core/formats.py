@@ -1,4 +1,4 @@
-"""Floating-point formats: every fact derived from a format's parameters, none of them tabled.
+"""Floating-point formats: every fact is derived from a format's parameters.
 
 Sources of the parameters: IEEE 754-2019 (float64, float32, float16); Google's bfloat16; NVIDIA's TF32; the OCP 8-bit
 Floating Point Specification (OFP8) for float8_e4m3fn and float8_e5m2; Noune et al., arXiv:2206.02915, for the fnuz
@@ -24,7 +24,7 @@ Overflow = Literal["inf", "nan", "saturate"]
 
 
 class Fields(NamedTuple):
-    """The bit fields of a code as they are stored: the exponent is biased, the mantissa lacks its implicit bit."""
+    """The bit fields of a code: the exponent is biased, the mantissa lacks its implicit bit."""
 
     sign: int
     exponent: int
@@ -33,16 +33,15 @@ class Fields(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """A binary floating-point format, and all that follows from its parameters.
+    """A binary floating-point format.
 
-    Values are Python floats (float64), which hold every value of every such format exactly; codes are non-negative
-    integers below ``2**bits``, the sign bit on top.
+    Values are Python floats (float64), which represent every value of every such format exactly; codes are
+    non-negative integers below ``2**bits``, the sign bit on top.
 
     ``nan`` says which codes are NaN: ``"ieee"`` (exponent all ones, mantissa not zero; the format then has infinities
-    too), ``"all-ones"`` (exponent and mantissa all ones), ``"negative-zero"`` (the one code that would be -0) or
-    ``"none"``.
+    too), ``"all-ones"`` (exponent and mantissa all ones), ``"negative-zero"`` (the code of -0) or ``"none"``.
 
-    A format without mantissa bits (float8_e8m0fnu) has neither subnormals nor zero: its exponent field 0 is one more
+    A format without mantissa bits (float8_e8m0fnu) has neither subnormals nor zero: its exponent field 0 is another
     power of two. Raises ``UsageError`` for parameters that contradict each other or reach beyond float64.
     """
 
@@ -60,24 +59,27 @@ class FloatFormat:
         if self.has_inf != (self.nan == "ieee"):
             raise UsageError(f"{self.name}: a format has infinities if and only if its nan is 'ieee'.")
         if self.nan == "negative-zero" and not self.signed:
-            raise UsageError(f"{self.name}: an unsigned format has no negative zero to stand for nan.")
+            raise UsageError(f"{self.name}: an unsigned format has no negative zero to encode nan.")
         if self.exponent_bits < 1 or self.mantissa_bits < 0 or (self.nan == "ieee" and self.mantissa_bits == 0):
             raise UsageError(f"{self.name}: too few exponent or mantissa bits.")
         largest = self.fields(self._max_code).exponent - self.bias
         if self.mantissa_bits > 52 or self.min_exponent - self.mantissa_bits < -1074 or largest > 1023:
             raise UsageError(f"{self.name}: every value must fit in a float64.")
 
-    # The layout.
-
     @property
     def bits(self) -> int:
-        """Width of a code in bits. TF32 counts 19, though it is stored in the 32 bits of a float32."""
+        """Width of a code in bits: 19 for TF32, though it is stored in 32."""
         return int(self.signed) + self.exponent_bits + self.mantissa_bits
 
     @property
     def has_subnormals(self) -> bool:
-        """Whether exponent field 0 means subnormals and zero, which takes a mantissa to tell them apart."""
+        """Whether exponent field 0 encodes subnormals and zero, which takes mantissa bits."""
         return self.mantissa_bits > 0
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether any code is NaN."""
+        return self.nan != "none"
 
     @property
     def min_exponent(self) -> int:
@@ -103,8 +105,6 @@ class FloatFormat:
         if self.nan == "ieee":
             return self._inf_code | 1 << (self.mantissa_bits - 1)  # quiet, no payload: IEEE 754-2019, 6.2.1
         return self._sign_bit if self.nan == "negative-zero" else self._sign_bit - 1
-
-    # The facts.
 
     @property
     def max(self) -> float:
@@ -133,10 +133,7 @@ class FloatFormat:
 
     @property
     def decimal_digits(self) -> int:
-        """Decimal digits that survive the way from text to the format and back: ``FLT_DIG`` of C, ISO C11 5.2.4.2.2.
-
-        0 says that not even one digit is sure to survive.
-        """
+        """Decimal digits that always survive a round trip from text to the format: ``FLT_DIG`` of ISO C11 5.2.4.2.2."""
         return math.floor(self.mantissa_bits * math.log10(2.0))
 
     @property
@@ -144,7 +141,7 @@ class FloatFormat:
         """Largest n such that every integer from 1 to n is a value of the format."""
         return 1 << (self.mantissa_bits + 1)
 
-    # Rounding to nearest is monotone, so what a cast does is a threshold on the magnitude of the wide value.
+    # Rounding to nearest is monotone, so the result of a cast is decided by thresholds on the wide value's magnitude.
 
     @property
     def flushes_at(self) -> float:
@@ -155,7 +152,7 @@ class FloatFormat:
     def subnormal_below(self) -> float:
         """Magnitudes strictly below round to a subnormal or to zero; 0.0 where the format has neither.
 
-        The tie between the largest subnormal (odd) and the smallest normal value (even) goes to the normal value.
+        The tie goes to the smallest normal value, whose significand is even.
         """
         return self.smallest_normal - self.smallest_subnormal / 2 if self.has_subnormals else 0.0
 
@@ -163,38 +160,36 @@ class FloatFormat:
     def overflows_at(self) -> float:
         """Smallest float64 magnitude that rounds beyond ``max``; infinity for float64.
 
-        It is ``max`` and half an ULP where ``max`` is odd, since the tie then leaves the range, and the next float64
-        where ``max`` is even (float8_e4m3fn). Compare in float64: a float32 cannot hold the latter.
+        It is ``max`` plus half an ULP where ``max`` is odd, and the next float64 where ``max`` is even (float8_e4m3fn).
+        Compare in float64: a float32 cannot represent the latter.
         """
         tie = self.max + self.ulp(self.max) / 2
         return tie if self._magnitude_code(tie) > self._max_code else math.nextafter(tie, math.inf)
 
     @property
     def overflow(self) -> Overflow:
-        """What becomes of a value that rounds beyond ``max``: infinity, else NaN, else ``max`` ("saturate").
+        """The result for a value that rounds beyond ``max``: infinity, else NaN, else ``max`` ("saturate").
 
-        IEEE 754-2019, 7.4, for formats with infinities; the non-saturating mode of OFP8 for the other 8-bit formats;
-        without NaN only ``max`` is left. ml_dtypes does the same, and so does PyTorch, except that its casts to
-        float8_e4m3fn saturate since pytorch/pytorch#178817: ``encode`` and ``round`` with ``saturate=True``.
+        IEEE 754-2019, 7.4, for formats with infinities; the non-saturating mode of OFP8 for the other 8-bit formats.
+        PyTorch and ml_dtypes do the same, except that PyTorch's casts to float8_e4m3fn saturate since
+        pytorch/pytorch#178817: ``encode`` and ``round`` with ``saturate=True``.
         """
         if self.has_inf:
             return "inf"
         return "saturate" if self.nan == "none" else "nan"
 
-    # Values and codes.
-
     def ulp(self, x: float) -> float:
-        """Return the unit in the last place at ``x``: the spacing of the values in the binade of ``|x|``.
+        """Return the unit in the last place at ``x``, any float64: the spacing of the values in the binade of ``|x|``.
 
-        ``x`` may be any float64. At zero and below ``smallest_normal`` it is ``smallest_subnormal``; beyond ``max`` the
-        spacing that more exponents would give; infinity at infinity and NaN at NaN, as in ``math.ulp``.
+        At zero and below ``smallest_normal`` it is ``smallest_subnormal``; beyond ``max`` the spacing that more
+        exponents would give; infinity at infinity and NaN at NaN, as in ``math.ulp``.
         """
         if not math.isfinite(x):
             return abs(x)
         return math.ldexp(1.0, self._exponent(x) - self.mantissa_bits)
 
     def fields(self, code: int) -> Fields:
-        """Split a code into sign, biased exponent and mantissa. Raises ``UsageError`` for what is no code."""
+        """Split a code into sign, biased exponent and mantissa. Raises ``UsageError`` for an invalid code."""
         code = index(code)  # a numpy integer would wrap around in the sums to come
         if not 0 <= code < 1 << self.bits:
             raise UsageError(f"A code of {self.name} is an integer from 0 to {(1 << self.bits) - 1}; got {code}.")
@@ -202,10 +197,7 @@ class FloatFormat:
         return Fields(int(code >= self._sign_bit), exponent, code & ((1 << self.mantissa_bits) - 1))
 
     def decode(self, code: int) -> float:
-        """Return the value of a code, exactly. A NaN keeps its sign and drops its payload.
-
-        Raises ``UsageError`` for what is no code.
-        """
+        """Return the exact value of a code; of a NaN only its sign. Raises ``UsageError`` for an invalid code."""
         sign, exponent, mantissa = self.fields(code)
         magnitude = exponent << self.mantissa_bits | mantissa
         if magnitude > self._max_code or (self.nan == "negative-zero" and code == self._nan_code):
@@ -219,17 +211,15 @@ class FloatFormat:
     def encode(self, x: float, *, saturate: bool = False) -> int:
         """Return the code of a float64, rounded once, to nearest, ties to the even significand.
 
-        What rounds beyond ``max``, infinities among it, ends as ``overflow`` says; ``saturate=True`` stops it at
-        ``max``, as the saturating mode of OFP8 does. NaN becomes the quiet NaN of its sign. Where ``-0`` has no code it
-        becomes 0.
+        Values that round beyond ``max``, infinities included, become what ``overflow`` says, or with ``saturate=True``
+        ``max``, as in the saturating mode of OFP8. NaN becomes the quiet NaN of its sign; -0 becomes 0 where it has no
+        code. A format without zero takes 0 to its smallest value (as PyTorch; ml_dtypes gives NaN); an unsigned format
+        takes negative values to NaN (as ml_dtypes; PyTorch drops the sign).
 
-        A format without zero takes 0 to its smallest value, the nearest one (as PyTorch; ml_dtypes says NaN); an
-        unsigned format takes negative values to NaN (as ml_dtypes; PyTorch drops the sign).
+        PyTorch and ml_dtypes cast a float64 through float32, so they can round twice, and to float8_e8m0fnu they round
+        values between 2**-127 and 2**-126 up, where this rounds to the nearest.
 
-        PyTorch and ml_dtypes cast a float64 by way of float32, so they can round twice where this rounds once, and to
-        float8_e8m0fnu they round what lies between 2**-127 and 2**-126 up, where this takes the nearer.
-
-        Raises ``UsageError`` for a value that has no code at all: NaN, where the format has none.
+        Raises ``UsageError`` for NaN where the format has none.
         """
         negative = math.copysign(1.0, x) < 0
         if math.isnan(x) or (x < 0 and not self.signed):
@@ -246,24 +236,24 @@ class FloatFormat:
         return code
 
     def round(self, x: float, *, saturate: bool = False) -> float:
-        """Return the value of the format nearest to a float64: ``decode(encode(x))``, errors included.
+        """Return the value of the format nearest to a float64: ``decode(encode(x))``.
 
-        TF32 is rounded the same way; hardware may differ there (PTX ``cvt.rna`` breaks ties away from zero).
+        Hardware may round TF32 otherwise (PTX ``cvt.rna`` breaks ties away from zero).
         """
         return self.decode(self.encode(x, saturate=saturate))
 
     def _exponent(self, x: float) -> int:
-        """Exponent e of the binade ``[2**e, 2**(e + 1))`` that holds finite ``|x|``, not below the smallest."""
+        """Exponent e of the binade ``[2**e, 2**(e + 1))`` of finite ``|x|``, at least ``min_exponent``."""
         return max(math.frexp(x)[1] - 1, self.min_exponent) if x else self.min_exponent
 
     def _magnitude_code(self, magnitude: float) -> int:
-        """Code of a magnitude, were there exponents without end: a code beyond ``_max_code`` says overflow."""
+        """Code of a magnitude with an unbounded exponent: a code beyond ``_max_code`` is an overflow."""
         if math.isinf(magnitude):
             return self._sign_bit
         exponent = self._exponent(magnitude)
         # Scaling by a power of two is exact, so this is the only rounding; Python's is to nearest even.
         significand = round(math.ldexp(magnitude, self.mantissa_bits - exponent))
-        # Codes count through the values: a significand that rounds up to 2.0 carries into the exponent by itself.
+        # Codes are in the order of the values: a significand that rounds up to 2.0 carries into the exponent.
         code = (exponent - self.min_exponent << self.mantissa_bits) + significand
         return code if self.has_subnormals else max(code - 1, 0)
 
@@ -314,22 +304,25 @@ def format_of(dtype: torch.dtype | str | FloatFormat) -> FloatFormat:
     return FORMATS[name]
 
 
+_COLUMNS = {
+    "name": "name",
+    "bits": "bits",
+    "exponent": "exponent_bits",
+    "mantissa": "mantissa_bits",
+    "max": "max",
+    "smallest normal": "smallest_normal",
+    "smallest subnormal": "smallest_subnormal",
+    "eps": "eps",
+    "decimal digits": "decimal_digits",
+    "inf": "has_inf",
+    "nan": "has_nan",
+    "overflow": "overflow",
+}
+
+
 def table() -> list[dict[str, str | int | float | bool]]:
     """Return one row of derived facts for each format, keyed by column heading, widest format first."""
     return [
-        {
-            "name": f.name,
-            "bits": f.bits,
-            "exponent": f.exponent_bits,
-            "mantissa": f.mantissa_bits,
-            "max": f.max,
-            "smallest normal": f.smallest_normal,
-            "smallest subnormal": f.smallest_subnormal,
-            "eps": f.eps,
-            "decimal digits": f.decimal_digits,
-            "inf": f.has_inf,
-            "nan": f.nan != "none",
-            "overflow": f.overflow,
-        }
-        for f in FORMATS.values()
+        {heading: getattr(format_, attribute) for heading, attribute in _COLUMNS.items()}
+        for format_ in FORMATS.values()
     ]

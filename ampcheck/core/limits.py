@@ -9,25 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.files import conflict_in
-
-_LARGEST = sys.float_info.max
+from ampcheck.core.json_files import conflict_in
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the checks allow. Each is a pure number; the defaults follow from the formats.
+    """The limits of the checks. Each is a pure number; the defaults follow from the formats.
 
-    precision: how many standard deviations of rounding an error may reach. The deviation itself is derived, from the
-        unit roundoff of the format, the longest chain of roundings, and how far the model moves in float64 when its
+    precision: standard deviations of rounding that an error may reach. The deviation itself is derived from the unit
+        roundoff of the format, the longest chain of roundings, and the change of the model's float64 results when its
         data are rounded. 2 is the usual 95 per cent.
     headroom: warn from this factor below the format's maximum. 4 is two binades: a batch four times as large in
         magnitude, or sixteen times as many terms of random sign in a sum, would overflow.
-    flush: the part of a tensor's Euclidean norm that may flush to zero, in unit roundoffs of the format. 1 is what one
-        rounding changes anyway.
+    flush: the part of a tensor's Euclidean norm that may flush to zero, in unit roundoffs of the format. A single
+        rounding changes as much as 1.
     underflow: the share of a tensor's nonzero gradient elements that may become zero.
-    stagnation: the share of a tensor's updates that may change nothing.
-    reduction: how many times the error of one rounding the sum or norm of gradients may have.
+    stagnation: the share of a tensor's updates that may change no weight.
+    reduction: the error that a sum or norm of gradients may have, in roundings.
     """
 
     precision: float = 2.0
@@ -38,19 +36,19 @@ class Limits:
     reduction: float = 4.0
 
     def with_(self, values: Mapping[str, Any], source: str) -> Limits:
-        """These limits with some replaced. Raises `UsageError` for an unknown name or a value that is no limit."""
+        """These limits with some replaced. Raises `UsageError` for an unknown name or an invalid value."""
         names = [f.name for f in fields(self)]
         for name, value in values.items():
             if name not in names:
                 raise UsageError(f"{source} sets an unknown limit {name!r:.40}; there are {', '.join(names)}")
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
-                raise UsageError(f"{source} sets {name} to {_shown(value)}; a positive number is required")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
+                raise UsageError(f"{source} sets {name} to {_show(value)}; a positive number is required")
         return replace(self, **{name: float(value) for name, value in values.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `[tool.ampcheck]` says."""
+    """The contents of `[tool.ampcheck]`."""
 
     limits: Limits = field(default_factory=Limits)
 
@@ -58,11 +56,11 @@ class Settings:
 def load_settings(start: Path | None = None) -> Settings:
     """The settings of the nearest `pyproject.toml` at or above `start` (the working directory); defaults without one.
 
-    Raises `UsageError` for a file that cannot be read and for names or values that mean nothing.
+    Raises `UsageError` for a file that cannot be read, unknown names and invalid values.
     """
     folder = (start or Path.cwd()).resolve()
-    for place in (folder, *folder.parents):
-        if (path := place / "pyproject.toml").is_file():
+    for parent in (folder, *folder.parents):
+        if (path := parent / "pyproject.toml").is_file():
             return _parse(path)
     return Settings()
 
@@ -80,7 +78,9 @@ def _parse(path: Path) -> Settings:
     except RecursionError:
         raise UsageError(f"{path.name} cannot be read: its arrays or tables nest too deep; write them flat") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path.name} cannot be read: {conflict_in(text) or _short(str(error))}") from error
+        reason = str(error)  # tomllib repeats keys of any length
+        reason = reason if len(reason) <= 300 else f"{reason[:220]} … {reason[-70:]}"
+        raise UsageError(f"{path.name} cannot be read: {conflict_in(text) or reason}") from error
     table = _table(_table(whole, "tool", path), "ampcheck", path)
     if unknown := set(table) - {"limits"}:
         raise UsageError(
@@ -89,20 +89,15 @@ def _parse(path: Path) -> Settings:
     return Settings(Limits().with_(_table(table, "limits", path), f"[tool.ampcheck.limits] of {path.name}"))
 
 
-def _short(message: str) -> str:
-    """Both ends of a message; tomllib repeats keys of any length in its own."""
-    return message if len(message) <= 300 else f"{message[:220]} … {message[-70:]}"
-
-
-def _shown(value: Any) -> str:
+def _show(value: object) -> str:
     """A value in at most 40 characters."""
-    if isinstance(value, int) and abs(value) > _LARGEST:  # Python refuses to print thousands of digits
+    if isinstance(value, int) and abs(value) > sys.float_info.max:  # Python refuses to print thousands of digits
         return "a number beyond those of float64"
     return f"a {type(value).__name__}" if isinstance(value, (dict, list)) else f"{value!r:.40}"
 
 
 def _table(holder: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
-    found = holder.get(key, {})
-    if not isinstance(found, dict):
-        raise UsageError(f"{key!r} in {path.name} is a {type(found).__name__}; a table is required")
-    return found
+    table = holder.get(key, {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{key!r} in {path.name} is a {type(table).__name__}; a table is required")
+    return table

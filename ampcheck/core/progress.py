@@ -1,4 +1,4 @@
-"""How far a long run is: what those who work tell, and whoever shows it is told."""
+"""The progress callback of long runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told what is done now, how many parts are done, and of how many."""
+"""Called with the name of the current stage, the number of finished stages, and the number of all stages."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """No-op callback."""

@@ -1,4 +1,4 @@
-"""The waist of the hourglass: what a check says, and the run that keeps it.
+"""Findings, and the run that holds them.
 
 Checks produce `Finding`s; renderers (terminal, HTML, JSON) know a `Run` and never a check. Everything here is frozen,
 plain Python data without torch, and survives a round trip through JSON, NaN and infinities included.
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -20,21 +20,24 @@ from ampcheck.core.chart import Band as Band
 from ampcheck.core.chart import Chart as Chart
 from ampcheck.core.chart import Marker as Marker
 from ampcheck.core.chart import Series as Series
-from ampcheck.core.chart import is_number, require_drawable
 from ampcheck.core.errors import UsageError, require_schema
-from ampcheck.core.files import read_json, tag_nonfinite, untag_nonfinite, write_atomically
+from ampcheck.core.files import write_atomically
+from ampcheck.core.json_files import from_plain, read_json, tag_nonfinite, to_plain, untag_nonfinite
 from ampcheck.core.text import clean
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""
 
-Scalar: TypeAlias = "str | int | float | bool | None"
+Scalar: TypeAlias = str | int | float | bool | None
+
+_ALWAYS = frozenset({"environment", "findings", "coverage", "tables", "charts", "where", "series", "bands"})
+"""Fields that JSON must have although they have a default in Python."""
 
 
 class Verdict(str, Enum):
     """What a check concluded. Only `FAIL` fails a build.
 
-    `INCOMPLETE`: the subject prevents a check that was asked for, such as a backward that raises in every precision.
+    `INCOMPLETE`: the subject prevents a requested check, such as a backward that raises in every precision.
     `SKIP`: the check does not apply to the subject, or this machine lacks what it needs.
     """
 
@@ -57,12 +60,12 @@ SEVERITY: tuple[Verdict, ...] = (
     Verdict.SKIP,
     Verdict.PASS,
 )
-"""Verdicts in the order in which a reader wants them."""
+"""Verdicts, worst first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The place a finding speaks of; what is unknown stays empty.
+    """The location of a finding; unknown parts are empty.
 
     `phase` is forward, backward, update, compile or speed; `module` the dotted path inside the subject (the root is
     `""`); `op` an op overload such as `aten::mm`; `file` and `line` the user's source; `step` counts from 0.
@@ -125,17 +128,20 @@ def passed(
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much was looked at (`seen`) and what could not be (`unseen`: reason to count). Coverages add up."""
+    """How much was examined (`seen`: sort to count) and how much could not be (`unseen`: reason to count)."""
 
     seen: Mapping[str, int] = field(default_factory=dict)
     unseen: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Coverage) -> Coverage:
-        return Coverage(_sum(self.seen, other.seen), _sum(self.unseen, other.unseen))
+        def add(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+            return {sort: left.get(sort, 0) + right.get(sort, 0) for sort in (*left, *right)}  # 0 is evidence, too
+
+        return Coverage(add(self.seen, other.seen), add(self.unseen, other.unseen))
 
     @property
     def total(self) -> int:
-        """Everything that was looked at, of all sorts together."""
+        """The number of examined items of all sorts."""
         return sum(self.seen.values())
 
     def __str__(self) -> str:
@@ -144,18 +150,18 @@ class Coverage:
 
 
 def _singular(what: str) -> str:
-    """One of what was counted; its first plural is the noun: `loss` of `losses`, `set of modules` of `sets of ...`."""
+    """The singular of a plural, whose first plural word is the noun: `losses`, `sets of modules`."""
     words = what.split(" ")
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if word.endswith("s") and not word.endswith("ss") and word != "series":
-            words[place] = word[:-2] if word.endswith("sses") else word[:-1]
+            words[index] = word[:-2] if word.endswith("sses") else word[:-1]
             break
     return " ".join(words)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Evidence in rows; a number keeps its type so that renderers can align and format it."""
+    """Evidence in rows; numbers stay numbers, so that renderers can align and format them."""
 
     title: str
     columns: Sequence[str]
@@ -179,12 +185,12 @@ class Run:
         return merge((self, other))
 
     def __str__(self) -> str:
-        """Every finding, the worst first, and how much was looked at; control characters are made visible."""
-        told = (describe(finding) for verdict in SEVERITY for finding in self.of(verdict))
-        return "\n".join((*told, clean(f"looked at {self.coverage}")))
+        """Every finding, worst first, and the coverage; control characters are made visible."""
+        findings = (describe(finding) for verdict in SEVERITY for finding in self.of(verdict))
+        return "\n".join((*findings, clean(f"looked at {self.coverage}")))
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
-        """The findings with this verdict, in the order in which they were made."""
+        """The findings with this verdict, in order."""
         return tuple(finding for finding in self.findings if finding.verdict is verdict)
 
     @property
@@ -194,49 +200,39 @@ class Run:
 
     def counts(self) -> dict[Verdict, int]:
         """How many findings have each verdict, worst first, without the zeros."""
-        count = Counter(finding.verdict for finding in self.findings)
-        return {verdict: count[verdict] for verdict in SEVERITY if count[verdict]}
+        return count_verdicts(self.findings)
 
     def to_json(self) -> dict[str, Any]:
         """This run as data for `json.dumps`, in the form that `from_json` reads."""
-        data = {"schema": SCHEMA, **{f.name: _plain(getattr(self, f.name)) for f in fields(self)}}
-        return {key: tag_nonfinite(value) for key, value in data.items()}
+        return {key: tag_nonfinite(value) for key, value in {"schema": SCHEMA, **to_plain(self)}.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
-        """The run that `to_json` wrote. Raises `UsageError` for a newer schema, for damaged data, and for tables and
-        charts that cannot be drawn."""
+        """The run that `to_json` wrote.
+
+        Raises `UsageError` for a newer schema, for damaged data, and for tables and charts that cannot be drawn.
+        """
         require_schema(data, "this", "run of ampcheck", SCHEMA)
         try:
-            plain = untag_nonfinite(dict(data))
-            environment = {key: untag_nonfinite(value) for key, value in data["environment"].items()}
-            if not all(isinstance(plain[name], tuple) for name in ("findings", "tables", "charts")):
-                raise TypeError("findings, tables and charts must be lists")
-            if not all(_is_count(count) for counts in plain["coverage"].values() for count in counts.values()):
-                raise TypeError("coverage must be counts")
-            if not all(map(_is_scalar, environment.values())):
-                raise TypeError("environment must be text, numbers, yes or no")
-            run: Run = _checked(
-                cls(
-                    environment=environment,
-                    findings=tuple(finding_from_dict(item) for item in plain["findings"]),
-                    coverage=_checked(Coverage(**plain["coverage"])),
-                    tables=tuple(_table_from_dict(item) for item in plain["tables"]),
-                    charts=tuple(_chart_from_dict(item) for item in plain["charts"]),
-                    title=plain.get("title", ""),
-                )
-            )
+            plain = untag_nonfinite({name: value for name, value in data.items() if name != "schema"})
+            plain["environment"] = {name: untag_nonfinite(value) for name, value in data["environment"].items()}
+            run = from_plain(cls, plain, _ALWAYS)
+            if any(count < 0 for counts in (run.coverage.seen, run.coverage.unseen) for count in counts.values()):
+                raise ValueError("a count of the coverage is negative")
+            for table in run.tables:
+                if any(not row or len(row) != len(table.columns) for row in table.rows):
+                    raise ValueError(f"each row of the table {table.title!r:.40} must have a cell for each column")
             return run
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise UsageError(f"this run of ampcheck is damaged ({error!r:.300}): write it again") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON form to `path`, whole or not at all."""
+        """Write the JSON form to `path`, as a whole or not at all."""
         write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Run:
-        """The run kept at `path`. Raises `UsageError` where there is none."""
+        """The run in the file at `path`. Raises `UsageError` where there is none."""
         try:
             data = read_json(path)
         except (OSError, ValueError) as error:
@@ -244,86 +240,21 @@ class Run:
         return cls.from_json(data)
 
 
+def count_verdicts(findings: Iterable[Finding]) -> dict[Verdict, int]:
+    """How many findings have each verdict, worst first, without the zeros."""
+    count = Counter(finding.verdict for finding in findings)
+    return {verdict: count[verdict] for verdict in SEVERITY if count[verdict]}
+
+
 def finding_to_dict(finding: Finding) -> dict[str, Any]:
     """A finding as plain data that crosses process borders (JSON, execnet)."""
-    plain: dict[str, Any] = tag_nonfinite(_plain(finding))
+    plain: dict[str, Any] = tag_nonfinite(to_plain(finding))
     return plain
 
 
 def finding_from_dict(data: Mapping[str, Any]) -> Finding:
-    """The finding that `finding_to_dict` made."""
-    plain = untag_nonfinite(dict(data))
-    where = _checked(Where(**plain["where"]))
-    finding: Finding = _checked(Finding(**{**plain, "verdict": Verdict(plain["verdict"]), "where": where}))
-    return finding
-
-
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "str": (str,),
-    "float | None": (float, int, type(None)),
-    "int | None": (int, type(None)),
-    "float": (float, int),
-    "Verdict": (Verdict,),
-    "Where": (Where,),
-    "Coverage": (Coverage,),
-}
-"""What a field's annotation allows; all others hold mappings or sequences."""
-
-_BITS = 10_000
-"""Of an integer; Python prints no number of more than 4,300 digits."""
-
-
-def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, (str, float)) or (isinstance(value, int) and value.bit_length() <= _BITS)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0 and _is_scalar(value)
-
-
-def _checked(record: Any) -> Any:
-    """A record read from outside, with values of the kinds that its class declares. Raises `TypeError`."""
-    for known in fields(record):
-        value = getattr(record, known.name)
-        kind = str(known.type)
-        allowed = _KINDS.get(kind) or ((Mapping,) if kind.startswith("Mapping") else (tuple,))
-        large = isinstance(value, int) and not (is_number(value) if "float" in kind else _is_scalar(value))
-        if not isinstance(value, allowed) or isinstance(value, bool) or large:
-            raise TypeError(f"{known.name} of a {type(record).__name__} cannot be {value!r:.40}")
-    return record
-
-
-def _table_from_dict(data: Mapping[str, Any]) -> Table:
-    table: Table = _checked(Table(**data))
-    if not all(isinstance(column, str) for column in table.columns):
-        raise TypeError(f"the columns of the table {table.title!r:.40} must be text")
-    for row in table.rows:
-        if not isinstance(row, tuple) or not row or len(row) != len(table.columns):
-            raise ValueError(f"each row of the table {table.title!r:.40} must have a cell for each column")
-        if not all(map(_is_scalar, row)):
-            raise TypeError(f"the cells of the table {table.title!r:.40} must be text, numbers, yes or no")
-    return table
-
-
-def _chart_from_dict(data: Mapping[str, Any]) -> Chart:
-    series = tuple(_checked(Series(**item)) for item in data["series"])
-    bands = tuple(_checked(Band(**item)) for item in data["bands"])
-    markers = tuple(_checked(Marker(**item)) for item in data.get("markers", ()))  # runs before them had none
-    chart: Chart = _checked(Chart(**{**data, "series": series, "bands": bands, "markers": markers}))
-    require_drawable(chart)
-    return chart
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if hasattr(value, "__dataclass_fields__"):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}  # asdict spoils a Counter
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+    """The finding that `finding_to_dict` wrote."""
+    return from_plain(Finding, untag_nonfinite(dict(data)), _ALWAYS)
 
 
 _collectors: ContextVar[tuple[list[Run], ...]] = ContextVar("ampcheck_collectors", default=())
@@ -331,7 +262,7 @@ _collectors: ContextVar[tuple[list[Run], ...]] = ContextVar("ampcheck_collectors
 
 @contextmanager
 def collect() -> Iterator[list[Run]]:
-    """Gather every run that is emitted inside; collectors nest and each sees what happens within it."""
+    """Collect every run that is emitted inside; collectors nest."""
     runs: list[Run] = []
     token = _collectors.set((*_collectors.get(), runs))
     try:
@@ -341,43 +272,36 @@ def collect() -> Iterator[list[Run]]:
 
 
 def emit(run: Run) -> None:
-    """Hand a run to whoever collects; without a collector nothing happens."""
+    """Append a run to every open collector."""
     for runs in _collectors.get():
         runs.append(run)
 
 
 def verify(run: Run) -> Run:
-    """Emit `run`, then raise `AssertionError` with every failure in it: the one place where verdicts raise."""
+    """Emit `run`, then raise `AssertionError` with every failure in it: the one function in which verdicts raise."""
     __tracebackhide__ = True
     emit(run)
-    failures = run.of(Verdict.FAIL)
-    if failures:
-        raise AssertionError("\n\n".join(describe(finding) for finding in failures))
+    if failures := run.of(Verdict.FAIL):
+        raise AssertionError("\n\n".join(map(describe, failures)))
     return run
 
 
 def describe(finding: Finding) -> str:
-    """A finding in a few lines of text: check and verdict, message, place, hint; control characters made visible."""
+    """A finding in a few lines: check and verdict, message, location, hint; control characters are made visible."""
     lines = [f"[{finding.check}] {finding.verdict}: {finding.subject}: {finding.message}"]
-    if place := str(finding.where):
-        lines.append(f"  where: {place}")
-    if finding.hint:
-        lines.append(f"  hint: {finding.hint}")
+    lines += [f"  where: {where}"] if (where := str(finding.where)) else []
+    lines += [f"  hint: {finding.hint}"] if finding.hint else []
     return clean("\n".join(lines))
-
-
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {key: one.get(key, 0) + other.get(key, 0) for key in (*one, *other)}  # a count of 0 is evidence, and stays
 
 
 def merge(runs: Iterable[Run]) -> Run:
     """All of the runs as one."""
-    given = tuple(runs)
+    runs = tuple(runs)
     return Run(
-        {key: value for run in given for key, value in run.environment.items()},
-        tuple(finding for run in given for finding in run.findings),
-        sum((run.coverage for run in given), Coverage()),
-        tuple(table for run in given for table in run.tables),
-        tuple(chart for run in given for chart in run.charts),
-        next((run.title for run in given if run.title), ""),
+        {key: value for run in runs for key, value in run.environment.items()},
+        tuple(finding for run in runs for finding in run.findings),
+        sum((run.coverage for run in runs), Coverage()),
+        tuple(table for run in runs for table in run.tables),
+        tuple(chart for run in runs for chart in run.charts),
+        next((run.title for run in runs if run.title), ""),
     )

@@ -1,4 +1,4 @@
-"""What is judged. Five shapes say what they are; `Subject` adds what a shape cannot say."""
+"""Subjects: the models, functions and training loops that are judged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model, function or step to be judged, with what its shape cannot say.
+    """A model, function or step to be judged.
 
     shape: one of
         `(module, args)` or `(module, args, kwargs)`   forward, and backward from a loss
@@ -50,12 +50,12 @@ class Subject:
         `([module, ...], [args])`                      blocks, the output of one fed to the next
         `{"model", "optimizer", "scaler", "step", ...}` a training loop, `step(i) -> float`
         a callable without arguments
-    name: what findings call it.
+    name: its name in findings.
     loss: `loss(output) -> 0-d tensor`; by default the mean of squares of every floating output.
     dtypes: declared dtypes of module outputs, `{glob pattern of module paths: dtype}`, judged under low precision.
-    limits: limits of this subject alone, as in `[tool.ampcheck.limits]`.
+    limits: limits of this subject, as in `[tool.ampcheck.limits]`.
 
-    Raises `UsageError` for anything else.
+    Raises `UsageError` for another shape.
     """
 
     shape: Any
@@ -69,24 +69,24 @@ class Subject:
 
     def __post_init__(self) -> None:
         kind, model, calls = _parse(self.shape, self.name)
-        for name, given in (("dtypes", self.dtypes), ("limits", self.limits)):
-            if not isinstance(given, Mapping):
-                raise UsageError(f"{name} of {self.name} must be a mapping; found {type(given).__name__}")
+        for field_name, value in (("dtypes", self.dtypes), ("limits", self.limits)):
+            if not isinstance(value, Mapping):
+                raise UsageError(f"{field_name} of {self.name} must be a mapping; found {type(value).__name__}")
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "model", model)
         object.__setattr__(self, "calls", calls)
 
     def run_call(self) -> Any:
-        """Call a callable without arguments. Raises `SubjectError` where that runs nothing."""
+        """Call a callable without arguments. Raises `SubjectError` if that runs nothing."""
         return require_ran(self.shape(), self.name)
 
     def run_step(self, number: int) -> Any:
-        """Run one step of a training loop. Raises `SubjectError` where that runs nothing."""
+        """Run one step of a training loop. Raises `SubjectError` if that runs nothing."""
         return require_ran(self.shape["step"](number), f"step({number}) of {self.name}")
 
 
 def as_subject(value: Any, name: str = "subject") -> Subject:
-    """`value` as a subject: a `Subject` stays what it is, a shape becomes one. Raises `UsageError` otherwise."""
+    """`value` if it is a `Subject`, else a `Subject` of that shape. Raises `UsageError` for another shape."""
     return value if isinstance(value, Subject) else Subject(value, name=name)
 
 
@@ -107,7 +107,7 @@ def subject_of(model: Any, inputs: Any = None, name: str = "") -> Subject:
 
 
 def name_of(model: Any) -> str:
-    """What findings call a model that has no name of its own: its class or function; of blocks `Block (10 blocks)`."""
+    """The name in findings of a model: its class or function; of several blocks such as `Block (10 blocks)`."""
     if isinstance(model, (list, tuple)) and model:
         return f"{', '.join(dict.fromkeys(name_of(block) for block in model))} ({len(model)} blocks)"
     return str(getattr(model, "__name__", type(model).__name__))
@@ -116,36 +116,32 @@ def name_of(model: Any) -> str:
 def load_subject(target: str) -> Subject:
     """The subject that `package.module:factory` or `path/to/file.py:factory` names.
 
-    A factory is called without arguments; a value that already is a subject is taken as it stands. Raises `UsageError`
-    when the target cannot be imported, the factory raises, or what it returns has no known shape.
+    A factory is called without arguments; a value that is a subject is used unchanged. Raises `UsageError` if the
+    target cannot be imported, the factory raises, or its result has no known shape.
     """
-    place, _, attribute = target.rpartition(":")
-    if not place or not attribute:
+    source, _, attribute = target.rpartition(":")
+    if not source or not attribute:
         raise UsageError(f"a target is 'package.module:factory' or 'path/to/file.py:factory', found {target!r}")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     try:
         value: Any = attrgetter(attribute)(module)
     except AttributeError as error:
-        found = ", ".join(name for name in vars(module) if not name.startswith("_"))
-        raise UsageError(f"{place} has no {attribute!r}; it has {found or 'nothing'}") from error
+        names = ", ".join(name for name in vars(module) if not name.startswith("_"))
+        raise UsageError(f"{source} has no {attribute!r}; it has {names or 'nothing'}") from error
     except BaseException as error:  # a property, or a module's __getattr__
         raise UsageError(f"{target} raised {brief(as_result(error))}") from error
-    if isinstance(value, Subject):
-        return value if value.name != "subject" else replace(value, name=target)
-    if not callable(value):
-        return Subject(value, name=target)
-    try:
-        made = require_ran(value(), f"the factory {target}")
-    except BaseException as error:  # the user's code: whatever it raises is theirs to read, in one sentence
-        raise UsageError(f"the factory {target} raised {brief(as_result(error))}") from error
-    if made is None:
-        raise UsageError(
-            f"the factory {target} returned nothing: it is called to get what is judged; to judge the callable itself "
-            f"let a factory return it: def subject(): return {attribute}"
-        )
-    if isinstance(made, Subject):
-        return made if made.name != "subject" else replace(made, name=target)
-    return Subject(made, name=target)
+    if callable(value) and not isinstance(value, Subject):
+        try:
+            value = require_ran(value(), f"the factory {target}")
+        except BaseException as error:  # the user's code may raise anything
+            raise UsageError(f"the factory {target} raised {brief(as_result(error))}") from error
+        if value is None:
+            raise UsageError(
+                f"the factory {target} returned nothing: it must return the subject; to judge the callable itself, "
+                f"return it from a factory: def subject(): return {attribute}"
+            )
+    subject = as_subject(value, target)
+    return subject if subject.name != "subject" else replace(subject, name=target)
 
 
 def _parse(shape: Any, name: str) -> tuple[Kind, Any, tuple[Call, ...]]:
@@ -154,44 +150,44 @@ def _parse(shape: Any, name: str) -> tuple[Kind, Any, tuple[Call, ...]]:
             return Kind.TRAINING, shape, ()
         raise _wrong(name, f"a mapping with {sorted(map(str, shape))} and no callable 'step'")
     if isinstance(shape, tuple) and len(shape) in (2, 3):
-        model, given = shape[0], shape[1]
+        model, arguments = shape[0], shape[1]
         kwargs = shape[2] if len(shape) == 3 else {}
         if not isinstance(kwargs, Mapping):
             raise _wrong(name, f"a third element of type {type(kwargs).__name__} where the keyword arguments belong")
         if isinstance(model, (list, tuple)) and model and all(callable(block) for block in model):
-            if not isinstance(given, list) or len(given) != 1:
+            if not isinstance(arguments, list) or len(arguments) != 1:
                 raise _wrong(name, "several blocks without a list of one set of arguments")
             if kwargs:
-                raise _wrong(name, "several blocks with keyword arguments, which no block would be given")
-            return Kind.REGIONAL, tuple(model), (_call(given[0], {}),)
+                raise _wrong(name, "several blocks with keyword arguments, which no block would get")
+            return Kind.REGIONAL, tuple(model), (_call(arguments[0], {}),)
         if not callable(model):
             raise _wrong(name, f"a first element of type {type(model).__name__}, which cannot be called")
         if isinstance(model, type) and any(base.__module__.startswith("torch.nn.") for base in model.__mro__):
             raise _wrong(name, f"the class {model.__name__} where an instance belongs, {model.__name__}(...)")
-        if isinstance(given, list):
-            if not given:
+        if isinstance(arguments, list):
+            if not arguments:
                 raise _wrong(name, "an empty list of calls")
-            return Kind.COMPILE, model, tuple(_call(item, kwargs) for item in given)
-        return Kind.FORWARD, model, (_call(given, kwargs),)
+            return Kind.COMPILE, model, tuple(_call(item, kwargs) for item in arguments)
+        return Kind.FORWARD, model, (_call(arguments, kwargs),)
     if callable(shape) and not _is_module(shape) and not isinstance(shape, type) and _takes_nothing(shape):
         return Kind.CALL, shape, ()
     raise _wrong(name, f"{type(shape).__name__}" + (f" of {len(shape)}" if isinstance(shape, Sequence) else ""))
 
 
-def _call(given: Any, kwargs: Mapping[str, Any]) -> Call:
+def _call(arguments: Any, kwargs: Mapping[str, Any]) -> Call:
     """One call: a tuple is its positional arguments, a mapping its keywords, anything else the one argument."""
-    if isinstance(given, tuple):
-        return Call(given, dict(kwargs))
-    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
-        return Call((), {**given, **kwargs})
-    return Call((given,), dict(kwargs))
+    if isinstance(arguments, tuple):
+        return Call(arguments, dict(kwargs))
+    if isinstance(arguments, Mapping) and all(isinstance(key, str) for key in arguments):
+        return Call((), {**arguments, **kwargs})
+    return Call((arguments,), dict(kwargs))
 
 
 def _wrong(name: str, found: str) -> UsageError:
     return UsageError(f"{name} is no subject: required is {SHAPES}; found {found}")
 
 
-def _is_module(value: Any) -> bool:
+def _is_module(value: object) -> bool:
     torch = sys.modules.get("torch")  # an nn.Module cannot exist before torch is imported
     return torch is not None and isinstance(value, torch.nn.Module)
 
@@ -206,7 +202,7 @@ def _takes_nothing(function: Callable[..., Any]) -> bool:
 
 def _import_module(name: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a console script, unlike `python -m`, leaves out the folder it runs in
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, and a console script does not
     try:
         return importlib.import_module(name)
     except BaseException as error:  # an import runs the user's code, which may raise anything
@@ -216,7 +212,7 @@ def _import_module(name: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
-    # Dynamo imports a frame's module by name when it resumes after a graph break, so the name must lead back to it.
+    # Dynamo imports a frame's module by name when it resumes after a graph break.
     name = path.stem if path.stem not in sys.modules else f"ampcheck_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -8,8 +8,9 @@ _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u20
 
 
 def clean(text: str) -> str:
-    """`text` with what could steer a terminal or mislead a reader made visible: control characters, lone surrogates
-    and bidirectional overrides become escapes such as `\\x1b`. Line ends and tabs stay.
+    """`text` with control characters, lone surrogates and bidirectional overrides as escapes such as `\\x1b`.
+
+    Such characters could control a terminal or mislead a reader. Line ends and tabs are not changed.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -1,1 +1,1 @@
-"""The pytest plugin: options, markers, the fixture `speed` and the summary."""
+"""The pytest plugin: options, marker, the fixture `speed` and the summary."""

@@ -1,18 +1,15 @@
-"""What pytest-benchmark reads in place of a clock: the seconds of a paired measurement that was made before."""
+"""A timer that makes pytest-benchmark record the seconds of an earlier paired measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 from ampcheck.core.errors import UsageError
 
-if TYPE_CHECKING:
-    from ampcheck.speed.paired import Step
 
-
-class Replay:
-    """A timer for pytest-benchmark that tells seconds measured before. It is read at both ends of each round."""
+class RecordedTimer:
+    """A timer for pytest-benchmark, which reads it at both ends of each round."""
 
     __name__ = "ampcheck"
 
@@ -20,29 +17,24 @@ class Replay:
         self._readings: list[float] = []
 
     def __call__(self) -> float:
-        """The next reading. Raises `UsageError` where none is left."""
+        """The next reading. Raises `UsageError` after the last one."""
         if not self._readings:
-            _unlike("reads its timer more than twice a round")
+            _incompatible("reads its timer more than twice a round")
         return self._readings.pop()
 
-    @property
-    def playing(self) -> bool:
-        """Whether a round is still to be told, or to be told the end of."""
-        return bool(self._readings)
+    def replay(self, benchmark: Any, seconds: Iterable[float], step: Callable[[], object]) -> None:
+        """Make the fixture `benchmark` record these durations of its rounds.
 
-    def tell(self, benchmark: Any, seconds: Iterable[float], step: Step) -> None:
-        """Let the fixture `benchmark` take these durations for those of its rounds.
-
-        step: what a profile of --benchmark-cprofile runs, and nothing else does.
+        step: runs only in a profile of --benchmark-cprofile, which is outside the rounds.
         """
-        taken = list(seconds)
-        self._readings = [reading for second in reversed(taken) for reading in (second, 0.0)]
-        benchmark.pedantic(lambda: None if self.playing else step(), rounds=len(taken))
+        durations = list(seconds)
+        self._readings = [reading for duration in reversed(durations) for reading in (duration, 0.0)]
+        benchmark.pedantic(lambda: None if self._readings else step(), rounds=len(durations))
         if self._readings:
-            _unlike("reads its timer less than twice a round")
+            _incompatible("reads its timer less than twice a round")
 
 
-def _unlike(what: str) -> NoReturn:
+def _incompatible(reason: str) -> NoReturn:
     from importlib.metadata import version
 
-    raise UsageError(f"pytest-benchmark {version('pytest-benchmark')} {what}: use a version that ampcheck knows")
+    raise UsageError(f"pytest-benchmark {version('pytest-benchmark')} {reason}: use a version that ampcheck supports")

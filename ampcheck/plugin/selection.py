@@ -1,4 +1,4 @@
-"""Which tests are speed tests, and which of those that once ran this session ought to run. No numerics."""
+"""Which tests are speed tests, and which tests of earlier sessions this session should have run."""
 
 from __future__ import annotations
 
@@ -10,60 +10,62 @@ import pytest
 
 
 class Scope:
-    """What a session was asked to run: the tests under its paths, without those that were deselected."""
+    """The tests that a session should run: those under its paths that are not deselected."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self._there: frozenset[str] = frozenset()
-        self._left: frozenset[str] = frozenset()
+        self._collected: frozenset[str] = frozenset()
+        self._deselected: frozenset[str] = frozenset()
 
     def collected(self, items: Iterable[pytest.Item]) -> None:
-        """Take the tests that there are, before any are deselected."""
-        self._there = frozenset(item.nodeid for item in items)
+        """Record the collected tests, before any are deselected."""
+        self._collected = frozenset(item.nodeid for item in items)
 
     def selected(self, items: Iterable[pytest.Item]) -> None:
-        """Take those that are to run."""
-        self._left = self._there.difference(item.nodeid for item in items)
+        """Record the tests that are to run."""
+        self._deselected = self._collected.difference(item.nodeid for item in items)
 
-    def asks_for(self, name: str) -> bool:
-        """Whether this session ought to have run the test of this name.
+    def includes(self, name: str) -> bool:
+        """Whether this session should have run the test of this name.
 
-        Not one that was deselected (by -k, or as another shard's), nor one beside the paths that were given. A test
-        that is gone was not collected: it is asked for where its file lies under the paths and no option narrows them.
+        Not if it was deselected (by -k, or as a part of another shard) or is outside the paths of the session. A test
+        that was not collected is included if its file is under the paths and no option narrows them: it was removed.
         """
-        if name in self._there:
-            return name not in self._left
+        if name in self._collected:
+            return name not in self._deselected
         option = self.config.getoption
         if any(option(narrow, None) for narrow in ("lf", "ignore", "ignore_glob", "pyargs")):
             return False
-        root, here = self.config.rootpath, self.config.invocation_params.dir
-        return any(_covers(here, argument, root, name) for argument in self.config.args)
+        root, folder = self.config.rootpath, self.config.invocation_params.dir
+        return any(_covers(folder, argument, root, name) for argument in self.config.args)
 
 
-def _covers(here: Path, argument: str, root: Path, name: str) -> bool:
-    """Whether pytest's argument, a path or a node id seen from `here`, takes the test of this name in."""
+def _covers(folder: Path, argument: str, root: Path, name: str) -> bool:
+    """Whether pytest's argument, a path or a node id relative to `folder`, includes the test of this name."""
     path, _, inside = argument.partition("::")
     file, _, test = name.partition("::")
-    given, wanted = (Path(os.path.abspath(folder / one)) for folder, one in ((here, path), (root, file)))
-    if not wanted.is_relative_to(given):
+    if not Path(os.path.abspath(root / file)).is_relative_to(os.path.abspath(folder / path)):
         return False
     return not inside or test == inside or test.startswith((f"{inside}::", f"{inside}["))
 
 
 def is_speed_test(item: pytest.Item) -> bool:
-    """Whether the item takes our fixture, at once or by one that overrides it; a parameter `speed` is none."""
-    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    for found in reversed(known.get("speed", ())):
-        made = getattr(found.func, "__module__", ""), getattr(found.func, "__name__", "")
-        if made == ("ampcheck.plugin.plugin", "speed"):
+    """Whether the item uses our fixture `speed`, directly or through a fixture that overrides it."""
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    for definition in reversed(definitions.get("speed", ())):
+        function = definition.func
+        if (getattr(function, "__module__", ""), getattr(function, "__name__", "")) == _FIXTURE:
             return True
-        if "speed" not in found.argnames:
+        if "speed" not in definition.argnames:
             return False
     return False
 
 
+_FIXTURE = ("ampcheck.plugin.plugin", "speed")
+
+
 def why_disabled(config: pytest.Config) -> str:
-    """Why pytest-benchmark measures nothing in this session; "" where it does."""
+    """The reason why pytest-benchmark measures nothing in this session; "" if it measures."""
     option = config.getoption
     if option("benchmark_skip", False) and not option("benchmark_only", False):
         return "--benchmark-skip is on"

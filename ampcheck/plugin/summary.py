@@ -1,8 +1,8 @@
-"""What tests found, gathered where they run, told by the process that owns the terminal: header, summary and files.
+"""The findings of all tests: collected where tests run, reported by the process that owns the terminal.
 
-What a test emits (`ampcheck.core.run.emit`) is gathered around its phases, travels as plain data on the report of its
-teardown, and is merged in the order of node ids, so `-n 2` says what `-n 0` says. A fixture wider than one test runs
-once in each worker of xdist, and what it emits counts as often.
+Runs that a test emits (`ampcheck.core.run.emit`) are collected around its phases, travel as plain data on the report of
+its teardown, and are merged in the order of node ids, so `-n 2` reports what `-n 0` reports. A fixture with a wider
+scope runs once in each worker of xdist, and its runs count as often.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ import pytest
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.text import clean
+from ampcheck.plugin.options import Options
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run, Table
-    from ampcheck.plugin.plugin import Settings
 
-# Gathering: where tests run --------------------------------------------------------------------------------------
+# Collecting: where tests run -----------------------------------------------------------------------------------------
 
 _ATTRIBUTE = "_ampcheck"
-"""The attribute of a test report that carries what was gathered, through xdist too."""
+"""The attribute of a test report that carries the collected data, through xdist too."""
 
 
 @dataclass
-class _Gathered:
-    """What one test emitted, as JSON, which entries of locks it wrote, and how it ended."""
+class _Collected:
+    """The runs of one test as JSON, the entries of locks that it wrote, and its outcome."""
 
     runs: list[str] = field(default_factory=list)
     written: list[tuple[str, str]] = field(default_factory=list)
     outcome: str = "passed"
 
 
-_GATHERED = pytest.StashKey[_Gathered]()
+_COLLECTED = pytest.StashKey[_Collected]()
 
 
-class Gather:
-    """Gathers what each test emits and hands it over with the report of its teardown.
+class Collector:
+    """Collects the runs that each test emits and adds them to the report of its teardown.
 
-    update: locks are written anew instead of compared.
+    update: policy locks are written instead of compared.
     """
 
     def __init__(self, update: bool) -> None:
@@ -52,92 +52,94 @@ class Gather:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Gather what fixtures emit."""
+        """Collect the runs of fixtures."""
         __tracebackhide__ = True
-        item.stash[_GATHERED] = _Gathered()  # anew for each attempt of a test that is run again
-        with _gather_from(item, self.update):
+        item.stash[_COLLECTED] = _Collected()  # empty again for each attempt of a test that is rerun
+        with _collect_from(item, self.update):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Gather what the test emits."""
+        """Collect the runs of the test."""
         __tracebackhide__ = True
-        with _gather_from(item, self.update):
+        with _collect_from(item, self.update):
             return (yield)
 
     pytest_runtest_teardown = pytest_runtest_call
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Hand over what was gathered."""
+        """Add the collected data to the report."""
         report = yield
-        gathered = item.stash.setdefault(_GATHERED, _Gathered())
-        gathered.outcome = _outcome(gathered.outcome, report)
-        if report.when == "teardown" and (gathered.runs or gathered.written):
-            setattr(report, _ATTRIBUTE, asdict(gathered))
+        collected = item.stash.setdefault(_COLLECTED, _Collected())
+        collected.outcome = _outcome(collected.outcome, report)
+        if report.when == "teardown" and (collected.runs or collected.written):
+            setattr(report, _ATTRIBUTE, asdict(collected))
         return report
 
 
 @contextmanager
-def _gather_from(item: pytest.Item, update: bool) -> Iterator[None]:
+def _collect_from(item: pytest.Item, update: bool) -> Iterator[None]:
     __tracebackhide__ = True
     from ampcheck.core.run import collect
 
     written: list[tuple[str, str]] = []
-    with ExitStack() as open_, collect() as runs:
+    with ExitStack() as stack, collect() as runs:
         if update:
             from ampcheck.autocast.locks.file import updating
 
-            written = open_.enter_context(updating())
+            written = stack.enter_context(updating())
         try:
             yield
         finally:
-            gathered = item.stash.setdefault(_GATHERED, _Gathered())
-            gathered.runs.extend(_to_text(run) for run in _told(item, runs))
-            gathered.written.extend(written)
+            collected = item.stash.setdefault(_COLLECTED, _Collected())
+            collected.runs.extend(map(_to_text, _reported(item, runs)))
+            collected.written.extend(written)
 
 
-def _told(item: pytest.Item, runs: list[Run]) -> list[Run]:
-    """The runs to tell of. Hypothesis fails many examples on its way to the smallest, the last: it alone is told."""
+def _reported(item: pytest.Item, runs: list[Run]) -> list[Run]:
+    """The runs without those of examples that Hypothesis has shrunk: of equal failures only the last is reported."""
     if not getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         return runs
     last = {frozenset(finding.check for finding in run.findings if finding.verdict == "fail"): run for run in runs}
-    return [run for run in runs if not run.failed or any(run is one for one in last.values())]
+    return [run for run in runs if not run.failed or any(run is smallest for smallest in last.values())]
 
 
 def _to_text(run: Run) -> str:
-    """The run as ASCII, which crosses every border: odd text, large integers and numbers of numpy included."""
+    """The run as ASCII. Raises `UsageError`, in the test that emits it, for a run that cannot be read back or drawn."""
     import json
 
     try:
         data = run.to_json()
         text = json.dumps(data, allow_nan=False)
-        type(run).from_json(data)  # what cannot be read back or drawn fails its own test, and not the session
+        type(run).from_json(data)
         return text
     except (TypeError, ValueError) as error:
-        raise UsageError(f"a run that is emitted must hold plain Python data, this one does not: {error}") from error
+        raise UsageError(
+            f"an emitted run must contain only plain Python data, and this one does not: {error}"
+        ) from error
 
 
 def _outcome(before: str, report: pytest.TestReport) -> str:
-    """How the test stands after this phase: a failure stays, a phase that passed changes nothing."""
+    """The outcome of the test after this phase: failures stay, passed phases change nothing."""
     now: str = report.outcome
     if hasattr(report, "wasxfail"):
         now = "xfailed" if now == "skipped" else "xpassed"
     return before if now == "passed" or before == "failed" else now
 
 
-# Reporting: the process that owns the terminal -------------------------------------------------------------------
+# Reporting: the process that owns the terminal -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class _Entry:
-    """What one test handed over. `order` is the same however the tests were spread over workers."""
+    """The data of one test. The order is the same however the tests are distributed over workers."""
 
     nodeid: str
     worker: str
-    outcome: str
-    run: Run
-    written: tuple[tuple[str, str], ...] = ()
+    outcome: str = field(compare=False)
+    run: Run = field(compare=False)
+    written: tuple[tuple[str, str], ...] = field(compare=False, default=())
 
     @classmethod
     def of(cls, report: pytest.TestReport, data: dict[str, Any]) -> _Entry:
@@ -149,48 +151,41 @@ class _Entry:
         written = tuple((path, name) for path, name in data["written"])
         return cls(report.nodeid, getattr(report, "worker_id", ""), data["outcome"], run, written)
 
-    def order(self) -> tuple[str, str]:
-        return self.nodeid, self.worker
-
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in self.run.counts().items())
         return f"{self.nodeid} ({self.outcome}): {counts or 'no finding'}"
 
 
 _FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-"""How a session ends that got past collection and was not broken off."""
+"""Exit codes of a session that was collected and not interrupted."""
 
 
 class Report:
-    """Merges what the tests handed over, writes the files and prints header and summary."""
+    """Merges the data of the tests, writes the files and prints header and summary. notes: lines below the summary."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self.entries: list[_Entry] = []
         self.notes: list[str] = []
 
     def add(self, run: Run) -> None:
-        """Take what was found when the tests were over, of no test in particular."""
+        """Add findings of the session that belong to no test."""
         self.entries.append(_Entry("(session)", "", "passed", run))
-
-    def note(self, line: str) -> None:
-        """Take a line that is printed below the summary."""
-        self.notes.append(line)
 
     def pytest_report_header(self) -> str:
         """One line on the versions and the device."""
-        return f"ampcheck: {_version('ampcheck')}, torch {_version('torch')}, device {self.settings.device}"
+        return f"ampcheck: {_version('ampcheck')}, torch {_version('torch')}, device {self.options.device}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take what a test handed over."""
+        """Take the data of a test."""
         data = getattr(report, _ATTRIBUTE, None)
         if data is not None:
             self.entries.append(_Entry.of(report, data))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the files where no summary will be printed."""
+        """Write the files if no summary will be printed."""
         self.session = session
-        if session.config.getoption("no_summary", True):  # pytest 8 calls no summary then; the files are written anyway
+        if session.config.getoption("no_summary", True):  # pytest 8 then calls no summary
             list(self._write(self._run()))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -201,36 +196,35 @@ class Report:
         written = list(self._write(run))  # first, as the terminal may be full or closed
         terminalreporter.ensure_newline()
         terminalreporter.section("ampcheck")
-        for line in (
-            *_summary(run, config.get_terminal_writer().fullwidth),
-            *self._failed(),
-            *self._locks(),
-            *self.notes,
-            *written,
-        ):
+        summary = _summary(run, config.get_terminal_writer().fullwidth)
+        failed = (f"in {entry}" for entry in sorted(self.entries) if entry.run.failed)
+        for line in (*summary, *failed, *self._locks(), *self.notes, *written):
             terminalreporter.write_line(clean(line))
 
     def _run(self) -> Run:
-        return _session_run(sorted(self.entries, key=_Entry.order), self.session.config.rootpath.name)
+        """The runs of all tests as one, with a table of the tests."""
+        from ampcheck.core.run import Run, merge
 
-    def _failed(self) -> Iterator[str]:
-        """Where the failures were: the tests' outcome tells whether they were expected."""
-        return (f"in {entry}" for entry in sorted(self.entries, key=_Entry.order) if entry.run.failed)
+        title, entries = f"pytest of {self.session.config.rootpath.name}", sorted(self.entries)
+        if not entries:
+            return Run(title=title)
+        merged = merge(map(_with_test_name, entries))
+        return replace(merged, title=title, tables=(_table_of_tests(entries), *merged.tables))
 
     def _locks(self) -> Iterator[str]:
-        """The locks that were written, with the entries."""
-        written = [pair for entry in sorted(self.entries, key=_Entry.order) for pair in entry.written]
+        """The written locks, with their entries."""
+        written = [pair for entry in sorted(self.entries) for pair in entry.written]
         for path in dict.fromkeys(path for path, _ in written):
             yield f"updated {path}: {', '.join(dict.fromkeys(name for p, name in written if p == path))}"
-        if self.settings.update and not written:
+        if self.options.update and not written:
             yield (
-                "--ampcheck-update: nothing was written; no test came as far as writing a lock, by "
-                "ampcheck.assert_policy_lock or @pytest.mark.ampcheck(lock=True)"
+                "--ampcheck-update: nothing was written; no test reached ampcheck.assert_policy_lock or a body under "
+                "@pytest.mark.ampcheck(lock=True)"
             )
 
     def _write(self, run: Run) -> Iterator[str]:
-        """Write the files that were asked for; one line about each. A file that cannot be written fails the session."""
-        for path, write in ((self.settings.html, _write_html), (self.settings.json, type(run).save)):
+        """Write the requested files; one line about each. A file that cannot be written fails the session."""
+        for path, write in ((self.options.html, _write_html), (self.options.json, type(run).save)):
             if path is not None and (self.entries or self.session.exitstatus in _FINISHED):
                 yield self._attempt(run, path, write)
             elif path is not None:
@@ -266,22 +260,11 @@ def _write_html(run: Run, path: Path) -> None:
     write_html(run, path)
 
 
-def _session_run(entries: list[_Entry], name: str) -> Run:
-    """All of the tests' runs as one, with a table of the tests."""
-    from ampcheck.core.run import Run, merge
-
-    title = f"pytest of {name}"
-    if not entries:
-        return Run(title=title)
-    merged = merge(_signed(entry) for entry in entries)
-    return replace(merged, title=title, tables=(_table_of_tests(entries), *merged.tables))
-
-
-def _signed(entry: _Entry) -> Run:
-    """The test's run, with the test named in the note of each table and chart."""
-    sign = f" Test: {entry.nodeid}"
-    tables = tuple(replace(table, note=(table.note + sign).lstrip()) for table in entry.run.tables)
-    charts = tuple(replace(chart, note=(chart.note + sign).lstrip()) for chart in entry.run.charts)
+def _with_test_name(entry: _Entry) -> Run:
+    """The test's run, with the test's name in the note of each table and chart."""
+    name = f" Test: {entry.nodeid}"
+    tables = tuple(replace(table, note=(table.note + name).lstrip()) for table in entry.run.tables)
+    charts = tuple(replace(chart, note=(chart.note + name).lstrip()) for chart in entry.run.charts)
     return replace(entry.run, tables=tables, charts=charts)
 
 

@@ -1,7 +1,6 @@
-"""A `Run` for people: the summary of a terminal, and one HTML page that needs no network.
+"""Renderers of a `Run`: lines on a terminal, and an HTML page.
 
-Renderers know the `Run` and never a check. Importing this package costs nothing: rich, jinja2 and matplotlib are
-imported when something is drawn.
+Renderers know the `Run` and never a check. rich, jinja2 and matplotlib are imported only when something is drawn.
 """
 
 from __future__ import annotations

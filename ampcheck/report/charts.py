@@ -1,4 +1,4 @@
-"""`Chart` -> inline SVG, drawn by matplotlib without pyplot, the same bytes for the same chart."""
+"""Charts as inline SVG, drawn by matplotlib without pyplot: the same bytes for the same chart."""
 
 from __future__ import annotations
 
@@ -6,36 +6,26 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 from xml.etree import ElementTree
 
-from ampcheck.core.chart import require_known
-from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Chart
-from ampcheck.report.bars import draw_histogram
+from ampcheck.core.chart import Chart
 from ampcheck.report.canvas import STYLE
 from ampcheck.report.lines import draw_line
-from ampcheck.report.ranges import draw_range
+from ampcheck.report.magnitudes import draw_histogram, draw_range
 from ampcheck.report.text import clean, number
 
 _DRAWERS = {"histogram": draw_histogram, "range": draw_range, "line": draw_line}
 
 
 def chart_svg(chart: Chart, *, key: str = "chart") -> str:
-    """`chart` as an `<svg>` element for a page; `key` keeps its ids apart from those of the page's other charts.
+    """`chart` as an `<svg>` element; charts of one page need different keys, or their ids collide.
 
-    Values that are not finite are drawn as marks at the edge (`range`) or as gaps (`line`, `histogram`). Raises
-    `UsageError` for an unknown kind or scale.
+    Values that are not finite become marks at the edge (`range`) or gaps (`line`, `histogram`).
     """
     from matplotlib import style
 
-    try:
-        require_known(chart)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    with style.context(["default", {**STYLE, "svg.hashsalt": key}]), _without_warnings():
+    with style.context(["default", {**STYLE, "svg.hashsalt": key}]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a glyph that matplotlib's font lacks: the browser has its own fonts
         figure = _DRAWERS[chart.kind](chart)
         stream = io.StringIO()
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -43,7 +33,7 @@ def chart_svg(chart: Chart, *, key: str = "chart") -> str:
 
 
 def describe_chart(chart: Chart) -> str:
-    """What the picture shows, in words, for those who cannot see it."""
+    """A description of the chart for screen readers."""
     groups = [group for group in dict.fromkeys(series.group for series in chart.series) if group]
     finite = [x for series in chart.series for x in series.x if math.isfinite(x)]
     parts = [
@@ -58,22 +48,13 @@ def describe_chart(chart: Chart) -> str:
     return clean("; ".join(parts) + ".")
 
 
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """A glyph that matplotlib's own font lacks is the browser's business: the text stays text."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _inline(svg: str, description: str) -> str:
     """The `<svg>` of a document for use inside HTML: no namespaces, no fixed size, only ids that are referred to."""
     root = ElementTree.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", svg))
-    used = set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", svg))
-    kept = {name for pair in used for name in pair if name}
+    ids = {name for pair in re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", svg) for name in pair}
     for element in root.iter():
         element.tag = _local(element.tag)
-        element.attrib = {_local(key): value for key, value in element.attrib.items() if key != "id" or value in kept}
+        element.attrib = {_local(key): value for key, value in element.attrib.items() if key != "id" or value in ids}
     for parent in list(root.iter()):
         for child in [child for child in parent if child.tag in ("metadata", "style")]:
             parent.remove(child)
@@ -83,5 +64,5 @@ def _inline(svg: str, description: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _local(name: Any) -> str:
+def _local(name: object) -> str:
     return str(name).rpartition("}")[2]

@@ -1,4 +1,4 @@
-"""A run as one HTML page: no script, no network, everything inside the file."""
+"""A run as one self-contained HTML page without scripts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ampcheck.core.files import write_atomically
 from ampcheck.core.run import Chart, Run, Table, Verdict
 from ampcheck.report.sections import arrange, short_names
-from ampcheck.report.text import clean, number, quantity
+from ampcheck.report.text import clean, is_number, number, quantity
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -26,15 +26,14 @@ _MARKS = {
 
 
 def write_html(run: Run, path: str | os.PathLike[str]) -> None:
-    """Write the page about `run` to `path`, whole or not at all. Raises `UsageError` where that is not possible."""
+    """Write the page of `run` to `path`. Raises `UsageError` if that is not possible."""
     write_atomically(path, render_html(run))
 
 
 def render_html(run: Run) -> str:
-    """The page about `run`; the same text for the same run.
+    """The page of `run`; the same text for the same run.
 
-    Names, messages and paths are escaped, a content security policy forbids scripts and loads, and nothing in the page
-    refers to another file. Raises `UsageError` for a chart of an unknown kind.
+    Names, messages and paths are escaped; a content security policy forbids scripts and other files.
     """
     from markupsafe import Markup
 
@@ -68,15 +67,11 @@ def _template() -> Template:
 
 
 def _finalize(value: Any) -> Any:
-    """Whatever text the page prints is cleaned of control characters; markup is not text."""
+    """Replace control characters in text; markup is not text."""
     return clean(value) if type(value) is str else value
 
 
 def _numeric_columns(table: Table) -> set[int]:
-    """The columns that hold numbers, and perhaps gaps, but nothing else: they are aligned at the right."""
+    """The columns of numbers and gaps, which are aligned at the right."""
     columns = [[value for value in column if value is not None] for column in zip_longest(*table.rows)]
-    return {index for index, values in enumerate(columns) if values and all(map(_is_number, values))}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return {index for index, values in enumerate(columns) if values and all(map(is_number, values))}

@@ -1,4 +1,4 @@
-"""Tables of a run as a terminal shows them."""
+"""Tables of a run on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ampcheck.core.run import Table
-from ampcheck.report.text import MIN_WIDTH, cells, clean, wrap
+from ampcheck.report.text import MIN_WIDTH, cells, clean, is_number, wrap
 
 if TYPE_CHECKING:
     import rich.table
@@ -15,10 +15,10 @@ _GAP, _EDGES = 3, 2  # between two columns, and at both sides, as rich draws the
 
 
 def print_tables(tables: Sequence[Table]) -> None:
-    """Print tables one below the other, each with its title and note.
+    """Print each table with its title and note.
 
-    Long cells are folded, never cut. Where the columns do not fit side by side without breaking words, each row becomes
-    a paragraph: its first cell, then the others with the names of their columns.
+    Long cells are folded, never cut. If the columns do not fit without breaking words, each row becomes a paragraph:
+    its first cell, then the others with the names of their columns.
     """
     from rich import text
     from rich.console import Console
@@ -36,10 +36,9 @@ def print_tables(tables: Sequence[Table]) -> None:
 
 
 def _widths(shown: Table, total: int) -> list[int] | None:
-    """How wide each column is where the whole may be `total`; None where words would have to be broken.
+    """The widths of the columns in a table of width `total`; None if words would have to be broken.
 
-    What stands first names the row and keeps its cells whole; of the others the widest give way, down to their longest
-    words.
+    Cells of the first column, which names the row, are not folded; of the others the widest are folded first.
     """
     columns = list(zip(map(clean, shown.columns), *([_cell(cell) for cell in row] for row in shown.rows), strict=True))
     most = [max(cells(text) for text in column) for column in columns]
@@ -49,8 +48,8 @@ def _widths(shown: Table, total: int) -> list[int] | None:
     if spare < 0:
         return None
     for _ in range(spare):
-        wanting = max(range(len(columns)), key=lambda number: most[number] - widths[number])
-        widths[wanting] += most[wanting] > widths[wanting]
+        folded = max(range(len(columns)), key=lambda number: most[number] - widths[number])
+        widths[folded] += most[folded] > widths[folded]
     return widths
 
 
@@ -59,9 +58,7 @@ def _side_by_side(shown: Table, widths: Sequence[int]) -> rich.table.Table:
 
     printed = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, cell, width in zip(shown.columns, shown.rows[0], widths, strict=True):
-        side: Literal["left", "right"] = (
-            "right" if isinstance(cell, (int, float)) and not isinstance(cell, bool) else "left"
-        )
+        side: Literal["left", "right"] = "right" if is_number(cell) else "left"
         printed.add_column(text.Text(clean(column)), justify=side, overflow="fold", width=max(width, 1))
     for row in shown.rows:
         printed.add_row(*(text.Text(_cell(cell)) for cell in row))
@@ -72,8 +69,8 @@ def _paragraphs(shown: Table, width: int) -> Iterator[str]:
     for row in shown.rows:
         yield from wrap(_cell(row[0]), width, hanging="  ")
         named = zip(shown.columns[1:], row[1:], strict=True)
-        told = "; ".join(f"{column}: {text}" for column, cell in named if (text := _cell(cell)))
-        yield from wrap(told, width, indent="    ", hanging="    ")
+        cells_of_row = "; ".join(f"{column}: {text}" for column, cell in named if (text := _cell(cell)))
+        yield from wrap(cells_of_row, width, indent="    ", hanging="    ")
 
 
 def _cell(cell: object) -> str:

@@ -1,4 +1,4 @@
-"""How far a long run is."""
+"""The progress bar of long runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from ampcheck.core.progress import Progress
 
 EVERY = 10.0
-"""Seconds between two lines where stderr is no terminal, as in the log of a CI job."""
+"""Seconds between two lines if stderr is no terminal, as in the log of a CI job."""
 
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar on a terminal, now and then a line elsewhere; on stderr, so that stdout holds the report alone."""
+    """A bar on a terminal, occasional lines elsewhere; on stderr, so that stdout contains only the report."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -34,21 +34,21 @@ def progress_bar() -> Iterator[Progress]:
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def tell(stage: str, done: int, total: int) -> None:
+        def show(stage: str, done: int, total: int) -> None:
             bar.update(task, description=stage, completed=done, total=total)
 
-        yield tell
+        yield show
 
 
 def _lines() -> Progress:
-    """A short run says nothing, a long one where it is."""
+    """Print a line every `EVERY` seconds; a shorter run prints none."""
     begin = last = time.monotonic()
 
-    def tell(stage: str, done: int, total: int) -> None:
+    def show(stage: str, done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= EVERY:
             last = now
             print(f"ampcheck: {now - begin:.0f} s, {done} of {total} done, now: {stage}", file=sys.stderr, flush=True)
 
-    return tell
+    return show

@@ -1,27 +1,30 @@
-"""A `Run` put in the order in which people read it; every renderer starts from here."""
+"""A `Run` in the order in which people read it; every renderer starts from here."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampcheck.core.run import SEVERITY, Chart, Coverage, Finding, Run, Scalar, Table, Verdict
+from ampcheck.core.run import SEVERITY, Chart, Coverage, Finding, Run, Scalar, Table, Verdict, count_verdicts
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSection:
-    """What one check said, worst first, and its evidence."""
+    """The findings of one check, worst first, and its evidence."""
 
     check: str
     findings: tuple[Finding, ...]
-    counts: Mapping[Verdict, int]
     tables: tuple[Table, ...]
     charts: tuple[Chart, ...]
 
     @property
+    def counts(self) -> Mapping[Verdict, int]:
+        """How many findings have each verdict, worst first."""
+        return count_verdicts(self.findings)
+
+    @property
     def worst(self) -> Verdict | None:
-        """The gravest verdict, or None for evidence without a verdict."""
+        """The worst verdict; None for evidence without a verdict."""
         return next(iter(self.counts), None)
 
     @property
@@ -35,17 +38,17 @@ class CheckSection:
         return tuple(finding for finding in self.findings if finding.verdict is not Verdict.PASS)
 
     def worst_of(self, subject: str) -> tuple[int, Verdict]:
-        """How many findings about `subject` have its gravest verdict, and which; (0, skip) where there is none."""
-        counts = _counts(finding for finding in self.findings if finding.subject == subject)
+        """The number of findings about `subject` with its worst verdict, and that verdict; (0, skip) without any."""
+        counts = count_verdicts(finding for finding in self.findings if finding.subject == subject)
         return next(((count, verdict) for verdict, count in counts.items()), (0, Verdict.SKIP))
 
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """A run in reading order: the verdict, what is wrong, what was not judged, every check, the evidence at large.
+    """A run in reading order: the verdict, failures and warnings, unjudged checks, every check, further evidence.
 
-    `verdict` colours the headline. It is `pass` only where something passed, nothing else wants attention and the
-    coverage is not empty; a run that judged nothing is a `skip`.
+    `verdict` colours the headline. It is `pass` only if something passed, nothing failed, warned or is undecided, and
+    the coverage is not empty; a run that judged nothing is a `skip`.
     """
 
     title: str
@@ -63,7 +66,7 @@ class Sections:
 
 
 def arrange(run: Run) -> Sections:
-    """`run` in reading order. Tables and charts stand with the check they name; those that name none come last."""
+    """`run` in reading order. Tables and charts follow the check that they name; those that name none are last."""
     evidence: tuple[Table | Chart, ...] = (*run.tables, *run.charts)
     named = [*(finding.check for finding in run.findings), *(item.check for item in evidence if item.check)]
     checks = [_check_section(run, slug) for slug in dict.fromkeys(named)]
@@ -75,7 +78,7 @@ def arrange(run: Run) -> Sections:
         subjects=tuple(dict.fromkeys(finding.subject for finding in run.findings)),
         problems=run.of(Verdict.FAIL) + run.of(Verdict.WARN),
         unjudged=run.of(Verdict.UNDECIDED) + run.of(Verdict.INCOMPLETE) + run.of(Verdict.SKIP),
-        checks=tuple(sorted(checks, key=_gravity)),
+        checks=tuple(sorted(checks, key=lambda section: [*SEVERITY, None].index(section.worst))),
         tables=tuple(table for table in run.tables if not table.check),
         charts=tuple(chart for chart in run.charts if not chart.check),
         coverage=run.coverage,
@@ -84,7 +87,7 @@ def arrange(run: Run) -> Sections:
 
 
 def headline(run: Run) -> str:
-    """The verdict in one line, such as `2 failed, 1 warning, 14 passed`; it never makes an empty run look well."""
+    """The verdict in one line, such as `2 failed, 1 warning, 14 passed`; an empty run has none."""
     if not run.findings:
         return f"no verdict: {run.coverage} seen, no check made" if run.coverage.total else "nothing was looked at"
     counts = run.counts()
@@ -95,41 +98,29 @@ def headline(run: Run) -> str:
 
 
 def _participle(verdict: Verdict, count: int) -> str:
-    words = {Verdict.FAIL: "failed", Verdict.SKIP: "skipped", Verdict.PASS: "passed"}
-    plural = {Verdict.WARN: "warning" if count == 1 else "warnings"}
-    return words.get(verdict) or plural.get(verdict) or str(verdict)
+    if verdict is Verdict.WARN:
+        return "warning" if count == 1 else "warnings"
+    return {Verdict.FAIL: "failed", Verdict.SKIP: "skipped", Verdict.PASS: "passed"}.get(verdict, str(verdict))
 
 
 def _verdict(run: Run) -> Verdict:
-    counts = run.counts()
-    for verdict in (Verdict.FAIL, Verdict.WARN, Verdict.UNDECIDED, Verdict.INCOMPLETE):
-        if verdict in counts:
-            return verdict
-    return Verdict.PASS if Verdict.PASS in counts and run.coverage.total else Verdict.SKIP
+    worst = next(iter(run.counts()), Verdict.SKIP)
+    passed = bool(run.of(Verdict.PASS)) and run.coverage.total
+    return worst if worst not in (Verdict.SKIP, Verdict.PASS) else Verdict.PASS if passed else Verdict.SKIP
 
 
 def _check_section(run: Run, slug: str) -> CheckSection:
-    found = [finding for finding in run.findings if finding.check == slug]
+    findings = [finding for finding in run.findings if finding.check == slug]
     return CheckSection(
         check=slug,
-        findings=tuple(sorted(found, key=lambda finding: SEVERITY.index(finding.verdict))),
-        counts=_counts(found),
+        findings=tuple(sorted(findings, key=lambda finding: SEVERITY.index(finding.verdict))),
         tables=tuple(table for table in run.tables if table.check == slug),
         charts=tuple(chart for chart in run.charts if chart.check == slug),
     )
 
 
-def _counts(findings: Iterable[Finding]) -> dict[Verdict, int]:
-    count = Counter(finding.verdict for finding in findings)
-    return {verdict: count[verdict] for verdict in SEVERITY if count[verdict]}
-
-
-def _gravity(section: CheckSection) -> int:
-    return len(SEVERITY) if section.worst is None else SEVERITY.index(section.worst)
-
-
 def short_names(subjects: Sequence[str]) -> dict[str, str]:
-    """Subjects without what all of them begin with up to a bracket: `demo [float16, eager]` is `float16, eager`."""
+    """Subjects without their common name before a bracket: `demo [float16, eager]` becomes `float16, eager`."""
     heads = {subject.partition(" [")[0] for subject in subjects}
     if len(heads) != 1 or not all(subject.endswith("]") and " [" in subject for subject in subjects):
         return {subject: subject for subject in subjects}

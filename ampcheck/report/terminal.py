@@ -1,4 +1,4 @@
-"""A run as lines of a terminal: plain for pytest, coloured and with a table of verdicts for the command line."""
+"""A run on a terminal: plain lines for pytest; with colours and a table of verdicts for the command line."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _STYLES = {
     Verdict.SKIP: "dim",
     Verdict.PASS: "green",
 }
-_SUBJECT_WIDTH = 12  # columns of a terminal that one subject gets in the table of verdicts, at least
-_MANY_SUBJECTS = 16  # beyond, a column for each subject hides more than it shows
+_SUBJECT_WIDTH = 12  # at least, in the table of verdicts
+_MANY_SUBJECTS = 16  # for more, the table counts verdicts
 
 
 def summary_lines(run: Run, *, width: int, verbose: bool = False) -> Iterator[str]:
-    """`run` as plain lines of at most `width` columns (and never fewer than `MIN_WIDTH`).
+    """`run` as plain lines of at most `width` columns, but at least `MIN_WIDTH`.
 
-    First the headline; then failures and warnings in full; what was skipped or left undecided, with the reason; passes
-    as counts per check, or with `verbose` one line for each; the coverage is last.
+    The headline; failures and warnings in full; skipped and undecided checks with the reason; passes as counts for each
+    check, or with `verbose` one line for each; the coverage.
     """
     content = arrange(run)
     width = max(width, MIN_WIDTH)
@@ -44,10 +44,7 @@ def summary_lines(run: Run, *, width: int, verbose: bool = False) -> Iterator[st
 
 
 def print_run(run: Run, console: Console, *, verbose: bool = False) -> None:
-    """Print `run` to a rich console: headline, a table of verdicts by check and subject, then as `summary_lines`.
-
-    The console decides about colours (none where the output is not a terminal) and about the width.
-    """
+    """Print `run` to a rich console: headline, a table of verdicts by check and subject, then as `summary_lines`."""
     from rich.text import Text
 
     content = arrange(run)
@@ -55,8 +52,7 @@ def print_run(run: Run, console: Console, *, verbose: bool = False) -> None:
 
     def show(lines: Iterable[str], style: str = "") -> None:
         for line in lines:
-            # Text, not str: a message must not be read as markup; lines are wrapped already.
-            console.print(Text(line, style=style), soft_wrap=True)
+            console.print(Text(line, style=style), soft_wrap=True)  # a str would be parsed as markup
 
     show(wrap(_heading(content), width, hanging="  "), _STYLES[content.verdict])
     for table in _verdict_tables(content, width):
@@ -78,8 +74,8 @@ def _in_full(finding: Finding, width: int) -> Iterator[str]:
     title = f"{finding.verdict.upper()} {finding.check}: {finding.subject}"
     yield from wrap(title, width, hanging="  ")
     yield from wrap(finding.message, width, indent="  ", hanging="  ")
-    if place := str(finding.where):
-        yield from wrap(f"where: {place}", width, indent="  ", hanging="    ")
+    if where := str(finding.where):
+        yield from wrap(f"where: {where}", width, indent="  ", hanging="    ")
     if numbers := _numbers(finding):
         yield from wrap(numbers, width, indent="  ", hanging="    ")
     if finding.hint:
@@ -92,13 +88,13 @@ def _numbers(finding: Finding) -> str:
 
 
 def _unjudged(content: Sections, width: int, verbose: bool) -> Iterator[str]:
-    """Each reason once, whatever the number of subjects. Of what was skipped one line is enough without `verbose`."""
+    """Each reason once, with the number of subjects; without `verbose`, a skip in one line."""
     count = Counter((finding.verdict, finding.check, finding.message, finding.hint) for finding in content.unjudged)
     for (verdict, check, message, hint), times in count.items():
         advice = f" (hint: {hint})" if hint and verdict is Verdict.INCOMPLETE else ""
         line = f"{verdict} {check}{f' ×{times:,}' if times > 1 else ''}: {message}{advice}"
-        cut = verdict is Verdict.SKIP and not verbose
-        yield from (one_line(line, width),) if cut else wrap(line, width, hanging="  ")
+        short = verdict is Verdict.SKIP and not verbose
+        yield from (one_line(line, width),) if short else wrap(line, width, hanging="  ")
 
 
 def _passes(content: Sections, width: int, verbose: bool) -> Iterator[str]:
@@ -124,7 +120,7 @@ def _coverage(coverage: Coverage, width: int, *, listed: bool = False) -> Iterat
 
 
 def _verdict_tables(content: Sections, width: int) -> Iterator[Table]:
-    """Check by subject: one table, or several where the subjects do not fit side by side; counts for very many."""
+    """Verdicts by check and subject, in several tables if the width requires it; counts for very many subjects."""
     judged = [section for section in content.checks if section.findings]
     if not judged:
         return
@@ -160,5 +156,5 @@ def _table(judged: Sequence[CheckSection], columns: Iterable[str], cells: Iterab
 def _cell(count: int, verdict: Verdict) -> Text:
     from rich.text import Text
 
-    word = verdict.upper() if verdict is Verdict.FAIL else verdict.value
-    return Text(f"{word} ×{count:,}" if count > 1 else word, _STYLES[verdict]) if count else Text("·", "dim")
+    name = verdict.upper() if verdict is Verdict.FAIL else verdict.value
+    return Text(f"{name} ×{count:,}" if count > 1 else name, _STYLES[verdict]) if count else Text("·", "dim")

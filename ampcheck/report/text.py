@@ -11,14 +11,11 @@ from ampcheck.core.run import Scalar
 from ampcheck.core.text import clean as clean
 
 MIN_WIDTH = 20
-"""Narrower terminals get lines of this width: below it, nothing can be read."""
+"""Width of the lines on narrower terminals."""
 
 
 def number(value: Scalar, digits: int = 3) -> str:
-    """A value as people read it: `1,234`, `6.55e4`, `0.031`, `nan`, `-inf`, `yes`; text stays as it is.
-
-    `digits` are significant ones, for what is not a whole number.
-    """
+    """A value as text: `1,234`, `6.55e4`, `0.031`, `nan`, `-inf`, `yes`. `digits`: significant ones of a fraction."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -42,13 +39,18 @@ def _scientific(text: str) -> str:
     return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"
 
 
+def is_number(value: object) -> bool:
+    """Whether `value` is an int or a float, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def quantity(value: float | None, unit: str) -> str:
-    """A number with its unit, such as `0.31 %`; empty where there is no number."""
+    """A number with its unit, such as `0.31 %`; empty for None."""
     return "" if value is None else f"{number(value)} {unit}".rstrip()
 
 
 def cells(text: str) -> int:
-    """How many columns of a terminal `text` takes, at most."""
+    """How many columns of a terminal `text` needs at most."""
     return len(text) if text.isascii() else sum(_cells_of(character) for character in text)
 
 
@@ -57,7 +59,7 @@ def _cells_of(character: str) -> int:
 
 
 def shorten_middle(text: str, length: int) -> str:
-    """`text` in at most `length` characters; the middle gives way, as the ends of a module path tell most."""
+    """`text` in at most `length` characters, without its middle: the ends of a module path identify it."""
     if len(text) <= length:
         return text
     tail = (length - 1) * 3 // 5
@@ -65,7 +67,7 @@ def shorten_middle(text: str, length: int) -> str:
 
 
 def one_line(text: str, width: int) -> str:
-    """`text` on one line of at most `width` columns, an ellipsis telling where it was cut."""
+    """`text` on one line of at most `width` columns, with an ellipsis where it was cut."""
     flat = " ".join(clean(text).split())
     return flat if cells(flat) <= width else _fitting(flat, width - 1).rstrip() + "…"
 
@@ -73,7 +75,7 @@ def one_line(text: str, width: int) -> str:
 def wrap(text: str, width: int, *, indent: str = "", hanging: str = "") -> Iterator[str]:
     """Lines of `text` of at most `width` columns: the first after `indent`, the others after `hanging`.
 
-    A word longer than a line is cut, so that nothing is lost.
+    A word longer than a line is broken.
     """
     start = indent
     for paragraph in clean(text).splitlines():
@@ -94,9 +96,9 @@ def wrap(text: str, width: int, *, indent: str = "", hanging: str = "") -> Itera
 
 
 def _fitting(text: str, width: int) -> str:
-    taken = 0
+    used = 0
     for index, character in enumerate(text):
-        taken += _cells_of(character)
-        if taken > width:
+        used += _cells_of(character)
+        if used > width:
             return text[:index]
     return text

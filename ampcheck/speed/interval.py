@@ -1,15 +1,15 @@
-"""The statistic of a paired measurement: the median of the log-ratios, and how sure one may be of it.
+"""The statistic of a paired measurement: the median of the log-ratios, and its confidence intervals.
 
-Two intervals, for two purposes. What is *shown* is a percentile bootstrap at 95 per cent. What a *verdict* rests on is
-the exact interval of a median from its order statistics (the sign test turned round): it holds for every distribution,
-heavy tails included, and at confidences such as 0.9999, which a suite of many comparisons needs and whose tail no
-affordable number of resamples resolves. With too few cycles for the confidence it has no end, and nothing is decided.
+Tables show a percentile bootstrap at 95 per cent. Verdicts rest on the exact interval of a median from its order
+statistics (the sign test inverted): it holds for every distribution, heavy tails included, and at confidences such as
+0.9999, which a suite of many comparisons needs and whose tail no affordable number of resamples resolves. With too few
+cycles for the confidence it is infinite, and nothing is decided.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,27 +51,29 @@ def median_bounds(logs: Logs, confidence: float) -> tuple[float, float]:
     """The exact interval of the median of log-ratios; infinite where there are too few for this confidence."""
     from scipy import stats as statistics  # takes longer to import than a process may need to be measured
 
-    found: Any = statistics.quantile_test(logs, q=0, p=0.5).confidence_interval(confidence)
-    low, high = float(found.low), float(found.high)
+    interval = statistics.quantile_test(logs, q=0, p=0.5).confidence_interval(confidence)
+    low, high = float(interval.low), float(interval.high)
     return (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
 
 
 def cycles_needed(confidence: float) -> int:
-    """How many cycles the exact interval needs before it has ends."""
+    """How many cycles the exact interval needs to be finite."""
     return max(1, math.ceil(math.log2(2 / (1 - confidence))))
 
 
 def _bootstrapped(logs: Logs, resamples: int, seed: int) -> tuple[float, float]:
-    if len(logs) < 2 or np.ptp(logs) == 0:  # nothing to resample: scipy would warn
-        return (float(logs.min()), float(logs.max())) if len(logs) > 1 else (-math.inf, math.inf)
+    if len(logs) < 2:
+        return -math.inf, math.inf
+    if np.ptp(logs) == 0:  # scipy would warn
+        return float(logs[0]), float(logs[0])
     from scipy import stats as statistics
 
-    found: Any = statistics.bootstrap(
+    interval = statistics.bootstrap(
         (logs,),
         np.median,
         n_resamples=resamples,
         confidence_level=CONFIDENCE,
         method="percentile",
         random_state=np.random.default_rng(seed),
-    )
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    ).confidence_interval
+    return float(interval.low), float(interval.high)

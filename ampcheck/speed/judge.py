@@ -1,4 +1,4 @@
-"""Measure, judge, tell: what a test calls, and the run that a measurement makes."""
+"""Measure until the verdicts are decided, and the run of a measurement."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ampcheck.catalog.speed import SPEEDUP
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, verify
 from ampcheck.speed.clock import Clock
 from ampcheck.speed.interval import log_ratios, paired_ratio
@@ -32,9 +33,9 @@ def assert_speed(
     """Require that each arm is at least `at_least` times as fast as the first, which is the reference.
 
     arms: name to a callable without arguments. at_least: one ratio for all, or one for each arm that is judged.
-    effect: a shortfall below this share counts for nothing. comparisons: how many such comparisons the whole suite
+    effect: a shortfall below this share does not count. comparisons: how many such comparisons the whole suite
     makes (by default those of this call), so that together at most `false_alarms` of suites fail without a cause.
-    budget: seconds of timed steps at most; it ends earlier when the verdict stands.
+    budget: seconds of timed steps at most; it ends earlier when the verdict is decided.
 
     Raises `AssertionError` for a FAIL, never for an UNDECIDED; `UsageError` as `measure_speed` does.
     """
@@ -56,14 +57,14 @@ def measure_until_decided(
     clock: Clock | None = None,
     seed: int = 0,
 ) -> SpeedStats:
-    """Measure until each rule's verdict stands, or the budget is spent. Parameters as of `measure_speed`."""
+    """Measure until each rule has a verdict or the budget is spent. Parameters as of `measure_speed`."""
     return measure_speed(
         arms,
         subject=subject,
         device=device,
         budget=budget,
         width=None,
-        decided=lambda seen: is_decided(seen, rules),
+        decided=lambda stats: is_decided(stats, rules),
         clock=clock,
         seed=seed,
     )
@@ -71,24 +72,25 @@ def measure_until_decided(
 
 def speed_run(stats: SpeedStats, findings: Sequence[Finding] = ()) -> Run:
     """The run of a measurement: verdicts, the table of arms and the spread of their times."""
+    conditions = {f"meanwhile: {name}": value for name, value in stats.conditions.items()}
     return Run(
-        environment=_environment(stats),
+        environment={**stats.fingerprint, **conditions},
         findings=tuple(findings),
         coverage=Coverage({"paired cycles": stats.cycles, "arms": len(stats.arms)}),
-        tables=(speed_table(stats),),
+        tables=(_table(stats),),
         charts=(_spread(stats),),
         title=f"speed of {stats.subject}",
     )
 
 
-def speed_table(stats: SpeedStats) -> Table:
+def _table(stats: SpeedStats) -> Table:
     """Arms with their typical times, and the paired ratio with its interval."""
     noise = 100 * aa_noise(log_ratios(stats.reference, stats.twin))
     return Table(
         f"speed of {stats.subject}",
         ("arm", "ms a call", "times as fast", "from", "to", "5th percentile", "lowest", "first call s"),
         [_row(stats, arm) for arm in stats.arms],
-        check="speedup",
+        check=SPEEDUP.slug,
         note=f"Median of {stats.cycles:,} paired cycles, reference seconds / arm seconds, 95 % bootstrap interval. "
         f"Noise between {stats.reference.name} and its twin: up to {noise:.2g} %. Ended: {stats.stopped}.",
     )
@@ -106,8 +108,4 @@ def _spread(stats: SpeedStats) -> Chart:
         for arm in stats.arms
     ]
     title = f"time of one call of {stats.subject}"
-    return Chart("range", title, "milliseconds", series=rows, check="speedup", scale="linear")
-
-
-def _environment(stats: SpeedStats) -> dict[str, Scalar]:
-    return {**stats.fingerprint, **{f"meanwhile: {name}": value for name, value in stats.conditions.items()}}
+    return Chart("range", title, "milliseconds", series=rows, check=SPEEDUP.slug, scale="linear")

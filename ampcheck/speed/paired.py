@@ -1,13 +1,13 @@
-"""Paired measurement: all arms in turn, block by block, in random order, so that what disturbs one disturbs all.
+"""Paired measurement: all arms in turn, block by block, in random order, so that a disturbance affects all of them.
 
 On a shared machine a time wanders by tens of per cent within minutes, and the ratio of two times taken within one tenth
-of a second hardly at all. So each cycle times two blocks of every arm, in an order drawn anew; an arm's time is their
-geometric mean, and the statistic is made of the ratios within the cycles. What the two blocks of the reference differ
-by is noise, measured in the same minutes as the answer: its A/A twin.
+of a second hardly at all. So each cycle times two blocks of every arm, in a new random order; an arm's time is their
+geometric mean, and the statistic uses the ratios within the cycles. The difference of the two blocks of the reference
+is noise, measured in the same minutes as the answer: its A/A twin.
 
 All arms run equally often and are averaged alike. A reference that ran more often than the others would find its
-weights in the cache more often, and the median of an average is not that of a single time where noise is skewed: by
-both an equal arm looked slower by up to a tenth.
+weights in the cache more often, and the median of an average is not that of a single time where noise is skewed: both
+made an equal arm look slower by up to a tenth.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import median
 
+from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError, as_result, brief, require_ran
 from ampcheck.speed.clock import Clock, clock_of, summarised
 from ampcheck.speed.fingerprint import fingerprint
@@ -29,16 +30,16 @@ from ampcheck.speed.stats import LOOKS, TWIN, ArmTimes, SpeedStats
 from ampcheck.torchtools.restore import restoring
 
 BLOCK = 0.001
-"""Seconds that a block should last, far above the clock's resolution; the shorter, the fewer of them are disturbed."""
+"""Seconds that a block should last, far above the clock's resolution; short blocks are disturbed less often."""
 
 SHORT = 0.005
-"""Seconds of a call up to which a block begins with an untimed one: filling a cache again would be some of its time."""
+"""Seconds of a call up to which a block begins with an untimed one: refilling a cache would take part of its time."""
 
 BUDGET = 10.0
-"""Seconds of timed blocks, unless more or fewer are asked for."""
+"""Seconds of timed blocks by default."""
 
 ENOUGH = 20
-"""Cycles without which no interval is called narrow."""
+"""Cycles below which no interval counts as narrow."""
 
 Step = Callable[[], object]
 """One step of an arm; what it returns is ignored."""
@@ -59,7 +60,7 @@ class Arm:
     seconds: list[float] = field(default_factory=list)
 
     def warm_up(self, clock: Clock, *, block: float = BLOCK, least: int = 3, seconds: float = 0.2) -> None:
-        """Call it at least `least` times and for `seconds`, and set how many calls make a block."""
+        """Call it at least `least` times and for `seconds`, and set the calls in a block. The first is timed apart."""
         self.first = clock.block(lambda: require_ran(self.step(), f"arm {self.name!r}"), 1)
         times: list[float] = []
         while len(times) < least or (sum(times) < seconds and len(times) < 1000):
@@ -69,19 +70,19 @@ class Arm:
         self.short = typical <= SHORT
 
     def block(self, clock: Clock) -> float:
-        """Seconds of one block, which begins with the caches in the same state as every other."""
+        """Seconds of one block, which begins in the same cache state as every other."""
         clock.prepare(self.step if self.short else None)
         return clock.block(self.step, self.calls)
 
     def of_one_call(self, block: float) -> float:
-        """Seconds of one call of a block. A clock may stand still; its logarithm may not."""
+        """Seconds of one call of a block; above zero even for a clock that does not advance, since its log is taken."""
         return max(block / self.calls, 1e-12)
 
 
 class PairedMeasurement:
-    """Arms that run in turn. `warm_up` once, `run` as often as one likes, `stats` at any time.
+    """Arms that run in turn: `warm_up` once, `run` any number of times, `stats` at any time.
 
-    arms: name to step, the first being the reference. block: seconds of one block, as near as whole calls come.
+    arms: name to step, the first being the reference. block: seconds of one block, to the nearest whole call.
     """
 
     def __init__(
@@ -100,54 +101,47 @@ class PairedMeasurement:
         self._twin: list[float] = []
         self._subject, self._device, self._block = subject, device, block
         self._random = Random(seed)
-        self._seen: list[dict[str, float]] = []
-        self._spent = 0.0
+        self._conditions: list[dict[str, float]] = []
+        self.spent = 0.0
+        """Seconds in cycles so far."""
 
     def warm_up(self, least: int = 3, seconds: float = 0.2) -> None:
-        """Call each arm at least `least` times and for `seconds`; the first call, which compiles, is kept apart.
-
-        Sets how many calls make a block. Raises `UsageError` for an arm that raises.
-        """
+        """Warm up each arm. Raises `UsageError` for an arm that raises."""
         for arm in self._arms:
             with naming(arm.name, self._subject):
                 arm.warm_up(self._clock, block=self._block, least=least, seconds=seconds)
 
     def run(self, until: float) -> None:
-        """Cycles until `until` seconds of all have passed in them, at least one. A cycle that raises leaves no half."""
-        self._seen.append(self._clock.conditions())
+        """Run cycles until `until` seconds have passed in all of them, at least one. A cycle that raises is dropped."""
+        self._conditions.append(self._clock.conditions())
         while True:
             begin = time.perf_counter()
+            blocks: dict[str, list[float]] = {arm.name: [] for arm in self._arms}
             with without_collector():
-                taken: dict[str, list[float]] = {arm.name: [] for arm in self._arms}
                 for arm in self._random.sample(2 * self._arms, 2 * len(self._arms)):
                     with naming(arm.name, self._subject):
-                        taken[arm.name].append(arm.block(self._clock))
+                        blocks[arm.name].append(arm.block(self._clock))
             for arm in self._arms:
-                one, other = (arm.of_one_call(block) for block in self._random.sample(taken[arm.name], 2))
-                arm.seconds.append(math.sqrt(one * other))
+                # Which of the two came first is left to chance: a cycle begins a little slower than it ends.
+                first, second = (arm.of_one_call(block) for block in self._random.sample(blocks[arm.name], 2))
+                arm.seconds.append(math.sqrt(first * second))
                 if arm is self._arms[0]:
-                    # Which of the two came first is left to chance: a cycle begins a little slower than it ends.
-                    self._twin.append(arm.seconds[-1] * (one / other) ** math.sqrt(0.5))
-            self._spent += max(time.perf_counter() - begin, sum(map(sum, taken.values())))
-            if self._spent >= until:
+                    self._twin.append(arm.seconds[-1] * (first / second) ** math.sqrt(0.5))
+            self.spent += max(time.perf_counter() - begin, sum(map(sum, blocks.values())))
+            if self.spent >= until:
                 break
-        self._seen.append(self._clock.conditions())
-
-    @property
-    def spent(self) -> float:
-        """Seconds in cycles so far."""
-        return self._spent
+        self._conditions.append(self._clock.conditions())
 
     def stats(self) -> SpeedStats:
-        """What was measured so far."""
+        """The measurement so far."""
         arms = [ArmTimes(arm.name, tuple(arm.seconds), arm.calls, arm.first, self._clock.kind) for arm in self._arms]
         return SpeedStats(
             subject=self._subject,
             arms=(arms[0], replace(arms[0], name=TWIN, seconds=tuple(self._twin)), *arms[1:]),
             device=self._device,
             fingerprint=fingerprint(self._device),
-            conditions=summarised(self._seen),
-            spent=self._spent,
+            conditions=summarised(self._conditions),
+            spent=self.spent,
         )
 
 
@@ -166,14 +160,13 @@ def measure_speed(
 ) -> SpeedStats:
     """Time two or more arms against the first, the reference, which also runs as its own A/A twin.
 
-    arms: name to a callable without arguments, one step of the arm. budget: seconds of timed blocks, warm-up and
-    compilation apart. width: stop when the 95 per cent interval of every ratio is at most this share to each side;
-    None for never. decided: asked at each look, instead of `width`, whether the verdict stands.
+    arms: name to a callable without arguments, one step of the arm. budget: seconds of timed blocks, without warm-up
+    and compilation. width: stop when the 95 per cent interval of every ratio is at most this share to each side;
+    None for never. decided: called at each look, instead of `width`; True ends the measurement.
 
     Raises `UsageError` for fewer than two arms, an arm that raises, or a device that is not there.
     """
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
-        raise UsageError(f"budget is seconds of measurement, above 0; found {budget!r}")
+    parse_number(budget, "budget")
     measurement = PairedMeasurement(arms, subject=subject, device=device, clock=clock, block=block, seed=seed)
     measurement.warm_up()
     for share in LOOKS:
@@ -181,17 +174,16 @@ def measure_speed(
             continue
         measurement.run(share * budget)
         stats = measurement.stats()
-        if decided is not None and decided(stats):
-            return replace(stats, stopped="decided")
-        if width is not None and decided is None and _narrow(stats, width):
+        if decided is not None:
+            if decided(stats):
+                return replace(stats, stopped="decided")
+        elif width is not None and _narrow(stats, width):
             return replace(stats, stopped="narrow")
     return measurement.stats()
 
 
 def _narrow(stats: SpeedStats, width: float) -> bool:
-    if stats.cycles < ENOUGH:
-        return False
-    return all(paired_ratio(stats.reference, arm).width <= width for arm in stats.compared)
+    return stats.cycles >= ENOUGH and all(paired_ratio(stats.reference, arm).width <= width for arm in stats.compared)
 
 
 def _require_arms(arms: Mapping[str, Step]) -> None:
@@ -200,14 +192,14 @@ def _require_arms(arms: Mapping[str, Step]) -> None:
         raise UsageError(f"two or more arms are required, a mapping of names to callables; found {found}")
     for name, step in arms.items():
         if not isinstance(name, str) or not name or name == TWIN:
-            raise UsageError(f"an arm's name is a text other than {TWIN!r}, which the reference's own twin has")
+            raise UsageError(f"an arm's name is a text other than {TWIN!r}, the name of the reference's twin")
         if not callable(step):
             raise UsageError(f"arm {name!r} is a callable without arguments; found {type(step).__name__}")
 
 
 @contextmanager
 def naming(arm: str, subject: str) -> Iterator[None]:
-    """Turn what the user's code raises inside into a `UsageError` that names the arm."""
+    """Turn an exception of the user's code into a `UsageError` that names the arm."""
     try:
         yield
     except UsageError:
@@ -218,12 +210,11 @@ def naming(arm: str, subject: str) -> Iterator[None]:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Python's garbage collector waits until the cycle is over; between cycles it runs as ever."""
-    if not gc.isenabled():
-        yield
-        return
+    """Switch Python's garbage collector off, where it is on, for one cycle."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()

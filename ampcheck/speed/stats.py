@@ -1,4 +1,4 @@
-"""What a measurement of speed leaves behind, as plain data: seconds of each block, paired ratios, what is kept."""
+"""Plain data of a speed measurement: seconds of each block, paired ratios, and the record that is stored."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from statistics import median
-from typing import Any
+from typing import cast
 
+from ampcheck.core.arguments import is_number, show
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.run import Scalar
 
@@ -15,19 +16,19 @@ SCHEMA = 1
 """Version of a `SpeedRecord` as data. 1: the first."""
 
 TWIN = "A/A twin"
-"""The arm that runs the reference again: what it differs by is noise."""
+"""The arm that runs the reference again: its difference from the reference is noise."""
 
 LOOKS = (0.125, 0.25, 0.5, 1.0)
-"""After which shares of the budget the data are looked at. A verdict pays for each look."""
+"""Shares of the budget after which the verdict is computed. Each look costs confidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArmTimes:
-    """One arm: the reference, its twin, or what is compared with it.
+    """One arm: the reference, its twin, or an arm that is compared with it.
 
     seconds: of one call, one value for each cycle, in the order of the cycles; the cycles of all arms correspond. Of an
-    arm it is the geometric mean of its two blocks; of the twin it is what an arm of equal speed would have shown: the
-    reference's time and the ratio of its two blocks, to the power of the root of 1/2, as a mean of two varies less.
+    arm it is the geometric mean of its two blocks; of the twin it is the time that an arm of equal speed would show:
+    the reference's time and the ratio of its two blocks, to the power of the root of 1/2, as a mean of two varies less.
     calls: how many calls a block has; `seconds` is the block's time divided by it. first: seconds of the first call of
     all, compilation included. clock: `wall`, or `device` where events of the device were read.
     """
@@ -48,9 +49,9 @@ class ArmTimes:
 class SpeedStats:
     """Arms that ran in turn, block by block, in one process.
 
-    arms: the first is the reference, the second its A/A twin. fingerprint: of hardware and versions. conditions: what
-    the machine did meanwhile (load, clocks). spent: seconds in the cycles. stopped: why it ended: `narrow`,
-    `decided` or `budget`.
+    arms: the first is the reference, the second its A/A twin. fingerprint: of hardware and versions. conditions: load
+    and clock rates of the machine during the measurement. spent: seconds in the cycles. stopped: why it ended:
+    `narrow`, `decided` or `budget`.
     """
 
     subject: str
@@ -63,7 +64,7 @@ class SpeedStats:
 
     @property
     def reference(self) -> ArmTimes:
-        """What all others are compared with."""
+        """The arm that all others are compared with."""
         return self.arms[0]
 
     @property
@@ -73,7 +74,7 @@ class SpeedStats:
 
     @property
     def compared(self) -> tuple[ArmTimes, ...]:
-        """The arms beside the reference and its twin."""
+        """The arms except the reference and its twin."""
         return self.arms[2:]
 
     def arm(self, name: str) -> ArmTimes:
@@ -112,11 +113,11 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class SpeedRecord:
-    """What is kept of one comparison: in pytest-benchmark's `extra_info`, in the history, in evidence.
+    """One comparison as it is stored: in pytest-benchmark's `extra_info`, in the history, in evidence.
 
     name: the benchmark or target. ratio, low, high: as in `Ratio`, at `confidence`. noise: how far the A/A twin's
-    ratio is from 1, at the far end of its interval, as a share. reference_seconds, arm_seconds: of the typical call;
-    good for a picture, never for a verdict. verdict: of `ampcheck.Verdict`, "" where none was asked for.
+    ratio is from 1, at the far end of its interval, as a share. reference_seconds, arm_seconds: of the typical call,
+    for charts and never for a verdict. verdict: of `ampcheck.Verdict`, "" where nothing was judged.
     """
 
     name: str
@@ -136,25 +137,47 @@ class SpeedRecord:
     verdict: str = ""
     fingerprint: Mapping[str, Scalar] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """This record as data for `json.dumps`; an infinite bound, of too few cycles, becomes null."""
         plain = {known.name: getattr(self, known.name) for known in fields(self)}
         plain |= {name: None for name in ("high", "noise") if plain[name] == math.inf}
         return {"schema": SCHEMA, **plain, "fingerprint": dict(self.fingerprint)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SpeedRecord:
-        """The record that `to_dict` made. Raises `UsageError` for a newer schema or damaged data."""
+    def from_dict(cls, data: object) -> SpeedRecord:
+        """The inverse of `to_dict`. Raises `UsageError` for a newer schema or damaged data."""
         require_schema(data, "this", "speed record of ampcheck", SCHEMA)
+        stored = cast("Mapping[str, object]", data)
+        values = {known.name: stored[known.name] for known in fields(cls) if known.name in stored}
+        values |= {name: math.inf for name in ("high", "noise") if values.get(name, 0) is None}
+        for known in fields(cls):
+            if known.name in values and not _FITS.get(str(known.type), is_fingerprint)(values[known.name]):
+                raise UsageError(
+                    f"this speed record of ampcheck is damaged: {known.name} cannot be {show(values[known.name])}"
+                )
         try:
-            given = {known.name: data[known.name] for known in fields(cls) if known.name in data}
-            given |= {name: math.inf for name in ("high", "noise") if given.get(name, 0) is None}
-            record = cls(**given)
+            return cls(**values)  # type: ignore[arg-type]  # checked above
         except TypeError as error:
             raise UsageError(f"this speed record of ampcheck is damaged ({error}): write it again") from error
-        for known in fields(cls):
-            value = getattr(record, known.name)
-            wanted = {"str": (str,), "int": (int,), "float": (float, int)}.get(str(known.type), (Mapping,))
-            if not isinstance(value, wanted) or isinstance(value, bool):
-                raise UsageError(f"this speed record of ampcheck is damaged: {known.name} cannot be {value!r:.40}")
-        return record
+
+
+def is_fingerprint(value: object) -> bool:
+    """Whether `value` maps names to plain values, so that JSON can be written of it again."""
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(item, str | int | float | None) for name, item in value.items()
+    )
+
+
+def is_float64(value: object) -> bool:
+    """Whether `value` is a number that fits into a float64; JSON has integers of any size."""
+    try:
+        return is_number(value) and float(cast("float", value)) is not None
+    except OverflowError:
+        return False
+
+
+_FITS = {
+    "str": lambda value: isinstance(value, str),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": is_float64,
+}

@@ -283,6 +283,7 @@ def test_a_file_that_does_not_import_is_a_usage_error(
     assert "cannot import broken.py" in done.err
 
 
+@pytest.mark.slow
 def test_a_usage_error_of_a_process_is_one_line_without_a_traceback(folder: Path) -> None:
     done = process("audit", "targets.py:float32", *QUICK, "--json", "run.json", folder=folder)
     assert is_usage_error(done), done
@@ -356,9 +357,7 @@ def test_formats_prints_every_fact_of_every_format_whole(
     rows = formats.table()
     assert " ".join(heading.split()) == " ".join(rows[0])
     for line, row in zip(lines, rows, strict=True):
-        cells = line.split()
-        assert len(cells) == len(row)
-        for cell, value in zip(cells, row.values(), strict=True):
+        for cell, value in zip(line.split(), row.values(), strict=True):
             if isinstance(value, bool):
                 assert cell == ("yes" if value else "no")
             elif isinstance(value, float):

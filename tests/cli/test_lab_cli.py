@@ -147,7 +147,13 @@ def test_a_device_that_is_not_there_is_told_for_what_needs_it() -> None:
     assert run.findings[0].message == "ulp needs the device itself, and cuda is not there"
 
 
-@pytest.mark.parametrize("name", ["anatomy", "exp", "confounders", "policy", "flow", "underflow", "stagnation"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("anatomy", "exp", "policy", "flow", "underflow", "stagnation"),
+        pytest.param("confounders", marks=pytest.mark.slow),
+    ],
+)
 def test_an_experiment_runs_to_its_end_here_and_its_charts_can_be_drawn(name: str) -> None:
     run = lab.run_lab([name])
     assert not run.failed, [finding.message for finding in run.of(Verdict.FAIL)]
@@ -173,7 +179,7 @@ def test_where_every_experiment_was_skipped_the_exit_code_is_one(
 
     monkeypatch.setattr(ulp, "run", lacking)
     assert main(["lab", "ulp"]) == 1
-    assert "every experiment asked for was skipped" in " ".join(capsys.readouterr().out.split())
+    assert "every requested experiment was skipped" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_an_interrupted_lab_has_seen_by_then_is_printed(

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from ampcheck.autocast.policy import Snapshot
 from ampcheck.core.errors import UsageError
-from ampcheck.core.files import DEPTH, locked, only_writer, parse_json, write_atomically
+from ampcheck.core.file_lock import locked, only_writer
+from ampcheck.core.files import write_atomically
+from ampcheck.core.json_files import DEPTH, parse_json
 from ampcheck.core.run import Run
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="symlinks, modes and devices as POSIX has them")
@@ -186,7 +188,7 @@ def test_a_folder_in_which_nothing_can_be_made_is_named(tmp_path: Path) -> None:
         if not path.exists():
             pytest.skip("root may write anywhere")
     message = refused(path)
-    assert "no file can be made in" in message
+    assert "no file can be created in" in message
     assert str(path.parent.resolve()).rpartition("/")[2] in message or "/proc/" in message
     (tmp_path / "closed").chmod(0o755)
 
@@ -195,7 +197,7 @@ def test_a_folder_in_which_nothing_can_be_made_is_named(tmp_path: Path) -> None:
 
 HOLDS = """
 import sys, time
-from ampcheck.core.files import only_writer
+from ampcheck.core.file_lock import only_writer
 with only_writer(sys.argv[1], 5):
     print("holds", flush=True)
     time.sleep(60)
@@ -224,7 +226,8 @@ def test_the_next_writer_goes_on_at_once_when_one_was_killed_while_it_wrote(tmp_
 ADDS = """
 import sys
 from pathlib import Path
-from ampcheck.core.files import only_writer, write_atomically
+from ampcheck.core.file_lock import only_writer
+from ampcheck.core.files import write_atomically
 path = Path(sys.argv[1])
 for _ in range(40):
     with only_writer(path, 60):
@@ -265,8 +268,8 @@ def test_a_lock_says_who_holds_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1, "a": 1}', "the key 'a' stands twice"),
-        ('[{"b": {"x": 1, "c\\n": 2, "c\\n": 3}}]', r"the key 'c\\n' stands twice"),
+        ('{"a": 1, "a": 1}', "the key 'a' occurs twice"),
+        ('[{"b": {"x": 1, "c\\n": 2, "c\\n": 3}}]', r"the key 'c\\n' occurs twice"),
         ('{\n<<<<<<< HEAD\n"a": 1\n=======\n"a": 2\n>>>>>>> main\n}', "line 2 is a conflict marker of git"),
         ('{"a": 1,\n||||||| base\n"a": 1}', "line 2 is a conflict marker of git"),
         ("[" * (DEPTH + 1) + "]" * (DEPTH + 1), f"deeper than {DEPTH}"),
@@ -289,9 +292,9 @@ def test_what_a_merge_or_an_accident_left_is_a_reason_in_one_clause(text: str | 
 
 def test_a_snapshot_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"schema": 1, "torch": "2.13", "torch": "2.4"}')
-    with pytest.raises(UsageError, match="the key 'torch' stands twice"):
+    with pytest.raises(UsageError, match="the key 'torch' occurs twice"):
         Snapshot.load(tmp_path / "s.json")
-    with pytest.raises(UsageError, match="the key 'torch' stands twice"):
+    with pytest.raises(UsageError, match="the key 'torch' occurs twice"):
         Run.load(tmp_path / "s.json")
 
 

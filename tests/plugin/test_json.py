@@ -58,6 +58,7 @@ def test_a_chart_names_its_test_too(suite: pytest.Pytester) -> None:
     assert Run.load(suite.path / "run.json").charts[0].note == "Test: test_suite.py::test_known"
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_become_plain(sample: pytest.Pytester, spread: str) -> None:
     sample.makepyfile("import numpy\nfrom sample import judge\ndef test_it(): judge('pass', 1, '', numpy.float64(0.5))")
     sample.runpytest_subprocess(spread, "--ampcheck-json=run.json").assert_outcomes(passed=1)
@@ -106,6 +107,7 @@ def test_a_session_that_stops_early_keeps_what_it_saw(suite: pytest.Pytester) ->
     assert len(Run.load(suite.path / "run.json").findings) == 6
 
 
+@pytest.mark.slow
 def test_an_interrupted_session_keeps_what_it_saw(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_z="def test_it(): raise KeyboardInterrupt")
     assert suite.runpytest_subprocess("-n0", "--ampcheck-json=run.json").ret == pytest.ExitCode.INTERRUPTED
@@ -121,6 +123,7 @@ def test_a_collection_error_leaves_no_file(suite: pytest.Pytester, flag: str) ->
     assert leftovers(suite.path) == set()
 
 
+@pytest.mark.slow
 def test_a_collection_error_in_a_worker_keeps_what_the_other_tests_said(suite: pytest.Pytester) -> None:
     """Workers of xdist run what they could collect, unlike a single process."""
     suite.makepyfile(test_broken="import nothing_of_this_name")
@@ -182,6 +185,7 @@ def test_an_older_file_is_replaced_whole(suite: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("summary", ["", "--no-summary"])
+@pytest.mark.slow
 def test_workers_write_nothing(suite: pytest.Pytester, summary: str) -> None:
     """The process that owns the terminal writes once: a worker that wrote would be seen here."""
     suite.makeconftest(

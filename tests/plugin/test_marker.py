@@ -96,6 +96,18 @@ def test_an_unmarked_test_is_not_observed(observed: pytest.Pytester) -> None:
     observed.runpytest("-n0").assert_outcomes(passed=1)
 
 
+def test_with_defaults_of_speed_alone_nothing_is_observed(observed: pytest.Pytester) -> None:
+    observed.makepyfile(
+        BEGIN
+        + """
+pytestmark = pytest.mark.ampcheck(speed={"budget": 1})
+
+def test_it(): happens("overflow")
+"""
+    )
+    observed.runpytest("-n0").assert_outcomes(passed=1)
+
+
 def test_only_the_body_is_observed(observed: pytest.Pytester) -> None:
     observed.makepyfile(
         BEGIN
@@ -176,7 +188,10 @@ def test_of_the_module(): happens("overflow")
     result.stdout.fnmatch_lines(["FAILED *::TestIt::test_of_its_own*", "FAILED *::test_of_the_module*"])
 
 
-TAKES = "the marker ampcheck takes names of checks, such as 'overflow', lock=True or a path, and device='cuda'"
+TAKES = (
+    "the marker ampcheck takes names of checks, such as 'overflow', lock=True or a path, device='cuda', "
+    "and speed={'at_least': 1.2}"
+)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +202,7 @@ TAKES = "the marker ampcheck takes names of checks, such as 'overflow', lock=Tru
         ("limit=1", f"{TAKES}, not limit=1"),
         ("lock=1", f"{TAKES}, not lock=1"),
         ("'overflow', device=0", f"{TAKES}, not device=0"),
+        ("speed=1.2", f"{TAKES}, not speed=1.2"),
         ("'underflow'", "unknown check underflow: choose of overflow, flush, integer-cast"),
     ],
 )

@@ -92,6 +92,7 @@ def test_an_update_makes_the_lock_and_the_next_session_passes(models: pytest.Pyt
     models.runpytest(spread).assert_outcomes(passed=4)
 
 
+@pytest.mark.slow
 def test_the_bytes_are_the_same_however_the_tests_were_spread(models: pytest.Pytester) -> None:
     models.makepyfile(ASSERTS)
     written = []
@@ -333,6 +334,7 @@ def test_after():
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_leaks_state_fails_under_the_guard_and_the_next_is_spared(
     pytester: pytest.Pytester, spread: str
 ) -> None:
@@ -342,12 +344,14 @@ def test_a_test_that_leaks_state_fails_under_the_guard_and_the_next_is_spared(
     result.stdout.fnmatch_lines(["*[[]autocast-state[]] fail*test_leaks*default dtype*"])
 
 
+@pytest.mark.slow
 def test_without_the_option_nothing_is_guarded(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(LEAKS)
     pytester.runpytest_subprocess("-n0").assert_outcomes(passed=2, failed=1)
     pytester.runpytest_subprocess("-n0", "-k", "leaks").assert_outcomes(passed=1, deselected=2)
 
 
+@pytest.mark.slow
 def test_a_marked_test_is_guarded_by_the_checks_that_it_names(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import pytest\n" + LEAKS.replace("def test_leaks", "@MARK\ndef test_leaks"), conftest="")
     path = next(pytester.path.glob("test_*.py"))

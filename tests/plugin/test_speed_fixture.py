@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ampcheck import UsageError
-from ampcheck.plugin.benchmark_timer import Replay
+from ampcheck.plugin.benchmark_timer import RecordedTimer
 from ampcheck.plugin.speed_fixture import JUDGED, Speed
 from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section, lines_of_source
@@ -19,11 +19,11 @@ def test_pays(speed):
     run = speed(arms(), at_least=1.2, budget=1, clock=Clock())
     assert [str(finding.verdict) for finding in run.findings] == ["pass"]
 
-@pytest.mark.speed(at_least=3.0, budget=1, precision="bfloat16")
+@pytest.mark.ampcheck(speed=dict(at_least=3.0, budget=1, precision="bfloat16"))
 def test_marked(speed):
     speed(arms(), clock=Clock())
 
-@pytest.mark.speed(at_least=3.0, budget=1)
+@pytest.mark.ampcheck(speed=dict(at_least=3.0, budget=1))
 def test_marked_and_said(speed):
     speed(arms(), clock=Clock(), at_least=1.5)
 
@@ -38,6 +38,7 @@ def test_two_arms(speed):
 """
 
 
+@pytest.mark.slow
 def test_verdicts_reach_the_test_the_summary_and_the_files(speedy: Suite, section: Section) -> None:
     suite = speedy(VERDICTS)
     result = suite.runpytest(
@@ -81,9 +82,9 @@ def test_the_confidence_is_that_of_all_tests_that_run_and_the_arms_of_each(speed
 def test_without_ampcheck_what_fails_no_test_is_still_mentioned(speedy: Suite) -> None:
     suite = speedy(VERDICTS)
     result = suite.runpytest("-n0")
-    result.stdout.fnmatch_lines(["ampcheck: of the speed tests' findings 1 undecided; --ampcheck tells why"])
+    result.stdout.fnmatch_lines(["ampcheck: 1 undecided among the findings of speed tests; --ampcheck shows them"])
     result = suite.runpytest("-n0", "-k", "pays")
-    result.stdout.no_fnmatch_line("*ampcheck: of*")
+    result.stdout.no_fnmatch_line("*among the findings of speed tests*")
 
 
 # pytest-benchmark ------------------------------------------------------------------------------------------------
@@ -113,15 +114,15 @@ def test_marked(speed):
 @pytest.mark.parametrize(("readings", "how"), [(3, "more"), (1, "less")])
 def test_another_way_to_read_the_timer_would_be_told(readings: int, how: str) -> None:
     """The contract above is watched where it is used, too."""
-    replay = Replay()
+    timer = RecordedTimer()
 
     class Other:
         def pedantic(self, target: object, rounds: int) -> None:
             for _ in range(readings * rounds):
-                replay()
+                timer()
 
     with pytest.raises(UsageError, match=rf"pytest-benchmark [\d.]+ reads its timer {how} than twice a round"):
-        replay.tell(Other(), [0.1, 0.2], lambda: None)
+        timer.replay(Other(), [0.1, 0.2], lambda: None)
 
 
 def test_a_profile_runs_the_arm_itself(speedy: Suite) -> None:
@@ -182,6 +183,7 @@ def test_disabled_each_arm_runs_once_and_the_verdict_is_skip(speedy: Suite) -> N
     suite.runpytest("-n0", "--benchmark-disable", "--benchmark-enable", "-k", "pays").assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_under_xdist_it_is_skipped_with_one_warning_for_all_and_warnings_may_be_errors(speedy: Suite) -> None:
     suite = speedy(DISABLED)
     suite.makeini("[pytest]\nfilterwarnings = error\n")
@@ -205,7 +207,7 @@ WRONG = {
         "*arm 'compiled' of test_speeds.py::test_it raised ZeroDivisionError*",
     ),
     "an unknown arm": ("speed(arms(), at_least={'compild': 2})", "*at_least names 'compild'*"),
-    "a bad budget": ("speed(arms(), budget=-1)", "*budget of a speed test is a positive number; found -1*"),
+    "a bad budget": ("speed(arms(), budget=-1)", "*budget must be a finite number above 0; found -1*"),
     "a missing device": ("speed(arms(), device='cuda:99')", "*speed is measured on the device itself and 'cuda:99'*"),
 }
 
@@ -223,14 +225,13 @@ def test_bad_input_is_one_error_and_no_warning_besides(speedy: Suite, wrong: str
     ("marker", "told"),
     [
         ("at_leest=1.2", "a speed test takes no 'at_leest'; it takes at_least, *"),
-        ("1.2", "the marker speed takes names with values, such as at_least=1.2, not 1.2"),
-        ("precision='half'", "precision of a speed test is one of *"),
-        ("width=0.01", "test_it is marked with width, which would count for nothing: speed(...) measures until*"),
-        ("comparisons='3'", "comparisons of a speed test is a whole number, at least 1; found '3'"),
+        ("precision='half'", "precision must be one of *"),
+        ("width=0.01", "test_it sets width, which has no effect: speed(...) measures until*"),
+        ("comparisons='3'", "comparisons must be a whole number, 1 or more; found '3'"),
     ],
 )
 def test_a_marker_that_says_something_else_is_an_error(speedy: Suite, marker: str, told: str) -> None:
-    suite = speedy(f"@pytest.mark.speed({marker})\ndef test_it(speed):\n    speed(arms())\n")
+    suite = speedy(f"@pytest.mark.ampcheck(speed=dict({marker}))\ndef test_it(speed):\n    speed(arms())\n")
     result = suite.runpytest("-n0")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"E *UsageError: {told}"])
@@ -238,16 +239,18 @@ def test_a_marker_that_says_something_else_is_an_error(speedy: Suite, marker: st
 
 @pytest.mark.parametrize("marker", ["at_least=1.2", "comparisons=3", "false_alarms=0.1"])
 def test_what_a_verdict_needs_is_an_error_where_none_is_asked_for(speedy: Suite, marker: str) -> None:
-    suite = speedy(f"@pytest.mark.speed({marker})\ndef test_it(speed):\n    speed.measure(arms(), clock=Clock())\n")
+    suite = speedy(
+        f"@pytest.mark.ampcheck(speed=dict({marker}))\ndef test_it(speed):\n    speed.measure(arms(), clock=Clock())\n"
+    )
     result = suite.runpytest("-n0")
     result.assert_outcomes(failed=1)
     name = marker.partition("=")[0]
-    result.stdout.fnmatch_lines([f"E *UsageError: test_it is marked with {name}, which would count for nothing: *"])
+    result.stdout.fnmatch_lines([f"E *UsageError: test_it sets {name}, which has no effect: *"])
 
 
 def test_measuring_alone_may_be_marked_with_what_it_takes(speedy: Suite) -> None:
     suite = speedy("""
-@pytest.mark.speed(width=0.5, effect=0.2, budget=1, precision="bfloat16", seed=3)
+@pytest.mark.ampcheck(speed=dict(width=0.5, effect=0.2, budget=1, precision="bfloat16", seed=3))
 def test_it(speed):
     speed.measure(arms(), clock=Clock())
 """)
@@ -255,27 +258,10 @@ def test_it(speed):
 
 
 def test_a_marked_test_that_measures_nothing_is_an_error(speedy: Suite) -> None:
-    suite = speedy("@pytest.mark.speed(at_least=2)\ndef test_it():\n    pass\n")
+    suite = speedy("@pytest.mark.ampcheck(speed=dict(at_least=2))\ndef test_it():\n    pass\n")
     result = suite.runpytest("-n0")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["E *test_it is marked with speed(at_least) and does not take the fixture speed*"])
-
-
-def test_a_fixture_speed_of_ones_own_and_a_bare_marker_are_left_alone(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("""
-from types import SimpleNamespace
-
-import pytest
-
-@pytest.fixture
-def speed():
-    return 3
-
-@pytest.mark.speed
-def test_it(speed):
-    assert speed == 3
-""")
-    pytester.runpytest("-n0", "--strict-markers").assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["E *test_it is marked with ampcheck(speed=...) and does not take the fixture speed*"])
 
 
 FOREIGN = """
@@ -296,24 +282,13 @@ def test_own_fixture(speed):
     assert speed(lambda: 3) == 3
     assert speed.stats.stats.max > 0
 
-@pytest.mark.speed(at_least=2)
-def test_own_fixture_marked(speed):
-    assert speed(lambda: 3) == 3
-
-@pytest.mark.speed(limit=3)
-@pytest.mark.parametrize("number", [1])
-def test_own_marker(number):
-    pass
-
-@pytest.mark.speed(limit=3, budget=4)
-def test_own_marker_with_a_name_of_ours():
-    pass
 """
 
 
+@pytest.mark.slow
 def test_other_peoples_use_of_the_name_is_left_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(FOREIGN)
-    pytester.runpytest("-n0", "--strict-markers").assert_outcomes(passed=6)
+    pytester.runpytest("-n0", "--strict-markers").assert_outcomes(passed=3)
 
 
 def test_a_fixture_of_the_same_name_may_be_built_on_it(speedy: Suite) -> None:
@@ -331,15 +306,15 @@ def test_it(speed):
 def test_without_pytest_benchmark_it_is_told(speedy: Suite) -> None:
     result = speedy().runpytest("-n0", "-p", "no:benchmark")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["E *the fixture speed is built on pytest-benchmark, which is off*"])
+    result.stdout.fnmatch_lines(["E *the fixture speed requires pytest-benchmark, which is off*"])
 
 
-@pytest.mark.parametrize("marker", ["", "@pytest.mark.speed(at_least=1.2)\n"], ids=["plain", "marked"])
+@pytest.mark.parametrize("marker", ["", "@pytest.mark.ampcheck(speed=dict(at_least=1.2))\n"], ids=["plain", "marked"])
 def test_a_test_that_takes_it_and_measures_nothing_fails(speedy: Suite, marker: str) -> None:
     suite = speedy(f"{marker}def test_it(speed):\n    pass\n")
     result = suite.runpytest("-n0")
     result.assert_outcomes(failed=1, errors=1)  # the error is pytest-benchmark's own warning
-    result.stdout.fnmatch_lines(["*test_it asks for the fixture speed and never called it, so nothing was judged*"])
+    result.stdout.fnmatch_lines(["*test_it takes the fixture speed and never called it, so nothing was judged*"])
 
 
 def test_a_test_that_takes_it_and_skips_itself_is_skipped(speedy: Suite) -> None:
@@ -364,10 +339,6 @@ def test_it(pays):
     suite.runpytest("-n0", "--strict-markers").assert_outcomes(passed=1)
 
 
-def test_the_marker_is_registered(pytester: pytest.Pytester) -> None:
-    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.speed(at_least=*"])
-
-
 def test_real_steps_are_timed_by_the_real_clock(speedy: Suite) -> None:
     suite = speedy("""
 def test_it(speed):
@@ -386,5 +357,5 @@ def test_ctrl_c_ends_the_session_also_while_pytest_benchmark_is_told_of_an_error
     speed.used, speed._device = False, "cpu"
     speed._benchmark = SimpleNamespace(stats=None, pedantic=pressed)
     speed._item = SimpleNamespace(nodeid="test_it", name="test_it", get_closest_marker=lambda name: None)
-    with pytest.raises(KeyboardInterrupt), speed._asking({}, JUDGED):
+    with pytest.raises(KeyboardInterrupt), speed._options({}, JUDGED):
         raise first

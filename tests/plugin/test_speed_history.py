@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.speed.benchmark import Baseline, Before
+from ampcheck.speed.baseline import Baseline
+from ampcheck.speed.baseline import EarlierHistory as Before
 from ampcheck.speed.history import import_benchmarks, load
 from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section
@@ -19,7 +20,7 @@ from plugin.speed_suite import speedy as speedy
 TWO = (
     PAYS
     + """
-@pytest.mark.speed(precision="bfloat16", at_least=9)
+@pytest.mark.ampcheck(speed=dict(precision="bfloat16", at_least=9))
 def test_fails(speed):
     speed(arms(autotuned=0.005), budget=1, clock=Clock())
 """
@@ -177,8 +178,8 @@ def test_a_history_that_fails_at_the_end_fails_the_session(speedy: Suite, monkey
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ampcheck.speed.history.lines._write", full)
+    monkeypatch.setattr("ampcheck.speed.history.storage._write", full)
     result = suite.runpytest("-n0", "--ampcheck-history=history")
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["cannot add to the history *: No space left on device; of 1 records 0 were kept*"])
+    result.stdout.fnmatch_lines(["cannot add to the history *: No space left on device; of 1 records 0 were added*"])

@@ -9,6 +9,8 @@ import pytest
 from plugin.conftest import Section
 
 HEADER = f"ampcheck: {version('ampcheck')}, torch {version('torch')}, device cpu"
+QUICK = pytest.mark.parametrize("spread", ["-n0", "-n2"])
+"""Both ways also among the quick tests."""
 
 
 def test_without_the_option_nothing_is_said(suite: pytest.Pytester) -> None:
@@ -32,6 +34,7 @@ def test_header_and_summary(suite: pytest.Pytester, spread: str, section: Sectio
     ]
 
 
+@pytest.mark.slow
 def test_two_workers_say_what_one_process_says(suite: pytest.Pytester, section: Section) -> None:
     one, two = (section(suite.runpytest("--ampcheck", spread)) for spread in ("-n0", "-n2"))
     assert len(one) > 10
@@ -82,6 +85,7 @@ def test_no_summary_is_heeded(suite: pytest.Pytester) -> None:
     result.assert_outcomes(passed=5, failed=1, xfailed=1)
 
 
+@QUICK
 def test_every_phase_of_a_test_counts(sample: pytest.Pytester, spread: str, section: Section) -> None:
     sample.makepyfile(
         """
@@ -199,10 +203,10 @@ def test_a_run_of_things_that_are_not_plain_fails_its_test_alone(sample: pytest.
     )
     result = sample.runpytest(spread, "--ampcheck")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E*UsageError: a run that is emitted must hold plain Python data*object*"])
+    result.stdout.fnmatch_lines(["E*UsageError: an emitted run must contain only plain Python data*object*"])
 
 
-@pytest.mark.parametrize("spread", ["-n0", "-n2"])
+@QUICK
 def test_a_run_that_cannot_be_drawn_fails_its_test_alone(sample: pytest.Pytester, spread: str) -> None:
     sample.makepyfile(
         """

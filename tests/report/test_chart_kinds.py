@@ -48,15 +48,18 @@ def test_the_height_of_a_bar_is_its_count() -> None:
         ((), ()),
         ((1,), ()),
         ((1, 2), (math.nan,)),
-        ((2, 1), (3,)),
-        ((1, math.inf), (3,)),
-        ((1, 2, 3), (1,)),
         ((0, 1), (0,)),
     ],
 )
 def test_a_histogram_of_any_numbers_is_drawn(x: tuple[float, ...], y: tuple[float, ...]) -> None:
     for scale in ("exponent", "linear"):
         ElementTree.fromstring(chart_svg(histogram(Series("a", x, y), scale=scale)))
+
+
+@pytest.mark.parametrize(("x", "y"), [((2, 1), (3,)), ((1, math.inf), (3,)), ((1, 2, 3), (1,))])
+def test_a_histogram_with_impossible_edges_is_a_usage_error(x: tuple[float, ...], y: tuple[float, ...]) -> None:
+    with pytest.raises(UsageError, match="the series 'a' must have"):
+        histogram(Series("a", x, y))
 
 
 def test_a_histogram_without_series_is_drawn_and_described() -> None:

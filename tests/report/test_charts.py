@@ -89,7 +89,7 @@ def test_a_range_of_any_numbers_is_drawn(x, bands) -> None:
 
 @pytest.mark.parametrize(
     ("x", "y"),
-    [((), ()), ((1,), (NAN,)), ((NAN,), (1,)), ((1, 2), (1e308, -1e308)), ((1, 2), (5e-324, 1e299)), ((1, 2, 3), (0,))],
+    [((), ()), ((1,), (NAN,)), ((NAN,), (1,)), ((1, 2), (1e308, -1e308)), ((1, 2), (5e-324, 1e299))],
 )
 def test_a_line_of_any_numbers_is_drawn(x, y) -> None:
     ElementTree.fromstring(chart_svg(Chart("line", "t", "x", series=(Series("a", x, y),))))

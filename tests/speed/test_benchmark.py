@@ -1,64 +1,27 @@
-"""A speed test without pytest: what it measures, judges and keeps, and what it says of what was kept before."""
+"""A speed test without pytest: measurement, verdicts and records."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
 from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError, Verdict
-from ampcheck.core.run import Finding
 from ampcheck.report.charts import chart_svg
-from ampcheck.speed.benchmark import (
-    Asked,
-    Baseline,
-    Before,
-    check_baseline,
-    check_missing,
-    check_names,
-    judge_benchmark,
-    measure_benchmark,
-    skip_benchmark,
-)
-from ampcheck.speed.history import append
-from ampcheck.speed.stats import SpeedRecord
+from ampcheck.speed.benchmark import SpeedOptions, judge_benchmark, measure_benchmark, skip_benchmark
 from ampcheck.speed.verdict import Rule
 
 ARMS = {"eager": taking(0.02), "compiled": taking(0.01), "autotuned": taking(0.008)}
-HERE = {"device": "cpu (a)", "platform": "Linux-6", "threads": 2, "torch": "2.13.0", "python": "3.11.9"}
 
 
-def asked(**given: Any) -> Asked:
-    return Asked.of({"clock": SimulatedClock(), "budget": 2.0}, given)
-
-
-def record(ratio: float = 1.5, half: float = 0.01, **given: Any) -> SpeedRecord:
-    known: dict[str, Any] = dict.fromkeys(("p05", "minimum"), ratio * 0.9)
-    known |= {"name": "t.py::test_a", "reference": "eager", "arm": "compiled", "noise": 0.004, "cycles": 120}
-    known |= {"ratio": ratio, "low": ratio - half, "high": ratio + half, "fingerprint": HERE}
-    known |= {"reference_seconds": 0.015, "arm_seconds": 0.015 / ratio}
-    return SpeedRecord(**{**known, **given})
-
-
-def baseline(*records: SpeedRecord) -> Baseline:
-    return Baseline.of_benchmarks({"fullname": one.name, "extra_info": {"ampcheck": one.to_dict()}} for one in records)
-
-
-def compared(new: SpeedRecord, *old: SpeedRecord, **given: Any) -> Finding:
-    (finding,) = check_baseline([new], baseline(*old), **given)
-    assert finding.check == "regression"
-    assert finding.where.phase == "speed"
-    assert finding.subject == new.name
-    return finding
+def options(**arguments: Any) -> SpeedOptions:
+    return SpeedOptions.of({"clock": SimulatedClock(), "budget": 2.0}, arguments)
 
 
 def test_each_judged_arm_has_a_verdict_and_a_record_of_it() -> None:
-    found = judge_benchmark(ARMS, asked(at_least=1.5, precision="bfloat16"), name="t.py::test_a")
+    found = judge_benchmark(ARMS, options(at_least=1.5, precision="bfloat16"), name="t.py::test_a")
     assert [finding.verdict for finding in found.run.findings] == [Verdict.PASS, Verdict.PASS]
     assert [(one.arm, one.name, one.verdict, one.precision) for one in found.records] == [
         ("compiled", "t.py::test_a", "pass", "bfloat16"),
@@ -70,26 +33,26 @@ def test_each_judged_arm_has_a_verdict_and_a_record_of_it() -> None:
 
 @pytest.mark.parametrize(("tests", "at_least"), [(1, 1.5), (20, 1.5), (20, {"compiled": 1.5})])
 def test_the_confidence_pays_for_all_tests_of_the_session_and_the_arms_of_this_one(tests: int, at_least: Any) -> None:
-    found = judge_benchmark(ARMS, asked(at_least=at_least), name="t", tests=tests)
+    found = judge_benchmark(ARMS, options(at_least=at_least), name="t", tests=tests)
     arms = 1 if isinstance(at_least, dict) else 2
     assert f"{100 * Rule(comparisons=tests * arms).confidence:.4g} % confidence" in found.run.findings[0].message
     assert f"{tests * arms} comparisons: {tests} speed tests in the session, {arms} judged" in found.run.tables[0].note
 
 
 def test_a_number_of_comparisons_that_is_asked_for_counts_alone() -> None:
-    found = judge_benchmark(ARMS, asked(comparisons=7), name="t", tests=20)
+    found = judge_benchmark(ARMS, options(comparisons=7), name="t", tests=20)
     assert f"{100 * Rule(comparisons=7).confidence:.4g} % confidence" in found.run.findings[0].message
 
 
 def test_the_chart_of_times_has_milliseconds_on_its_axis_and_no_powers_of_two() -> None:
-    (chart,) = judge_benchmark(ARMS, asked(), name="t").run.charts
+    (chart,) = judge_benchmark(ARMS, options(), name="t").run.charts
     picture = chart_svg(chart)
     assert {"10", "20"} <= set(re.findall(r">([\d.,]+)</text>", picture)), picture  # ms of the arms
     assert not re.search(r">2[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+<", picture)
 
 
 def test_without_a_verdict_every_arm_is_kept_and_none_is_judged() -> None:
-    found = measure_benchmark(ARMS, asked(), name="t")
+    found = measure_benchmark(ARMS, options(), name="t")
     assert found.run.findings == ()
     assert [(one.arm, one.verdict) for one in found.records] == [("compiled", ""), ("autotuned", "")]
 
@@ -98,7 +61,7 @@ def test_without_a_verdict_every_arm_is_kept_and_none_is_judged() -> None:
 def test_where_nothing_is_measured_each_arm_is_called_once_and_skipped(judged: bool, said: str) -> None:
     called = []
     arms = {name: (lambda name=name: called.append(name)) for name in ARMS}
-    run = skip_benchmark(arms, asked(at_least=1.5), name="t", reason="it is Sunday", judged=judged)
+    run = skip_benchmark(arms, options(at_least=1.5), name="t", reason="it is Sunday", judged=judged)
     assert called == list(ARMS)
     assert [finding.verdict for finding in run.findings] == [Verdict.SKIP, Verdict.SKIP]
     assert all("it is Sunday" in finding.message and said in finding.message for finding in run.findings)
@@ -109,198 +72,30 @@ def test_where_nothing_is_measured_each_arm_is_called_once_and_skipped(judged: b
     ("given", "told"),
     [
         ({"atleast": 1.2}, "takes no 'atleast'"),
-        ({"budget": 0}, "budget of a speed test is a positive number; found 0"),
-        ({"effect": "3 %"}, "effect of a speed test is a positive number; found '3 %'"),
-        ({"budget": float("inf")}, "budget of a speed test is a positive number; found inf"),
-        ({"width": "narrow"}, "width of a speed test is a positive number; found 'narrow'"),
-        ({"comparisons": "3"}, "comparisons of a speed test is a whole number, at least 1; found '3'"),
-        ({"comparisons": 0}, "comparisons of a speed test is a whole number, at least 1; found 0"),
-        ({"seed": "x"}, "seed of a speed test is a whole number; found 'x'"),
-        ({"precision": "half"}, "precision of a speed test is one of float32, tf32, float16, bfloat16"),
-        ({"at_least": {"compild": 1.2}}, "at_least names 'compild', which is no arm beside the reference"),
-        ({"at_least": {"eager": 1.2}}, "at_least names 'eager', which is no arm beside the reference"),
+        ({"budget": 0}, "budget must be a finite number above 0; found 0"),
+        ({"effect": "3 %"}, "effect must be a number; found '3 %'"),
+        ({"budget": float("inf")}, "budget must be a finite number above 0; found inf"),
+        ({"width": "narrow"}, "width must be a number; found 'narrow'"),
+        ({"comparisons": "3"}, "comparisons must be a whole number, 1 or more; found '3'"),
+        ({"comparisons": 0}, "comparisons must be a whole number, 1 or more; found 0"),
+        ({"seed": "x"}, "seed must be a whole number; found 'x'"),
+        ({"precision": "half"}, "precision must be one of float32, tf32, float16, bfloat16"),
+        ({"at_least": {"compild": 1.2}}, "at_least names 'compild', which is no arm after the reference"),
+        ({"at_least": {"eager": 1.2}}, "at_least names 'eager', which is no arm after the reference"),
         ({"at_least": {}}, "at_least names no arm to judge"),
-        ({"at_least": "1.2"}, "at_least is a number, or one for each arm; found '1.2'"),
-        ({"at_least": -1.0}, "the least ratio is a positive number"),
+        ({"at_least": "1.2"}, "at_least must be a number; found '1.2'"),
+        ({"at_least": -1.0}, "at_least must be a finite number above 0; found -1.0"),
     ],
 )
 def test_what_it_cannot_take_is_told_before_anything_runs(given: dict[str, Any], told: str) -> None:
     ran = []
     arms = {name: (lambda: ran.append(1)) for name in ARMS}
     with pytest.raises(UsageError, match=told):
-        judge_benchmark(arms, asked(**given), name="t")
+        judge_benchmark(arms, options(**given), name="t")
     assert not ran
 
 
 @pytest.mark.parametrize("arms", [{"eager": taking(1)}, {}, None, [taking(1)], {"eager": taking(1), "compiled": 3}])
 def test_arms_that_are_none_are_told_where_nothing_is_measured_too(arms: Any) -> None:
     with pytest.raises(UsageError, match=r"two or more arms|callable without arguments"):
-        skip_benchmark(arms, asked(), name="t", reason="it is Sunday")
-
-
-# What was kept before --------------------------------------------------------------------------------------------
-
-
-def test_a_benchmark_that_the_baseline_lacks_is_told_and_not_passed() -> None:
-    finding = compared(record(), record(name="t.py::test_b"))
-    assert finding.verdict is Verdict.WARN
-    assert "the baseline has no benchmark of this name" in finding.message
-
-
-def test_an_empty_baseline_lacks_every_benchmark() -> None:
-    assert compared(record()).verdict is Verdict.WARN
-
-
-def test_an_arm_that_the_baseline_lacks_is_told() -> None:
-    finding = compared(record(), record(arm="autotuned"))
-    assert finding.verdict is Verdict.WARN
-    assert "no compiled against eager in its benchmark of this name, but autotuned against eager" in finding.message
-
-
-def test_a_ratio_that_stays_passes() -> None:
-    finding = compared(record(1.48), record(1.5))
-    assert finding.verdict is Verdict.PASS
-    assert "compiled is 1.48 (1.47 to 1.49) times as fast as eager, it was 1.5 (1.49 to 1.51)" in finding.message
-
-
-@pytest.mark.parametrize(
-    ("now", "fault"),
-    [
-        ({"reference_seconds": 0.0125, "arm_seconds": 0.010}, "eager is 20 % faster, compiled unchanged"),
-        ({"reference_seconds": 0.0150, "arm_seconds": 0.012}, "compiled is 20 % slower, eager unchanged"),
-        ({"reference_seconds": 0.0, "arm_seconds": 0.012}, "whose time moved is not known"),
-    ],
-)
-def test_a_ratio_that_fell_is_a_warning_that_says_whose_fault_it_looks(now: dict[str, float], fault: str) -> None:
-    finding = compared(record(1.25, **now), record(1.5))
-    assert finding.verdict is Verdict.WARN
-    assert fault in finding.message
-    assert finding.observed == 1.25
-    assert finding.limit == pytest.approx(1.5 / 1.075)
-
-
-def test_a_ratio_that_rose_is_told_and_passes() -> None:
-    finding = compared(record(1.8), record(1.5))
-    assert finding.verdict is Verdict.PASS
-    assert "so it rose" in finding.message
-
-
-@pytest.mark.parametrize("ratio", [0.001, 0.1, 1.0, 1.2])
-def test_no_stored_ratio_ever_fails(ratio: float) -> None:
-    assert compared(record(ratio, half=0.0001), record(1.5)).verdict is Verdict.WARN
-
-
-def test_a_fall_within_what_stored_ratios_wander_is_none() -> None:
-    assert compared(record(1.41), record(1.5)).verdict is Verdict.PASS
-    assert compared(record(1.3), record(1.5), effect=0.2).verdict is Verdict.PASS
-
-
-def test_intervals_that_overlap_decide_nothing() -> None:
-    assert compared(record(1.25, half=0.2), record(1.5, half=0.2)).verdict is Verdict.UNDECIDED
-
-
-@pytest.mark.parametrize(("now", "half"), [(1.5, 0.6), (1.42, 0.05), (2.5, 1.2)])
-def test_an_interval_that_reaches_below_the_limit_is_no_pass(now: float, half: float) -> None:
-    finding = compared(record(now, half=half), record(1.5))
-    assert finding.verdict is Verdict.UNDECIDED
-    assert "too wide to decide" in finding.message
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"fingerprint": {**HERE, "device": "cpu (b)"}}, "device: cpu (b) and cpu (a)"),
-        ({"fingerprint": {**HERE, "torch": "2.12.0"}}, "torch: 2.12.0 and 2.13.0"),
-        ({"fingerprint": {}}, "torch: unknown and 2.13.0"),
-        ({"precision": "bfloat16"}, "precision: bfloat16 and float32"),
-        ({"noise": 0.3}, "the reference and its twin differed by 30 %"),
-    ],
-)
-def test_what_was_measured_otherwise_is_not_comparable(changed: dict[str, Any], told: str) -> None:
-    finding = compared(record(1.0), record(1.5, **changed))
-    assert finding.verdict is Verdict.UNDECIDED
-    assert finding.message.startswith("not comparable: ")
-    assert told in finding.message
-
-
-@pytest.mark.parametrize(
-    ("extra", "told"),
-    [
-        ({}, "holds absolute times of this name, and no record of ampcheck"),
-        ({"ampcheck": {"schema": 99}}, "has schema 99, newer than this ampcheck reads"),
-        ({"ampcheck": {**record().to_dict(), "ratio": "fast"}}, "is damaged: ratio cannot be 'fast'"),
-        ({"ampcheck": 3}, "is no speed record of ampcheck"),
-        ({"ampcheck": {**record().to_dict(), "low": 10**400}}, "is damaged: low: "),
-    ],
-)
-def test_a_benchmark_whose_record_cannot_be_read_is_not_comparable(extra: dict[str, Any], told: str) -> None:
-    kept = Baseline.of_benchmarks([{"fullname": record().name, "extra_info": extra}])
-    (finding,) = check_baseline([record()], kept)
-    assert finding.verdict is Verdict.UNDECIDED
-    assert finding.message.startswith("not comparable: ")
-    assert told in finding.message
-
-
-def test_of_several_files_the_last_one_counts() -> None:
-    assert compared(record(1.2), record(1.5), record(1.2)).verdict is Verdict.PASS
-    assert compared(record(1.2), record(1.2), record(1.5)).verdict is Verdict.WARN
-
-
-def test_benchmarks_that_did_not_run_are_told_once_with_their_names() -> None:
-    kept = baseline(*(record(name=f"t.py::test_{number}") for number in range(8)))
-    kept = replace(kept, records={**kept.records, "t.py::test_plain": ()})
-    (finding,) = check_missing({"t.py::test_0"}, kept)
-    assert finding.verdict is Verdict.WARN
-    assert "did not run 7 of them: t.py::test_1, " in finding.message
-    assert finding.message.endswith("test_5 and 2 more")
-    assert "plain" not in finding.message
-    assert check_missing(kept.known, kept) == []
-
-
-# The history -----------------------------------------------------------------------------------------------------
-
-
-def test_a_history_tells_the_names_that_it_lacks_and_nothing_of_those_it_has(tmp_path: Path) -> None:
-    append(tmp_path, [record(1.5)], commit="")
-    (finding,) = check_names([record(1.0), record(name="t.py::test_new")], Before.load(tmp_path).all())
-    assert (finding.subject, finding.verdict) == ("t.py::test_new", Verdict.WARN)
-    assert "the history has no benchmark of this name" in finding.message
-
-
-def test_an_empty_history_lacks_nothing(tmp_path: Path) -> None:
-    assert check_names([record()], Before.load(tmp_path).all()) == []
-    assert check_missing([], Before.load(tmp_path).last([record()])) == []
-
-
-def test_a_history_of_other_hardware_is_not_comparable_and_other_releases_are(tmp_path: Path) -> None:
-    append(tmp_path, [record(fingerprint={**HERE, "threads": 64})], commit="")
-    (finding,) = check_names([record()], Before.load(tmp_path).all())
-    assert finding.verdict is Verdict.UNDECIDED
-    assert (
-        "not comparable: the history has this benchmark on other hardware only (threads: 64 and 2)" in finding.message
-    )
-    append(tmp_path, [record(fingerprint={**HERE, "torch": "2.14.0"})], commit="")
-    assert check_names([record()], Before.load(tmp_path).all()) == []
-
-
-def test_what_the_last_session_on_this_hardware_ran_is_missed(tmp_path: Path) -> None:
-    others = [record(name="t.py::test_gone"), record(name="t.py::test_a")]
-    append(tmp_path, [record(name="t.py::test_old")], commit="", time=datetime(2026, 1, 1, tzinfo=timezone.utc))
-    append(tmp_path, others, commit="", time=datetime(2026, 1, 2, tzinfo=timezone.utc))
-    there = record(name="t.py::test_gpu", fingerprint={**HERE, "device": "cuda (b)"})
-    append(tmp_path, [there], commit="", time=datetime(2026, 1, 3, tzinfo=timezone.utc))
-    (finding,) = check_missing({"t.py::test_a"}, Before.load(tmp_path).last([record()]))
-    assert finding.message.endswith("did not run 1 of them: t.py::test_gone")
-
-
-def test_what_cannot_be_read_of_a_history_is_told(tmp_path: Path) -> None:
-    append(tmp_path, [record()], commit="")
-    (file,) = tmp_path.glob("*.jsonl")
-    with open(file, "a", encoding="utf-8") as stream:
-        stream.write('{"schema": 1, "ti')
-    before = Before.load(tmp_path)
-    assert len(before.points) == 1
-    (note,) = before.notes
-    assert "line 2" in note
-    with pytest.raises(UsageError, match="no history can be read"):
-        Before.load(tmp_path / "nowhere")
+        skip_benchmark(arms, options(), name="t", reason="it is Sunday")

@@ -48,14 +48,14 @@ def test_at_any_truncation_of_the_last_line_all_before_is_loaded_and_the_next_li
     before = [number + 1.0 for number in range(count - 1)]
     assert [value for series in kept.series for value in series.values] == before
     (note,) = kept.notes
-    assert note.place == f"{file.name}, line {count}"
+    assert note.where == f"{file.name}, line {count}"
     assert "torn" in note.reason
 
     append(folder, [record(99.0)], commit="", time=day(50))
     assert values(folder) == [*before, 99.0]
     assert file.read_bytes().startswith(whole + b"\n")  # what was torn is still there, to the byte
     (note,) = load(folder).notes
-    assert note.reason == "is damaged; it was left as it is"
+    assert note.reason == "is damaged; it was left unchanged"
 
 
 def test_a_last_line_that_lacks_nothing_but_its_end_is_a_line(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_lines_of_a_newer_schema_are_kept_and_told_and_not_judged(tmp_path: Path
     assert values(tmp_path) == [1.0, 2.0]
     (note,) = load(tmp_path).notes
     assert str(note) == (
-        f"{file.name}: 2 lines of schema 2, newer than this ampcheck reads (1): kept, not judged; update ampcheck"
+        f"{file.name}: 2 lines of schema 2, newer than this ampcheck reads (1): not judged; update ampcheck"
     )
     assert file.read_text(encoding="utf-8").count(newer) == 2
 
@@ -121,8 +121,8 @@ def test_a_damaged_line_is_told_with_its_number_and_the_others_are_read(tmp_path
     file.write_text(line + "\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
     assert values(tmp_path) == [1.0]
     (note,) = load(tmp_path).notes
-    assert note.place == f"{file.name}, line 1"
-    assert note.reason.endswith("it was left as it is")
+    assert note.where == f"{file.name}, line 1"
+    assert note.reason.endswith("it was left unchanged")
 
 
 @pytest.mark.parametrize("at", [0, 1, 100])
@@ -143,7 +143,7 @@ def test_a_full_disk_is_told_in_one_sentence_and_takes_nothing(
         patched.setattr(os, "write", full)
         with pytest.raises(UsageError) as raised:
             append(tmp_path, [record(2.0)], commit="", time=day(1))
-    assert "No space left on device; of 1 records 0 were kept, and all that was there before" in str(raised.value)
+    assert "No space left on device; of 1 records 0 were added, and earlier ones are unchanged" in str(raised.value)
     assert "\n" not in str(raised.value)
     assert the_file(tmp_path).read_bytes() == before
     append(tmp_path, [record(2.0)], commit="", time=day(1))
@@ -223,5 +223,5 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_read(tmp_path: Pa
     (tmp_path / "notes.txt").write_text("not ours", encoding="utf-8")
     assert values(tmp_path) == [1.0]
     (note,) = load(tmp_path).notes
-    assert note.place == "folder.jsonl"
+    assert note.where == "folder.jsonl"
     assert note.reason.startswith("cannot be read: ")

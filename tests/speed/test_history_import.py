@@ -164,7 +164,7 @@ def test_a_benchmark_that_cannot_be_read_is_told_and_the_others_are_imported(tmp
     file = stored(tmp_path / "a.json", newer, {"schema": 1, "ratio": "fast"}, record().to_dict())
     done = import_benchmarks(tmp_path / "h", [file])
     assert done.added == 1
-    assert [note.place for note in done.notes] == ["a.json, benchmark 1", "a.json, benchmark 2"]
+    assert [note.where for note in done.notes] == ["a.json, benchmark 1", "a.json, benchmark 2"]
     assert "schema 7, newer" in done.notes[0].reason
 
 
@@ -181,7 +181,7 @@ def test_missing_files_and_empty_folders_are_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot import .*none\.json: No such file"):
         import_benchmarks(tmp_path / "h", [tmp_path / "none.json"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="holds no JSON"):
+    with pytest.raises(UsageError, match="contains no JSON"):
         import_benchmarks(tmp_path / "h", [tmp_path / "empty"])
 
 

@@ -169,7 +169,7 @@ def test_a_line_torn_at_any_byte_costs_itself_alone_and_is_told_in_one_sentence(
 
     history = load(folder)
     (note,) = history.notes
-    assert note.place == f"{file.name}, line {len(whole) + 1}"
+    assert note.where == f"{file.name}, line {len(whole) + 1}"
     assert "torn" in note.reason
     assert one_sentence(str(note))
     assert sum((complete - kept(history)).values()) == 1
@@ -199,7 +199,7 @@ def test_lines_of_any_newer_version_stay_are_told_once_and_take_nothing_along(
     for version, count in Counter(versions).items():
         (note,) = (note for note in history.notes if f"schema {version}," in note.reason)
         assert note.reason.startswith(f"{count} line")
-        assert note.place == file.name
+        assert note.where == file.name
         assert one_sentence(str(note))
     add(folder, [(record(7.0), "", None, day(0))])
     assert all(line in file.read_bytes() for line in newer)

@@ -43,7 +43,9 @@ def test_a_step_of_five_per_cent_is_told_within_five_points() -> None:
 def test_what_was_told_stays_told_whatever_comes_later() -> None:
     series = stepped(40, 40, 0.93)
     series[70:] = [value * 1.08 for value in series[70:]]
-    found = [[(change.index, change.told) for change in change_points(series[:end])] for end in range(len(series) + 1)]
+    found = [
+        [(change.index, change.detected) for change in change_points(series[:end])] for end in range(len(series) + 1)
+    ]
     for earlier, later in pairwise(found):
         assert later[: len(earlier)] == earlier
     assert [round(index, -1) for index, _ in found[-1]] == [40, 70]
@@ -51,8 +53,8 @@ def test_what_was_told_stays_told_whatever_comes_later() -> None:
 
 def test_later_points_do_not_move_the_time_at_which_it_was_told() -> None:
     (change,) = change_points(stepped(40, 30, 0.9))
-    assert change.told <= 44
-    assert change_points(stepped(40, 30, 0.9)[: change.told]) == []
+    assert change.detected <= 44
+    assert change_points(stepped(40, 30, 0.9)[: change.detected]) == []
 
 
 @given(scale=st.floats(0.01, 100), seed=st.integers(0, 50))
@@ -88,7 +90,7 @@ def test_level_drift_and_unit_of_noise_leave_the_statistic_as_it_is(
 def test_a_faster_and_a_slower_step_are_each_others_mirror() -> None:
     series = stepped(40, 10, 0.95)
     (down,), (up,) = change_points(series), change_points([1 / value for value in series])
-    assert (down.index, down.told, down.height) == (up.index, up.told, pytest.approx(up.height))
+    assert (down.index, down.detected, down.height) == (up.index, up.detected, pytest.approx(up.height))
     assert down.factor == pytest.approx(1 / up.factor)
 
 

@@ -48,10 +48,10 @@ def test_a_slower_step_is_a_failure_where_one_wants_that() -> None:
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (((50, 1.3),), "no step down of 2 % or more in the last 30 points, of 50 looked at"),
+        (((50, 1.3),), "no step down of 2 % or more in the last 30 points, of 50 points"),
         (((40, 1.17), (10, 1.3)), "the last step, +1"),
-        (((30, 1.3), (10, 1.1), (30, 1.3)), "points old and was made good"),
-        (((40, 1.3), (8, 1.1), (5, 1.3)), "points old and was made good"),
+        (((30, 1.3), (10, 1.1), (30, 1.3)), "points old and was reversed"),
+        (((40, 1.3), (8, 1.1), (5, 1.3)), "points old and was reversed"),
         (((40, 1.3), (40, 1.17)), "is 40 points old"),
     ],
     ids=["steady", "faster", "made good", "made good at once", "long ago"],
@@ -92,7 +92,7 @@ def the_run() -> Run:
         Point(day(i), record(value, torch="2.13.0" if i >= 45 else "2.12.0", platform=f"Linux-6.{i}"), commit(i), False)
         for i, value in enumerate(values)
     ]
-    return trend_run(History.of(points, [Note("a.jsonl, line 3", "is damaged; it was left as it is")]))
+    return trend_run(History.of(points, [Note("a.jsonl, line 3", "is damaged; it was left unchanged")]))
 
 
 def test_the_chart_has_the_ratio_with_its_interval_levels_steps_and_releases() -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.core.errors import UsageError, require_schema
-from ampcheck.core.files import only_writer, parse_json, write_atomically
+from ampcheck.core.file_lock import only_writer
+from ampcheck.core.files import write_atomically
+from ampcheck.core.json_files import parse_json
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""

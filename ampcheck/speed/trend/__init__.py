@@ -1,6 +1,6 @@
-"""Since when is it slower? Change points of a history, with an error rate that was simulated before it was trusted."""
+"""Change points of a history, with an error rate that was simulated."""
 
-from ampcheck.speed.trend.checks import check_trend, trend_run
-from ampcheck.speed.trend.detect import Change, change_points
-
-__all__ = ["Change", "change_points", "check_trend", "trend_run"]
+from ampcheck.speed.trend.checks import check_trend as check_trend
+from ampcheck.speed.trend.checks import trend_run as trend_run
+from ampcheck.speed.trend.detect import Change as Change
+from ampcheck.speed.trend.detect import change_points as change_points

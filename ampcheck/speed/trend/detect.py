@@ -1,38 +1,37 @@
-"""Where a series of log-ratios steps: a sequential detector, wrong on at most 1 per cent of series of 60 points.
+"""Steps in a series of log-ratios: a sequential detector, wrong on at most 1 per cent of series of 60 points.
 
-The model. Point i is `a + b * i + noise`, the noise being exchangeable: normal, with heavy tails, or from machines that
-nobody told apart, each point from one of them by chance. `b` is a slow drift, of the machine, of its kernel, of its
-neighbours, and is no step. A step is a change of `a` that stays.
+The model. Point i is `a + b * i + noise`, the noise being exchangeable: normal, with heavy tails, or from several
+machines, each point from one of them by chance. `b` is a slow drift, of the machine, of its kernel, of its neighbours,
+and is no step. A step is a change of `a` that stays.
 
-The statistic. Points come one by one. Whenever one has come, the last 50 (`WINDOW`) since the change before are looked
-at: a Theil-Sen line takes drift away, the residuals are put in units of their median absolute deviation and clipped at
-2 (`CLIP`), so that no single run counts for more than another. With s these scores, and c the indicator of the last k
-points, both with their projection on a line taken away, the statistic is the score test of a step under a permutation's
-variance,
+The statistic. Whenever a point arrives, the last 50 (`WINDOW`) since the last change are judged: a Theil-Sen line
+removes drift, the residuals are divided by their median absolute deviation and clipped at 2 (`CLIP`), so that no
+single run outweighs another. With s these scores, and c the indicator of the last k points, both with their projection
+on a line removed, the statistic is the score test of a step under a permutation's variance,
 
     z_k = sum(c * s) / sqrt(sum(c * c) * sum(s * s) / (n - 2)),    k = 5, 8, 12.
 
-It stays the same when the series is shifted, scaled or sheared (any a, any linear b, any unit of noise), so that its
-distribution depends on the noise's shape alone, and by the clipping hardly on that. A step is told when |z_k| exceeds
-`HEIGHTS[k]` and the medians of the k points and the 15 before them differ by the minimum effect. Then the segment ends
-and the next begins at the step. What was told once stays told, since no later point is asked.
+It is invariant to shifting, scaling and shearing the series (any a, any linear b, any unit of noise), so that its
+distribution depends on the noise's shape alone, and by the clipping hardly on that. A step is detected when |z_k|
+exceeds `HEIGHTS[k]` and the medians of the k points and the 15 before them differ by the minimum effect. Then the
+segment ends and the next begins at the step. A detected step stays, since no later point is used.
 
-Two guards make it say less, never more. A drift that bends is no step: where a parabola explains the scores better than
-the step does, nothing is told. And where neighbours are alike (a machine is busy for days), the scores before the step
-are correlated by r, a mean of them varies by (1 + r) / (1 - r) more, and z_k is divided by the root of that.
+Two guards only remove steps. A drift that bends is no step: where a parabola explains the scores better than the step
+does, none is detected. And where neighbours are correlated by r before the step (a machine is busy for days), a mean of
+them varies by (1 + r) / (1 - r) more, and z_k is divided by the root of that.
 
 The heights. Eleven shapes of noise (normal, Laplace, uniform, Student's t with 3 degrees of freedom and with 1,
 log-normal, normal with every tenth point five times as wide, and mixtures of two machines: 50 % 3.3 apart, 50 % 10
 apart, 30 % and 15 % 5 apart, in standard deviations) were simulated, 10,000 series of 60 points each, and every
-prefix judged without a minimum effect. The heights are what no more than 1 % of the series of the worst shape exceed
-anywhere in its 60 points (0.97 %, of the log-normal; 0.5 % of the normal); k = 5 was given the larger part, as a step
+prefix judged without a minimum effect. The heights are those that no more than 1 % of the series of the worst shape
+exceed anywhere in its 60 points (0.97 %, of the log-normal; 0.5 % of the normal); k = 5 has the larger part, as a step
 should be found in five points. The guards and the minimum effect came on top. `benchmarks/bench_trend.py` repeats this
-with another seed (its part `heights`), and measures false alarms with all parts on, and the power; it shows, too, what
-the model does not cover: drift that bends by several per cent within weeks, and levels that wander at random by more
-than a tenth of their noise a point, are told as steps.
+with another seed (its part `heights`), and measures false alarms with all parts on, and the power; it also shows the
+limits of the model: drift that bends by several per cent within weeks, and levels that wander at random by more than a
+tenth of their noise per point, are detected as steps.
 
-What cannot be had: with a noise of 2 % (standard deviation of one log-ratio) a step of 5 % is not found within five
-points at 90 %; the t-test that knows the noise to be normal, and is held to the same error rate, does not either.
+With a noise of 2 % (standard deviation of one log-ratio) a step of 5 % is not found within five points at 90 %; nor by
+the t-test that knows the noise to be normal, at the same error rate.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 from scipy import stats as statistics
 
 from ampcheck.core.errors import UsageError
@@ -52,22 +52,22 @@ from ampcheck.core.errors import UsageError
 Floats: TypeAlias = NDArray[np.float64]
 
 WINDOW = 50
-"""How many points are looked at, at most: a drift is straight over so many."""
+"""The most points in one test: a drift is straight over so many."""
 
 BEFORE = 15
-"""Points of a segment without which nothing is told."""
+"""Points of a segment before the earliest step that can be detected."""
 
 HEIGHTS = {5: 3.55, 8: 3.8, 12: 3.8}
-"""Points after a step, and the height of their statistic that tells it."""
+"""Points after a step, and the height of their statistic that detects it."""
 
 ALIKE = 1.64
-"""Standard errors that the correlation of neighbours must exceed before it is believed: one in twenty by chance."""
+"""Standard errors that the correlation of neighbours must exceed to count: one in twenty does by chance."""
 
 CLIP = 2.0
-"""Median absolute deviations beyond which a point counts no more."""
+"""Median absolute deviations at which scores are clipped."""
 
 EFFECT = 0.02
-"""The smallest step that is told, as a share."""
+"""The smallest step that is reported, as a share."""
 
 LEAST = BEFORE + min(HEIGHTS)
 """Points below which a segment is not judged."""
@@ -82,15 +82,15 @@ CONFIDENCE = 0.95
 class Change:
     """A step in a series of n points.
 
-    index: of the first point after the step, as most likely. earliest, latest: the first changed point lies between
-    them, both included, at 95 per cent. told: the index of the point that gave it away. factor: level after / level
-    before; low, high: its interval at 95 per cent. before, after: levels on both sides of the step. height: |z|.
+    index: of the most likely first point after the step. earliest, latest: the first changed point is between them,
+    both included, at 95 per cent. detected: the index of the point at which it was detected. factor: level after /
+    level before; low, high: its interval at 95 per cent. before, after: levels on both sides. height: |z|.
     """
 
     index: int
     earliest: int
     latest: int
-    told: int
+    detected: int
     factor: float
     low: float
     high: float
@@ -107,35 +107,34 @@ class Change:
 def change_points(ratios: Sequence[float], *, effect: float = EFFECT) -> list[Change]:
     """The steps of a series of positive ratios [n], in the order in which they were measured.
 
-    effect: the smallest step that is told, as a share. Fewer than 20 points have no steps. Raises `UsageError` for a
-    ratio that is not positive and finite.
+    effect: the smallest step that is reported, as a share. Fewer than 20 points have no steps. Raises `UsageError` for
+    a ratio that is not positive and finite.
     """
     values = np.asarray(list(ratios), dtype=np.float64)
     if values.size and not (np.isfinite(values).all() and values.min() > 0):
-        raise UsageError("a trend is found in positive, finite ratios; filter out what was not measured")
+        raise UsageError("a trend needs positive, finite ratios; filter out the others")
     if not 0 <= effect < 1:
-        raise UsageError(f"the minimum effect is a share between 0 and 1, such as 0.02; found {effect!r}")
+        raise UsageError(f"effect must be a share between 0 and 1, such as 0.02; found {effect!r}")
     logs: Floats = np.log(values)
-    starts, told = [0], []
+    starts, steps = [0], []
     for end in range(1, len(logs) + 1):
         begin = max(starts[-1], end - WINDOW)
         if end - begin < LEAST:
             continue
-        found = alarms(logs[None, begin:end], effect=effect)
-        if found.after[0]:
-            index = _most_likely(logs, max(starts[-1], begin), end, int(found.after[0]))
-            told.append((index, end - 1, float(found.height[0])))
-            starts.append(index)
+        alarm = alarms(logs[None, begin:end], effect=effect)
+        if after := int(alarm.after[0]):
+            starts.append(_most_likely(logs, begin, end, after))
+            steps.append((end - 1, float(alarm.height[0])))
     ends = [*starts[2:], len(logs)]
     return [
-        _described(logs, start, index, end, at, height)
-        for start, end, (index, at, height) in zip(starts, ends, told, strict=False)
+        _described(logs, start, index, end, *step)
+        for start, index, end, step in zip(starts, starts[1:], ends, steps, strict=False)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """Of each window: how many points lie after the step that its end shows (0: none), and the highest statistic."""
+    """For each window: how many points are after a step near its end (0: no step), and the highest statistic."""
 
     after: NDArray[np.int64]
     height: Floats
@@ -146,10 +145,11 @@ def alarms(windows: Floats, *, effect: float = EFFECT) -> Alarms:
     count = windows.shape[1]
     afters = [k for k in HEIGHTS if k + BEFORE <= count]
     z = step_statistics(windows, afters)
-    shifts = np.stack([np.median(windows[:, -k:], axis=1) - _level_before(windows, k) for k in afters], axis=1)
-    wanted = np.array([HEIGHTS[k] for k in afters])
-    loud = (np.abs(z) > wanted) & (shifts * np.sign(z) >= math.log1p(effect))
-    excess = np.where(loud, np.abs(z) / wanted, 0.0)
+    medians = [(np.median(windows[:, -k:], axis=1), np.median(windows[:, -k - BEFORE : -k], axis=1)) for k in afters]
+    shifts = np.stack([after - before for after, before in medians], axis=1)
+    heights = np.array([HEIGHTS[k] for k in afters])
+    loud = (np.abs(z) > heights) & (shifts * np.sign(z) >= math.log1p(effect))
+    excess = np.where(loud, np.abs(z) / heights, 0.0)
     best = excess.argmax(axis=1)
     rows = np.arange(len(windows))
     after = np.where(loud.any(axis=1), np.asarray(afters)[best], 0)
@@ -159,14 +159,14 @@ def alarms(windows: Floats, *, effect: float = EFFECT) -> Alarms:
 def step_statistics(windows: Floats, afters: Sequence[int]) -> Floats:
     """z_k of windows, float64 [series, points], for each number of points after the step: float64 [series, afters].
 
-    With the two guards: 0 where a bend explains more, less where neighbours are alike.
+    With the two guards: 0 where a bend explains more, less where neighbours are correlated.
     """
-    found, bent, alike = unguarded_statistics(windows, afters)
-    return np.asarray(np.where(np.abs(found) > bent, found * np.sqrt((1 - alike) / (1 + alike)), 0.0))
+    z, bend, correlation = unguarded_statistics(windows, afters)
+    return np.where(np.abs(z) > bend, z * np.sqrt((1 - correlation) / (1 + correlation)), 0.0)
 
 
 def unguarded_statistics(windows: Floats, afters: Sequence[int]) -> tuple[Floats, Floats, Floats]:
-    """z_k alone, as the heights were simulated, that of a bend, and how alike neighbours are: [series, afters] each."""
+    """z_k without guards, |z| of a bend, and the correlation of neighbours: [series, afters] or [series, 1] each."""
     count = windows.shape[1]
     line, (first, second) = _centred(count), _pairs(count)
     slopes = np.median((windows[:, second] - windows[:, first]) / (second - first), axis=1)
@@ -176,33 +176,27 @@ def unguarded_statistics(windows: Floats, afters: Sequence[int]) -> tuple[Floats
     scores = _without_line(np.clip(residuals / np.maximum(spread, 1e-12), -CLIP, CLIP))
     squares = (scores**2).sum(axis=1, keepdims=True)
     deviation = np.sqrt(np.where(squares > 1e-9, squares, np.inf) / (count - 2))
-    found = scores @ _steps(count, tuple(afters)).T / deviation
-    bent = np.abs(scores @ _bend(count))[:, None] / deviation
-    alike = np.stack([_alike(scores[:, : count - k]) for k in afters], axis=1)
-    return np.asarray(found), np.asarray(bent), np.asarray(alike)
+    z = scores @ _steps(count, tuple(afters)).T / deviation
+    bend = np.abs(scores @ _bend(count))[:, None] / deviation
+    return z, bend, np.stack([_correlation(scores[:, : count - k]) for k in afters], axis=1)
 
 
-def _alike(scores: Floats) -> Floats:
-    """How alike neighbours are: the correlation of each score before the step with the next, 0 where chance does it."""
+def _correlation(scores: Floats) -> Floats:
+    """The correlation of each score before the step with the next, 0 where chance explains it."""
     before = _without_line(scores)
     squares = np.maximum((before**2).sum(axis=1), 1e-9)
-    found = (before[:, 1:] * before[:, :-1]).sum(axis=1) / squares
-    return np.where(found > ALIKE / math.sqrt(before.shape[1]), np.clip(found, 0.0, 0.9), 0.0)
-
-
-def _level_before(windows: Floats, after: int) -> Floats:
-    return np.asarray(np.median(windows[:, -after - BEFORE : -after], axis=1))
+    correlation = (before[:, 1:] * before[:, :-1]).sum(axis=1) / squares
+    return np.where(correlation > ALIKE / math.sqrt(before.shape[1]), np.clip(correlation, 0.0, 0.9), 0.0)
 
 
 @cache
 def _centred(count: int) -> Floats:
-    return np.asarray(np.arange(count) - (count - 1) / 2, dtype=np.float64)
+    return np.arange(count, dtype=np.float64) - (count - 1) / 2
 
 
 @cache
 def _pairs(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    first, second = np.triu_indices(count, 1)
-    return first, second
+    return np.triu_indices(count, 1)
 
 
 @cache
@@ -227,41 +221,39 @@ def _without_line(rows: Floats) -> Floats:
 
 def _most_likely(logs: Floats, begin: int, end: int, after: int) -> int:
     """The first changed point, of those that leave both sides long enough."""
-    places, costs, _ = _likelihoods(logs, begin, end, end - after)
-    return int(places[costs.argmin()])
+    candidates, costs = _likelihoods(logs, begin, end, end - after)
+    return int(candidates[costs.argmin()])
 
 
-def _likelihoods(logs: Floats, begin: int, end: int, about: int) -> tuple[NDArray[np.int64], Floats, float]:
+def _likelihoods(logs: Floats, begin: int, end: int, about: int) -> tuple[NDArray[np.int64], Floats]:
     """Candidates for the first changed point around `about`, and minus the log-likelihood of each.
 
     Huber's loss around the median of each side, the noise being that of both sides.
     """
     reach = 6
     low, high = max(begin + 3, about - reach), min(end - 3, about + reach)
-    places = np.arange(low, max(high, low) + 1)
+    candidates = np.arange(low, max(high, low) + 1)
     near = slice(max(begin, about - NEAR), min(end, about + NEAR))
-    rows, offset = logs[near], near.start
-    sides = [(rows[: place - offset], rows[place - offset :]) for place in places]
-    residuals = [np.concatenate([one - np.median(one), other - np.median(other)]) for one, other in sides]
-    spread = min(float(np.median(np.abs(residual))) for residual in residuals) / statistics.norm.ppf(0.75)
-    scaled = [np.abs(residual) / max(spread, 1e-12) for residual in residuals]
-    costs = [np.where(size < CLIP, size**2 / 2, CLIP * size - CLIP**2 / 2).sum() for size in scaled]
-    return places, np.minimum(np.asarray(costs), 1e12), spread
+    sides = [np.split(logs[near], [candidate - near.start]) for candidate in candidates]
+    residuals = [np.abs(np.concatenate([side - np.median(side) for side in both])) for both in sides]
+    spread = min(float(np.median(residual)) for residual in residuals) / statistics.norm.ppf(0.75)
+    costs = [special.huber(CLIP, residual / max(spread, 1e-12)).sum() for residual in residuals]
+    return candidates, np.minimum(np.asarray(costs), 1e12)
 
 
-def _described(logs: Floats, start: int, index: int, end: int, told: int, height: float) -> Change:
-    places, costs, _ = _likelihoods(logs, start, end, index)
+def _described(logs: Floats, start: int, index: int, end: int, detected: int, height: float) -> Change:
+    candidates, costs = _likelihoods(logs, start, end, index)
     weights = np.exp(costs.min() - costs)
     order = np.argsort(-weights, kind="stable")
     mass = np.cumsum(weights[order]) / weights.sum()
-    likely = places[order[: int(np.searchsorted(mass, CONFIDENCE)) + 1]]
+    likely = candidates[order[: int(np.searchsorted(mass, CONFIDENCE)) + 1]]
     before, after = logs[max(start, index - NEAR) : index], logs[index : min(end, index + NEAR)]
     shift, low, high = shift_between(before, after)
     return Change(
         index=index,
         earliest=int(min(likely.min(), index)),
         latest=int(max(likely.max(), index)),
-        told=told,
+        detected=detected,
         factor=math.exp(shift),
         low=math.exp(low),
         high=math.exp(high),
@@ -274,7 +266,7 @@ def _described(logs: Floats, start: int, index: int, end: int, told: int, height
 def shift_between(before: Floats, after: Floats) -> tuple[float, float, float]:
     """Hodges and Lehmann's shift between two samples, and its interval at 95 per cent by Mann and Whitney's test."""
     gaps = np.sort((after[:, None] - before[None, :]).ravel())
-    one, other = len(before), len(after)
-    half = statistics.norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt(one * other * (one + other + 1) / 12)
-    rank = max(0, math.floor(one * other / 2 - half))
+    pairs, points = len(gaps), len(before) + len(after)
+    half = statistics.norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt(pairs * (points + 1) / 12)
+    rank = max(0, math.floor(pairs / 2 - half))
     return float(np.median(gaps)), float(gaps[rank]), float(gaps[len(gaps) - 1 - rank])

@@ -1,0 +1,64 @@
+"""`ampcheck explain` and `ampcheck formats`: the pages about checks and verdicts, and the table of formats."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+
+from ampcheck.cli.output import Commands, Stdout
+from ampcheck.core.formats import table as table_of_formats
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `explain` and `formats` to the parser's commands."""
+    explain = commands.add_parser("explain", help="explain a check: what it requires, its causes and remedies")
+    explain.add_argument("slug", nargs="?", metavar="SLUG", help="a check or a verdict; default: list the checks")
+    explain.set_defaults(command=_explain)
+    formats = commands.add_parser("formats", help="print a table of the floating-point formats")
+    formats.set_defaults(command=_formats)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from ampcheck.catalog import REGISTRY, VERDICTS, explain
+
+    if options.slug is None:
+        text = "\n".join(f"{slug:20} {page.requires.split('. ')[0].rstrip('.')}." for slug, page in REGISTRY.items())
+    elif options.slug in VERDICTS:
+        text = _paragraph(options.slug, VERDICTS[options.slug])
+    else:
+        page = explain(options.slug)
+        titles = {
+            page.slug: page.requires,
+            "how it is measured": page.measured,
+            "what usually causes it": page.causes,
+            "how to mend it": page.mend,
+        }
+        text = "\n\n".join(_paragraph(title, paragraph) for title, paragraph in titles.items()) + "\n"
+    with Stdout() as out:
+        print(text)
+    return out.code()
+
+
+def _paragraph(title: str, text: str) -> str:
+    return f"{title}\n{textwrap.indent(textwrap.fill(text, 98), '  ')}"
+
+
+def _formats(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    rows = table_of_formats()
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(_cell, row.values()))
+    with Stdout() as out:
+        Console(width=max(Console().width, 160)).print(table)  # a narrow terminal wraps lines; no number is cut
+    return out.code()
+
+
+def _cell(value: str | int | float | bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,103 @@
+"""The options of the plugin and their ini settings."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+DEVICES = ("cpu", "cuda", "cuda:N", "xpu", "xpu:N", "mps")
+"""Values of `--ampcheck-device`; N is the index of a device."""
+
+OPTIONS = {
+    "--ampcheck": ("", "print a summary of the findings and the coverage of ampcheck's asserts and marked tests"),
+    "--ampcheck-html": ("PATH", "write the findings as one HTML page; implies --ampcheck"),
+    "--ampcheck-json": ("PATH", "write the findings as JSON; implies --ampcheck"),
+    "--ampcheck-device": ("DEVICE", f"device of the fixture ampcheck_device: {', '.join(DEVICES)} (default: cpu)"),
+    "--ampcheck-update": ("", "write policy locks instead of comparing with them; implies --ampcheck"),
+    "--ampcheck-guard": ("", "fail each test that leaves autocast, its precision flags or the default dtype changed"),
+    "--ampcheck-history": (
+        "DIR",
+        "append the results of speed tests to the history in this folder; implies --ampcheck",
+    ),
+}
+"""Flag to the name of its value ("" for a switch) and its help. `--ampcheck-html` is `ampcheck_html` in an ini file."""
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add every option and its ini setting."""
+    group = parser.getgroup("ampcheck", "mixed precision and compilation (ampcheck)")
+    for flag, (value, text) in OPTIONS.items():
+        form: dict[str, Any] = {"metavar": value} if value else {"action": "store_const", "const": True}
+        group.addoption(flag, default=None, help=text, **form)
+        kind: Literal["string", "bool"] = "string" if value else "bool"
+        parser.addini(flag[2:].replace("-", "_"), help=text, type=kind, default=None)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The values of the options. The three paths are absolute; they are None in a worker of xdist."""
+
+    enabled: bool
+    device: str
+    update: bool = False
+    guard: bool = False
+    html: Path | None = None
+    json: Path | None = None
+    history: Path | None = None
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> Options:
+        """Read the options. Raises `pytest.UsageError` for invalid ones."""
+        html, json, history = (_value(config, f"ampcheck_{name}") for name in ("html", "json", "history"))
+        device = _parse_device(_value(config, "ampcheck_device"))
+        update, guard = (bool(_value(config, name)) for name in ("ampcheck_update", "ampcheck_guard"))
+        enabled = bool(_value(config, "ampcheck")) or update or any(path is not None for path in (html, json, history))
+        if hasattr(config, "workerinput"):
+            return cls(enabled, device, update, guard)
+        folder = config.invocation_params.dir
+        paths = _parse_file("--ampcheck-html", html, folder), _parse_file("--ampcheck-json", json, folder)
+        if paths[0] is not None and paths[0] == paths[1]:
+            raise pytest.UsageError(f"--ampcheck-html and --ampcheck-json need a file each, both are {html}")
+        return cls(enabled, device, update, guard, *paths, _parse_folder("--ampcheck-history", history, folder))
+
+
+def _value(config: pytest.Config, name: str) -> Any:
+    value = config.getoption(name)
+    try:
+        return config.getini(name) if value is None else value
+    except (TypeError, ValueError, pytest.UsageError) as error:
+        raise pytest.UsageError(f"{name} of the ini file cannot be read: {error}") from error
+
+
+def _parse_device(text: str | None) -> str:
+    if text is not None and not re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d+)?", text):
+        raise pytest.UsageError(f"--ampcheck-device={text} is no device: choose one of {', '.join(DEVICES)}")
+    return text or "cpu"
+
+
+def _parse_file(flag: str, text: str | None, folder: Path) -> Path | None:
+    if text is None:
+        return None
+    path = Path(os.path.abspath(folder / text))
+    if not text or path.is_dir():
+        raise pytest.UsageError(f"{flag}={text} needs the name of a file, not of a folder")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise pytest.UsageError(f"{flag}={text} needs a folder that exists and can be written to: {path.parent}")
+    return path
+
+
+def _parse_folder(flag: str, text: str | None, folder: Path) -> Path | None:
+    if text is None:
+        return None
+    path = Path(os.path.abspath(folder / text))
+    if not text or (path.exists() and not path.is_dir()):
+        raise pytest.UsageError(f"{flag}={text} needs the name of a folder, not of a file")
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise pytest.UsageError(f"{flag}={text} needs a folder that can be written to: {existing} cannot")
+    return path
