@@ -46,8 +46,8 @@ from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
 from ampcheck.training.resume.checks import check_checkpoint_events, check_resume, measure_resume, resume_table
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.verify import first_skipped, measure_loss_scale
-from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
+from ampcheck.training.scale.measure import first_skipped, measure_loss_scale
+from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import measure_stagnation, stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_residency

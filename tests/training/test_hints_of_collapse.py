@@ -128,7 +128,7 @@ def test_the_hint_follows_the_real_backward_passes_and_not_the_prediction():
 def test_the_window_ends_where_an_op_inside_overflows_however_far_below_the_gradients_that_is():
     """The scaler backs off to the largest scale that is finite: the upper end, if that was measured."""
     message = of(judged(loop(inside=2.0**14), "loss-scale"), "loss-scale").message
-    assert "the scale in use, 64, lies inside, 0 binades below the upper end" in message
+    assert "the scale in use, 64, is inside, 0 binades below the upper end" in message
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from ampcheck.training.gradients.losses import LossStats, check_loss, measure_lo
 from ampcheck.training.gradients.underflow import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import LossScaleStats
-from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep, in_succession
+from ampcheck.training.scale.measure import in_succession
+from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep
 
 
 def scaler_stats(who, *steps):
