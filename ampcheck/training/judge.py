@@ -39,14 +39,13 @@ from ampcheck.training.gradients.invariance import check_invariance, measure_inv
 from ampcheck.training.gradients.underflow import measure_gradients, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
 from ampcheck.training.observed import Observed, check_observed, loss_chart, observe, unjudged
-from ampcheck.training.protocol.events import Act
-from ampcheck.training.protocol.order import (
-    ProtocolStats,
+from ampcheck.training.protocol.checks import (
     applied_nonfinite,
     check_protocol,
     check_scheduler_skip,
     steps_past_scaler,
 )
+from ampcheck.training.protocol.events import Act, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
 from ampcheck.training.resume.checks import check_checkpoint_events, check_resume, measure_resume, resume_table

@@ -13,8 +13,8 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.protocol.order import ProtocolStats, check_protocol, check_scheduler_skip
+from ampcheck.training.protocol.checks import check_protocol, check_scheduler_skip
+from ampcheck.training.protocol.events import Act, Event, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
 
 
