@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.speed.paired import measure_speed as measure_speed
     from ampcheck.speed.startup.judge import assert_startup as assert_startup
     from ampcheck.training.judge import assert_training as assert_training
-    from ampcheck.training.state_dtypes.policies import ResidencyPolicy as ResidencyPolicy
     from ampcheck.watch import watch as watch
 
     __version__: str
@@ -59,7 +58,6 @@ _HOME = {
     "Finding": "ampcheck.core.run",
     "FloatFormat": "ampcheck.core.formats",
     "Limits": "ampcheck.core.limits",
-    "ResidencyPolicy": "ampcheck.training.state_dtypes.policies",
     "Run": "ampcheck.core.run",
     "Subject": "ampcheck.core.subject",
     "Table": "ampcheck.core.run",
@@ -102,7 +100,6 @@ __all__ = [
     "Finding",
     "FloatFormat",
     "Limits",
-    "ResidencyPolicy",
     "Run",
     "Subject",
     "Table",

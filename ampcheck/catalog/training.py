@@ -171,8 +171,7 @@ BUFFER_DTYPE = Check(
     "Buffers of trained modules, and copies of weights that the steps change (an EMA), have the dtypes that the "
     "declared policy allows. A frozen copy (a teacher, the base under adapters) may have any dtype.",
     "Buffers and copies are listed before and after steps; a copy counts as changed when its bits or PyTorch's "
-    "count of writes changed. Integers and booleans are always allowed. Where a reference is there, the error of "
-    "the cast values is told.",
+    "count of writes changed. Integers and booleans are always allowed.",
     "A call of model.bfloat16() casts floating-point buffers too: tables of positions, running statistics, "
     "counters; an EMA made by deepcopy of a cast model.",
     "Cast buffers and copies back with .float(), make counters integers, keep the EMA in float32.",

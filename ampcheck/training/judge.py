@@ -54,8 +54,8 @@ from ampcheck.training.scale.measure import first_skipped, measure_loss_scale
 from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import measure_stagnation, stagnation_tables
-from ampcheck.training.state_dtypes.checks import check_residency
-from ampcheck.training.state_dtypes.measure import residency_tables
+from ampcheck.training.state_dtypes.checks import check_state_dtypes
+from ampcheck.training.state_dtypes.measure import state_dtype_tables
 
 CHECKS = (
     "overflow",
@@ -343,12 +343,12 @@ class _Judge:
             return self._run([])
         passes = [e for e in self.observed.events if e.act is Act.BACKWARD and e.dtype]
         computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
-        found = check_residency(residency, tuple(event.dtype for event in passes), computed)
+        found = check_state_dtypes(residency, tuple(event.dtype for event in passes), computed)
         if "loss-dtype" in self.wanted and (
             wrong := check_loss(measure_loss(self.loop, self.start, self.observed.losses))
         ):
             found = [*(one for one in found if one.check != "loss-dtype"), *wrong]
-        return self._run(found, tables=residency_tables(residency))
+        return self._run(found, tables=state_dtype_tables(residency))
 
     def _confounders(self) -> Run:
         stats = measure_confounders(torch.device(self.device))
