@@ -14,7 +14,7 @@ from ampcheck.training.gradients.underflow import quiet
 from ampcheck.training.loop import Role, StepError, TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.stagnation.restarts import Restarts
+from ampcheck.training.stagnation.measure import Restarts
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
 
 _LISTED = 3

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ampcheck.torchtools.storage import Region
+from ampcheck.torchtools.storage import region as region_of
 from ampcheck.training.loop import Resident, Role
-from ampcheck.training.stagnation.forms import Region
-from ampcheck.training.stagnation.shadows import NARROW, Shadows
+from ampcheck.training.stagnation.shadows import NARROW
 from ampcheck.training.stagnation.updates import UpdateWatch
 
 _NOISE = 1e-12
@@ -97,7 +98,7 @@ class Accounts:
         self._versions = {id(one.tensor): one.tensor._version for one in residents if not one.tensor.is_inference()}
         self._before = []
         for one in residents:
-            region = Shadows.region(one.tensor)
+            region = region_of(one.tensor)
             if one.role is not Role.GRADIENT and one.tensor.dtype in NARROW and region is not None:
                 held = one.tensor.detach()  # keeps the memory, and with it its number, should the loop let go of it
                 self._before.append(_Before(one, held, region, held.clone()))
@@ -122,7 +123,7 @@ class Accounts:
             for scaling in written.scalings:
                 account.decay = account.decay.plus(scaling.factor, scaling.looked, scaling.stuck, scaling.op)
         if not watch.shadows.holds(tensor):
-            region = Shadows.region(tensor)
+            region = region_of(tensor)
             if region is not None and region[0] != before.region[0]:
                 account.set_anew += 1
             elif not torch.equal(_bits(tensor), _bits(before.old)):

@@ -1,4 +1,4 @@
-"""Do the updates of narrow tensors change anything? `measure_stagnation` watches a loop, `stagnation_tables` tell."""
+"""Measure whether the updates of narrow tensors change anything, and report it in tables."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Coverage, Table
+from ampcheck.torchtools.storage import Region, local
+from ampcheck.torchtools.storage import region as region_of
 from ampcheck.training.loop import Resident, Role, StepError, TrainingLoop
 from ampcheck.training.stagnation.accounts import NO_DECAY, Account, Accounts, Decay
 from ampcheck.training.stagnation.cures import Cure, measure_cures
-from ampcheck.training.stagnation.forms import Region
-from ampcheck.training.stagnation.shadows import NARROW, Shadows
+from ampcheck.training.stagnation.shadows import NARROW
 from ampcheck.training.stagnation.updates import UpdateWatch
 
 _ROWS = 40
 _LONGEST = 8192
 _MOST = 0.5
-_CHECK = "stagnation"
+_FALLS = 0.99
+"""A sum of increments of one sign never becomes smaller; below this part of what it was, it was cleared."""
+
+_ADDS = (Role.BUFFER, Role.COPY, Role.STATE, Role.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +191,14 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
     )
     left = len(ranked) - len(rows)
     note = f"{left} more tensors are not listed" if left else ""
-    tables = [Table("Updates of tensors narrower than float32", columns, rows, _CHECK, note)]
+    tables = [Table("Updates of tensors narrower than float32", columns, rows, STAGNATION.slug, note)]
     cures = [(one.name, *(f"{c.arrives:.3f} (error {c.error:.3f})" for c in one.cures)) for one in ranked if one.cures]
     if cures:
         names = next(tuple(c.name for c in one.cures) for one in ranked if one.cures)
         text = (
             "the share of the true displacement that arrives, and the relative error, of the observed updates replayed"
         )
-        tables.append(Table("What would arrive", ("tensor", *names), cures, _CHECK, text))
+        tables.append(Table("What would arrive", ("tensor", *names), cures, STAGNATION.slug, text))
     return tuple(tables)
 
 
@@ -216,7 +221,7 @@ def _collect(
 ) -> None:
     names: dict[Region, str] = {}
     for one in residents:
-        region = Shadows.region(one.tensor)
+        region = region_of(one.tensor)
         if region is not None:
             names[region] = one.name
     for key, new in watch.vanished.items():
@@ -347,3 +352,23 @@ def _with_cures(tensors: Sequence[TensorUpdates], accounts: Accounts) -> tuple[T
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+class Restarts:
+    """Detect 16-bit sums that are reset: called after each step; `names` are the tensors whose magnitude fell."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._before: dict[str, float] = {}
+
+    def look(self, loop: TrainingLoop) -> None:
+        """Record the magnitude of each tensor; a DTensor's is that of its shard."""
+        with torch.no_grad():
+            for one in loop.residents():
+                tensor = local(one.tensor)
+                if one.role not in _ADDS or not tensor.is_floating_point() or tensor.dtype.itemsize != 2:
+                    continue
+                now = float(tensor.abs().sum(dtype=torch.float64))
+                if now < _FALLS * self._before.get(one.name, 0.0):
+                    self.names.add(one.name)
+                self._before[one.name] = now
