@@ -134,6 +134,7 @@ def test_bfloat16_loses_nothing():
     assert found.verdict is Verdict.PASS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, None])
 def test_the_demo_passes(dtype):
     stats = measured(demo_loop(dtype, scaled=dtype is torch.float16, layers=1, size=2))
