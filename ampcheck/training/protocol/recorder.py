@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
+from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.numerics.losses import computed_in
+from ampcheck.torchtools import patching
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import is_users, users_line
@@ -55,35 +58,28 @@ class Recorder:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Record everything inside; all wrappers and hooks are gone afterwards."""
-        of_scalers: dict[str, Callable[[_Function], _Function]] = {
+        of_scalers: dict[str, _Function] = {
             "get_scale": self._get_scale,
             "scale": self._scale,
             "unscale_": self._unscale,
             "step": self._scaler_step,
             "update": self._update,
-            "state_dict": functools.partial(self._state, Act.SAVE),
-            "load_state_dict": functools.partial(self._state, Act.LOAD),
+            "state_dict": partial(self._state, Act.SAVE),
+            "load_state_dict": partial(self._state, Act.LOAD),
         }
-        wrappers: list[tuple[object, str, Callable[[_Function], _Function]]] = [
-            *(
-                (kind, name, make)
-                for kind in _with_subclasses(_Scaler)
-                for name, make in of_scalers.items()
-                if name in vars(kind)
-            ),
-            *((kind, "step", self._schedule) for kind in _with_subclasses(LRScheduler) if "step" in vars(kind)),
+        scalers, schedulers = _with_subclasses(_Scaler), _with_subclasses(LRScheduler)
+        clips = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
+        wrappers: list[tuple[object, str, _Function]] = [
+            *((kind, name, wrapper) for kind in scalers for name, wrapper in of_scalers.items() if name in vars(kind)),
+            *((kind, "step", self._schedule) for kind in schedulers if "step" in vars(kind)),
+            *((owner, name, self._clip) for name in clips for owner in _owners(name)),
             (torch.autograd, "_engine_run_backward", self._backward),
             (torch.amp.autocast_mode.autocast, "__enter__", self._enter_autocast),
             (torch, "save", self._save),
-            *(
-                (owner, name, self._clip)
-                for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
-                for owner in _owners(name)
-            ),
         ]
         with ExitStack() as stack:
-            for owner, name, make in wrappers:
-                stack.enter_context(replaced(owner, name, make))
+            for owner, name, wrapper in wrappers:
+                stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
             stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
             yield
 
@@ -117,76 +113,60 @@ class Recorder:
     def _of(self, scaler: _Scaler) -> dict[str, Any]:
         return {"who": self._path(scaler, "scaler"), "scale": scaler.get_scale(), "enabled": scaler.is_enabled()}
 
-    def _get_scale(self, original: _Function) -> _Function:
-        def get_scale(scaler: _Scaler) -> Any:
-            self.scaled = self.scaled or scaler.is_enabled()
-            return original(scaler)
+    def _get_scale(self, original: _Function, scaler: _Scaler) -> object:
+        self.scaled = self.scaled or scaler.is_enabled()
+        return original(scaler)
 
-        return get_scale
+    def _scale(self, original: _Function, scaler: _Scaler, outputs: object) -> object:
+        result = original(scaler, outputs)
+        facts = self._of(scaler)
+        if scaler.is_enabled():
+            self._scaling = True
+            for _, tensor in tensors(result):
+                if tensor.grad_fn is not None:
+                    self._scalings.setdefault(tensor.grad_fn, (facts["who"], facts["scale"]))
+        self._add(Act.SCALE, dtype=_dtype(outputs), **facts)
+        return result
 
-    def _scale(self, original: _Function) -> _Function:
-        def scale(scaler: _Scaler, outputs: Any) -> Any:
-            result = original(scaler, outputs)
-            facts = self._of(scaler)
-            if scaler.is_enabled():
-                self._scaling = True
-                for _, tensor in tensors(result):
-                    if tensor.grad_fn is not None:
-                        self._scalings.setdefault(tensor.grad_fn, (facts["who"], facts["scale"]))
-            self._add(Act.SCALE, dtype=_dtype(outputs), **facts)
-            return result
+    def _unscale(self, original: _Function, scaler: _Scaler, optimizer: _Optimizer) -> object:
+        self._overflow(optimizer, scaler.is_enabled())
+        if not self._inside_scaler:
+            optimizers = (self._path(optimizer, "optimizer"),)
+            self._add(Act.UNSCALE, optimizers=optimizers, half=self._half(optimizer), **self._of(scaler))
+        return original(scaler, optimizer)
 
-        return scale
+    def _scaler_step(
+        self, original: _Function, scaler: _Scaler, optimizer: _Optimizer, *args: object, **kwargs: object
+    ) -> object:
+        self._overflow(optimizer, scaler.is_enabled())
+        name = self._path(optimizer, "optimizer")
+        facts = {"optimizers": (name,), "half": self._half(optimizer), **self._of(scaler)}
+        before, outer = len(self.events), self._inside_scaler
+        self._inside_scaler, returned = True, False
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+            returned = True
+        finally:
+            self._inside_scaler = outer
+            skipped = returned and scaler.is_enabled()
+            if skipped:
+                found_inf = _found_inf(scaler, optimizer)
+                stepped = any(e.act is Act.OPTIMIZER_STEP and e.who == name for e in self.events[before:])
+                skipped = not stepped if found_inf is None else found_inf
+            bad = self._nonfinite(optimizer) if skipped else ()
+            self._add(Act.SCALER_STEP, skipped=skipped, nonfinite=bad, **facts)
+        return result
 
-    def _unscale(self, original: _Function) -> _Function:
-        def unscale_(scaler: _Scaler, optimizer: _Optimizer) -> Any:
-            self._overflow(optimizer, scaler.is_enabled())
-            if not self._inside_scaler:
-                optimizers = (self._path(optimizer, "optimizer"),)
-                self._add(Act.UNSCALE, optimizers=optimizers, half=self._half(optimizer), **self._of(scaler))
-            return original(scaler, optimizer)
+    def _update(self, original: _Function, scaler: _Scaler, *args: object, **kwargs: object) -> object:
+        facts = self._of(scaler)
+        result = original(scaler, *args, **kwargs)
+        self._add(Act.UPDATE, new_scale=scaler.get_scale(), **facts)
+        return result
 
-        return unscale_
-
-    def _scaler_step(self, original: _Function) -> _Function:
-        def step(scaler: _Scaler, optimizer: _Optimizer, *args: Any, **kwargs: Any) -> Any:
-            self._overflow(optimizer, scaler.is_enabled())
-            name = self._path(optimizer, "optimizer")
-            facts = {"optimizers": (name,), "half": self._half(optimizer), **self._of(scaler)}
-            before, outer = len(self.events), self._inside_scaler
-            self._inside_scaler, returned = True, False
-            try:
-                result = original(scaler, optimizer, *args, **kwargs)
-                returned = True
-            finally:
-                self._inside_scaler = outer
-                skipped = returned and scaler.is_enabled()
-                if skipped:
-                    found_inf = _found_inf(scaler, optimizer)
-                    stepped = any(e.act is Act.OPTIMIZER_STEP and e.who == name for e in self.events[before:])
-                    skipped = not stepped if found_inf is None else found_inf
-                bad = self._nonfinite(optimizer) if skipped else ()
-                self._add(Act.SCALER_STEP, skipped=skipped, nonfinite=bad, **facts)
-            return result
-
-        return step
-
-    def _update(self, original: _Function) -> _Function:
-        def update(scaler: _Scaler, *args: Any, **kwargs: Any) -> Any:
-            facts = self._of(scaler)
-            result = original(scaler, *args, **kwargs)
-            self._add(Act.UPDATE, new_scale=scaler.get_scale(), **facts)
-            return result
-
-        return update
-
-    def _state(self, act: Act, original: _Function) -> _Function:
-        def state(scaler: _Scaler, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, *args, **kwargs)
-            self._add(act, **self._of(scaler))
-            return result
-
-        return state
+    def _state(self, act: Act, original: _Function, scaler: _Scaler, *args: object, **kwargs: object) -> object:
+        result = original(scaler, *args, **kwargs)
+        self._add(act, **self._of(scaler))
+        return result
 
     def _optimizer_step(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
         inside = self._inside_scaler
@@ -199,51 +179,47 @@ class Recorder:
             gradients=any(parameter.grad is not None for parameter in _params(optimizer)),
         )
 
-    def _schedule(self, original: _Function) -> _Function:
-        def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, *args, **kwargs)
-            code = sys._getframe(1).f_code
-            nested = code.co_name in ("_initial_step", "__init__", "step") and not is_users(code.co_filename)
-            nested = nested or isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric, not the steps
-            if not nested and (optimizer := getattr(scheduler, "optimizer", None)) is not None:
-                optimizers = (self._path(optimizer, "optimizer"),)
-                self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), optimizers=optimizers)
-            return result
+    def _schedule(self, original: _Function, scheduler: LRScheduler, *args: object, **kwargs: object) -> object:
+        result = original(scheduler, *args, **kwargs)
+        caller: FrameType | None = sys._getframe(1)
+        while caller is not None and caller.f_code.co_filename in (__file__, patching.__file__):
+            caller = caller.f_back
+        nested = caller is not None and caller.f_code.co_filename == lr_scheduler.__file__
+        nested = nested or isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric, not the steps
+        if not nested and (optimizer := getattr(scheduler, "optimizer", None)) is not None:
+            optimizers = (self._path(optimizer, "optimizer"),)
+            self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), optimizers=optimizers)
+        return result
 
-        return step
-
-    def _backward(self, original: _Function) -> _Function:
-        def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
-                return original(t_outputs, *args, **kwargs)
-            scaled, who, scale = self._scaling_of(t_outputs)
-            own_gradients = bool(args) and _are_own(args[0])
-            facts: dict[str, Any] = {
-                "scaled": None if own_gradients and not scaled else scaled,
-                "who": who,
-                "scale": scale,
-                "dtype": "" if own_gradients else _dtype(t_outputs),
-                "create_graph": len(args) > 2 and args[2] is True,
-            }
-            if not kwargs.get("accumulate_grad", False):
-                result = original(t_outputs, *args, **kwargs)
-                self._add(Act.GRAD, **facts)
-                return result
-            before = {name: _versions(optimizer) for name, optimizer in self._optimizers.items()}
-            facts["cleared"] = tuple(
-                name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in _gradients(o))
-            )
-            outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
-            facts["computed"] = tuple(dict.fromkeys(_short(d) for tensor in outputs for d in computed_in(tensor)))
+    def _backward(self, original: _Function, t_outputs: object, *args: object, **kwargs: object) -> object:
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
+            return original(t_outputs, *args, **kwargs)
+        scaled, who, scale = self._scaling_of(t_outputs)
+        own_gradients = bool(args) and _are_own(args[0])
+        facts: dict[str, Any] = {
+            "scaled": None if own_gradients and not scaled else scaled,
+            "who": who,
+            "scale": scale,
+            "dtype": "" if own_gradients else _dtype(t_outputs),
+            "create_graph": len(args) > 2 and args[2] is True,
+        }
+        if not kwargs.get("accumulate_grad", False):
             result = original(t_outputs, *args, **kwargs)
-            touched = tuple(name for name, o in self._optimizers.items() if _versions(o) != before[name])
-            for name in touched if self._after_backward else ():
-                self._overflow(self._optimizers[name], bool(scaled))
-            facts["low"], self._low = self.low, {}
-            self._add(Act.BACKWARD, optimizers=touched, **facts)
+            self._add(Act.GRAD, **facts)
             return result
-
-        return run
+        before = {name: _versions(optimizer) for name, optimizer in self._optimizers.items()}
+        facts["cleared"] = tuple(
+            name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in _gradients(o))
+        )
+        outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
+        facts["computed"] = tuple(dict.fromkeys(_short(d) for tensor in outputs for d in computed_in(tensor)))
+        result = original(t_outputs, *args, **kwargs)
+        touched = tuple(name for name, o in self._optimizers.items() if _versions(o) != before[name])
+        for name in touched if self._after_backward else ():
+            self._overflow(self._optimizers[name], bool(scaled))
+        facts["low"], self._low = self.low, {}
+        self._add(Act.BACKWARD, optimizers=touched, **facts)
+        return result
 
     def _scaling_of(self, outputs: Any) -> tuple[bool | None, str, float | None]:
         """Whether a scaler multiplied a loss, which one, and by what; None where several did, or out of sight."""
@@ -264,33 +240,26 @@ class Recorder:
             return (True, *next(iter(scalings))) if len(scalings) == 1 else (None, "", None)
         return (None if waiting else False), "", None
 
-    def _enter_autocast(self, original: _Function) -> _Function:
-        def __enter__(region: Any) -> Any:  # noqa: N807
-            dtype = getattr(region, "fast_dtype", None)
-            on = getattr(region, "_enabled", False) and torch.is_grad_enabled()  # an evaluation has no gradients
-            if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
-                self._low[_short(dtype)] = None
-            return original(region)
+    def _enter_autocast(self, original: _Function, region: torch.amp.autocast_mode.autocast) -> object:
+        dtype = getattr(region, "fast_dtype", None)
+        on = getattr(region, "_enabled", False) and torch.is_grad_enabled()  # an evaluation has no gradients
+        if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
+            self._low[_short(dtype)] = None
+        return original(region)
 
-        return __enter__
+    def _clip(
+        self, original: _Function, parameters: torch.Tensor | Iterable[torch.Tensor], *args: object, **kwargs: object
+    ) -> object:
+        clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        known = {id(parameter) for parameter in clipped}
+        optimizers = (name for name, o in self._optimizers.items() if any(id(p) in known for p in _params(o)))
+        self._add(Act.CLIP, optimizers=tuple(optimizers))
+        return original(clipped, *args, **kwargs)
 
-    def _clip(self, original: _Function) -> _Function:
-        def clip(parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-            clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            known = {id(parameter) for parameter in clipped}
-            optimizers = (name for name, o in self._optimizers.items() if any(id(p) in known for p in _params(o)))
-            self._add(Act.CLIP, optimizers=tuple(optimizers))
-            return original(clipped, *args, **kwargs)
-
-        return clip
-
-    def _save(self, original: _Function) -> _Function:
-        def save(obj: object, *args: Any, **kwargs: Any) -> Any:
-            if keys := tuple(_states_in(obj)):
-                self._add(Act.CHECKPOINT, keys=keys)
-            return original(obj, *args, **kwargs)
-
-        return save
+    def _save(self, original: _Function, obj: object, *args: object, **kwargs: object) -> object:
+        if keys := tuple(_states_in(obj)):
+            self._add(Act.CHECKPOINT, keys=keys)
+        return original(obj, *args, **kwargs)
 
     def _overflow(self, optimizer: _Optimizer, enabled: bool) -> None:
         """Make a gradient infinite, in the step in which this was requested."""
