@@ -9,14 +9,10 @@ from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.training.stagnation.accounts import TensorUpdates
 from ampcheck.training.stagnation.cures import AS_IS, WIDE
-from ampcheck.training.stagnation.measure import (
-    StagnationStats,
-    TensorUpdates,
-    VanishedConstant,
-    bad_decay,
-    lost_decay,
-)
+from ampcheck.training.stagnation.measure import StagnationStats, bad_decay, lost_decay
+from ampcheck.training.stagnation.updates import VanishedConstant
 
 _WARNED_FROM = 0.5
 _LEAST = 2
@@ -150,11 +146,12 @@ def _vanished(stats: StagnationStats, one: VanishedConstant) -> Finding:
         f"a constant that guards must not vanish, but {name}, {one.constant:.3g}, is zero in {one.dtype}, in which "
         f"it is added to what {of}{others} gives; {one.zeros} of the results were exactly zero"
     )
+    form = format_of(one.dtype)
     hint = (
-        f"use {one.option or 'a constant'} of at least {one.smallest:.2g}, the smallest value that {one.dtype} holds "
-        "(1e-4 keeps its digits), or keep the state in float32 or bfloat16"
+        f"use {one.option or 'a constant'} of at least {form.smallest_subnormal:.2g}, the smallest value that "
+        f"{one.dtype} holds (1e-4 keeps its digits), or keep the state in float32 or bfloat16"
     )
-    where, limit = Where("update", op=one.op, file=one.file, line=one.line), format_of(one.dtype).flushes_at
+    where, limit = Where("update", op=one.op, file=one.file, line=one.line), form.flushes_at
     return STAGNATION.fail(stats.subject, message, where=where, observed=abs(one.constant), limit=limit, hint=hint)
 
 

@@ -57,16 +57,22 @@ class Scaling:
 
 
 @dataclass(slots=True)
-class Vanished:
-    """A constant that is zero in the format of what it is added to. origins: the tensors that this was made of."""
+class VanishedConstant:
+    """A constant that is zero in the format of what it is added to.
+
+    origins: the regions of the tensors that this is made of; of: their names. zeros: how many results were exactly
+    zero. option: which option of an optimizer has this value (`eps`); empty where none.
+    """
 
     constant: float
-    dtype: torch.dtype
+    dtype: str
     origins: frozenset[Region]
     op: str
     file: str
     line: int | None
     zeros: int = 0
+    of: tuple[str, ...] = ()
+    option: str = ""
 
 
 @dataclass(slots=True)
@@ -94,7 +100,7 @@ class UpdateWatch(TorchDispatchMode):
     def __init__(self, residents: Sequence[Resident]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.shadows = Shadows()
-        self.vanished: dict[tuple[float, torch.dtype], Vanished] = {}
+        self.vanished: dict[tuple[float, str], VanishedConstant] = {}
         self.unseen: Counter[str] = Counter()
         self.written: dict[Region, Written] = {}
         self._roles: dict[Region, Role] = {}
@@ -315,8 +321,9 @@ class UpdateWatch(TorchDispatchMode):
         if constant is None or not 0 < abs(constant) <= format_of(result.dtype).flushes_at or not origins:
             return
         file, line = users_line(sys._getframe())
+        name = str(result.dtype).removeprefix("torch.")
         kept = self.vanished.setdefault(
-            (constant, result.dtype), Vanished(constant, result.dtype, origins, op_name(call.op), file, line)
+            (constant, name), VanishedConstant(constant, name, origins, op_name(call.op), file, line)
         )
         kept.origins |= origins
         kept.zeros += int((result == 0).sum())
