@@ -183,7 +183,7 @@ class GradientShadow:
         self.bytes = wide.bytes + sum(mask.numel() for mask in narrow.values())
         self._known = {spot: (value, narrow[spot]) for spot, value in wide.values.items() if spot in narrow}
 
-    def beside(self, factor: float = 1.0) -> tuple[dict[tuple[str, str], GradientLoss], Recorder, float | StepError]:
+    def compare(self, factor: float = 1.0) -> tuple[dict[tuple[str, str], GradientLoss], Recorder, float | StepError]:
         """The step as it is, each gradient beside float64. factor: of the loss scale, in addition to the loop's own."""
         found: dict[tuple[str, str], _Sum] = {}
         recorder = Recorder(self._loop)
@@ -218,7 +218,7 @@ class GradientShadow:
         highest = _ROOM - math.frexp(largest)[1]
         for exponent in sorted({min(highest, room) for room in _FACTORS}, reverse=True):
             factor = math.ldexp(1.0, exponent)
-            cured = error_of(self.beside(factor)[0].values()) if factor > 1 else math.inf
+            cured = error_of(self.compare(factor)[0].values()) if factor > 1 else math.inf
             if math.isfinite(cured):
                 return Underflow(error, scale * factor, cured) if cured * _CURED < error else None
         return None
@@ -305,7 +305,7 @@ def measure_gradients(
     if shadow.raised is not None:
         where = f" ({shadow.raised.file}:{shadow.raised.line})" if shadow.raised.file else ""
         return nothing(f"the step does not run in float64: {shadow.raised.message}{where}", False)
-    losses, recorder, taken = shadow.beside()
+    losses, recorder, taken = shadow.compare()
     if isinstance(taken, StepError) and taken.kind != "value":
         return nothing(f"step {step} did not come to its end: {taken.message}", taken.kind != "memory", _ENDS)
     if not any(event.act is Act.BACKWARD for event in recorder.events):

@@ -63,7 +63,9 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     if stats.stopped is not None:
         reached = stats.stopped.step
         if not any(event.act is Act.SCALER_STEP and event.step < reached for event in stats.events):
-            breaches = [one for one in breaches if one.rule != "no update"]  # the exception kept it from being called
+            breaches = [
+                breach for breach in breaches if breach.rule != "no update"
+            ]  # the exception kept it from being called
         breaches += _refused(stats)
     if stats.invariant:
         breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]

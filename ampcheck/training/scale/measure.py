@@ -107,7 +107,7 @@ def measure_loss_scale(
         loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=runs)
         for scaler in (scalers or (None,))
     )
-    return [replace(one_scaler, real_scale=gradients.scale, real_lost=lost) for one_scaler in stats]
+    return [replace(path, real_scale=gradients.scale, real_lost=lost) for path in stats]
 
 
 def _verified(
@@ -119,7 +119,7 @@ def _verified(
     def run(exponent: int) -> tuple[float, bool, str]:
         at = math.ldexp(1.0, exponent)
         if at not in verified:
-            verified[at] = _worst(shadow.beside(at / scale)[0])
+            verified[at] = _worst(shadow.compare(at / scale)[0])
         return verified[at]
 
     needed, allowed = window.needed, window.allowed

@@ -57,7 +57,7 @@ def check_state_dtypes(
 
 
 def _master_weights(stats: StateDtypeStats) -> list[Finding]:
-    weights = [one for one in _of(stats, Role.PARAMETER) if one.trained]
+    weights = [tensor for tensor in _of(stats, Role.PARAMETER) if tensor.trained]
     if not weights:
         return [MASTER_WEIGHTS.skip(stats.subject, "no optimizer steps a floating-point parameter here")]
     policy = stats.policy
@@ -75,11 +75,11 @@ def _master_weights(stats: StateDtypeStats) -> list[Finding]:
 
 
 def _undeclared_weights(stats: StateDtypeStats, weights: list[StateTensor]) -> Finding:
-    low = [one for one in weights if one.low and not one.master]
+    low = [tensor for tensor in weights if tensor.low and not tensor.master]
     if not low:
-        dtypes = "kept in float32 by an optimizer" if any(one.low for one in weights) else "float32 or wider"
+        dtypes = "kept in float32 by an optimizer" if any(tensor.low for tensor in weights) else "float32 or wider"
         return MASTER_WEIGHTS.passed(stats.subject, f"all {len(weights)} trained parameters are {dtypes}", len(weights))
-    half = [one for one in low if one.dtype == "float16"]
+    half = [tensor for tensor in low if tensor.dtype == "float16"]
     if stats.scaled and half:
         message = (
             "a GradScaler unscales gradients of float32 parameters only, and updates need float32 weights; "
@@ -97,8 +97,8 @@ def _undeclared_weights(stats: StateDtypeStats, weights: list[StateTensor]) -> F
 def _without_master(stats: StateDtypeStats, policy: DtypePolicy) -> list[Finding]:
     """Weights of 16 bits that are trained: the optimizer's own, and those of a module that steps change."""
     weights = [*_of(stats, Role.PARAMETER, Role.COPY)]
-    low = [one for one in weights if one.low and one.trained and one.changed is not False]
-    bare = [one for one in low if not one.master and not policy.excepts(one.name, one.dtype)]
+    low = [tensor for tensor in weights if tensor.low and tensor.trained and tensor.changed is not False]
+    bare = [tensor for tensor in low if not tensor.master and not policy.excepts(tensor.name, tensor.dtype)]
     if not bare:
         return []
     message = (
@@ -119,11 +119,11 @@ def _optimizer_state(stats: StateDtypeStats) -> list[Finding]:
 
 def _buffers(stats: StateDtypeStats) -> list[Finding]:
     buffers = _of(stats, Role.BUFFER)
-    copies = [one for one in _of(stats, Role.COPY) if one.changed is not False]
+    copies = [tensor for tensor in _of(stats, Role.COPY) if tensor.changed is not False]
     if not buffers and not copies:
         return [BUFFER_DTYPE.skip(stats.subject, "there is no floating-point buffer and no changing copy")]
     if stats.policy is not None and stats.policy.masters:
-        copies = [one for one in copies if not one.trained]  # the others are the 16-bit weights of this policy
+        copies = [tensor for tensor in copies if not tensor.trained]  # the others are the 16-bit weights of this policy
     return [*_judged(stats, BUFFER_DTYPE, "buffer", buffers), *_judged(stats, BUFFER_DTYPE, "copy", copies)]
 
 
@@ -135,7 +135,7 @@ def _judged(stats: StateDtypeStats, check: Check, role: str, tensors: list[State
         text = f"all {len(tensors)} {noun} have the dtypes of {stats.policy}: {_count(tensors)}"
         misfits = _misfits(stats, stats.policy, check, role, tensors)
         return misfits or [check.passed(stats.subject, text, len(tensors))]
-    low = [one for one in tensors if one.low]
+    low = [tensor for tensor in tensors if tensor.low]
     if not low:
         return [check.passed(stats.subject, f"all {len(tensors)} {noun} are float32 or wider", len(tensors))]
     text = f"no policy is declared to judge this by; {_listed(low, len(tensors), noun)}"
@@ -146,10 +146,10 @@ def _misfits(
     stats: StateDtypeStats, policy: DtypePolicy, check: Check, role: str, tensors: list[StateTensor]
 ) -> list[Finding]:
     """The tensors whose dtype the policy does not allow. A copy that may not change in a step only warns."""
-    bad = [one for one in tensors if not _fits(policy, role, one)]
+    bad = [tensor for tensor in tensors if not _fits(policy, role, tensor)]
     if not bad:
         return []
-    sure = [one for one in bad if role != "copy" or one.changed]
+    sure = [tensor for tensor in bad if role != "copy" or tensor.changed]
     bad = sure or bad
     allowed = " or ".join(policy.allowed(role, bad[0].name))
     message = f"{policy} allows {allowed} for {_NOUNS[role]}; {_listed(bad, len(tensors), _counted(role))}"
@@ -157,10 +157,10 @@ def _misfits(
     return [check.finding(verdict, stats.subject, message, **_evidence(bad, _HINTS[role]))]
 
 
-def _fits(policy: DtypePolicy, role: str, one: StateTensor) -> bool:
-    allowed = policy.allowed(role, one.name)
-    counter = role == "state" and one.elements <= 1 and not one.low
-    return not allowed or one.dtype in allowed or counter
+def _fits(policy: DtypePolicy, role: str, tensor: StateTensor) -> bool:
+    allowed = policy.allowed(role, tensor.name)
+    counter = role == "state" and tensor.elements <= 1 and not tensor.low
+    return not allowed or tensor.dtype in allowed or counter
 
 
 def _loss(stats: StateDtypeStats, dtypes: tuple[str, ...], computed: tuple[str, ...]) -> Finding:
@@ -187,7 +187,7 @@ def _loss(stats: StateDtypeStats, dtypes: tuple[str, ...], computed: tuple[str, 
 
 
 def _of(stats: StateDtypeStats, *roles: Role) -> list[StateTensor]:
-    return [one for one in stats.tensors if one.floating and one.role in roles]
+    return [tensor for tensor in stats.tensors if tensor.floating and tensor.role in roles]
 
 
 def _counted(role: str) -> str:
@@ -195,14 +195,14 @@ def _counted(role: str) -> str:
 
 
 def _listed(bad: list[StateTensor], whole: int, noun: str, what: str = "") -> str:
-    names = ", ".join(f"{one.name} ({one.dtype})" for one in bad[:_LISTED])
+    names = ", ".join(f"{tensor.name} ({tensor.dtype})" for tensor in bad[:_LISTED])
     more = f" and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
-    verb = what or f"{'is' if len(bad) == 1 else 'are'} {' or '.join(dict.fromkeys(one.dtype for one in bad))}"
+    verb = what or f"{'is' if len(bad) == 1 else 'are'} {' or '.join(dict.fromkeys(tensor.dtype for tensor in bad))}"
     return f"{len(bad)} of {whole} {noun} {verb}: {names}{more}"
 
 
 def _count(tensors: Sequence[StateTensor]) -> str:
-    return ", ".join(f"{number} {dtype}" for dtype, number in Counter(one.dtype for one in tensors).items())
+    return ", ".join(f"{number} {dtype}" for dtype, number in Counter(tensor.dtype for tensor in tensors).items())
 
 
 def _evidence(bad: Sequence[StateTensor], hint: str) -> Evidence:

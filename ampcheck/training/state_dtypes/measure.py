@@ -197,8 +197,17 @@ def state_dtype_tables(stats: StateDtypeStats) -> tuple[Table, ...]:
     whole = Table(f"Dtypes of the training state: {stats.subject}", columns, rows, MASTER_WEIGHTS.slug, note)
     ordered = sorted(stats.tensors, key=lambda tensor: (not tensor.low, -tensor.bytes))[:_ROWS]
     parts: list[tuple[Scalar, ...]] = [
-        (one.name, one.role.value, one.dtype, str(one.shape), one.elements, one.bytes, one.device, one.master)
-        for one in ordered
+        (
+            tensor.name,
+            tensor.role.value,
+            tensor.dtype,
+            str(tensor.shape),
+            tensor.elements,
+            tensor.bytes,
+            tensor.device,
+            tensor.master,
+        )
+        for tensor in ordered
     ]
     note = f"{len(parts)} of {len(stats.tensors)} tensors, those of 16 bits first, then the largest"
     names = ("tensor", "role", "dtype", "shape", "elements", "bytes", "device", "float32 copy")
