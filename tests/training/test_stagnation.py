@@ -8,32 +8,31 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from narrow_loops import B16, F16, F32, data, ema_loop, in_backward, loop, net, sgd, with_optimizer
+from narrow_loops import (
+    B16,
+    F16,
+    F32,
+    data,
+    ema_loop,
+    failures,
+    in_backward,
+    judged,
+    loop,
+    measured,
+    net,
+    sgd,
+    with_optimizer,
+)
 from torch import nn
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.core.subject import Subject
-from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.stagnation.accounts import Decay, TensorUpdates
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import (
     StagnationStats,
-    measure_stagnation,
     stagnation_tables,
 )
-
-
-def measured(parts, steps=4):
-    return measure_stagnation(TrainingLoop(Subject(parts, name="loop")), steps)
-
-
-def judged(parts, steps=4):
-    return check_stagnation(measured(parts, steps), Limits())
-
-
-def failures(parts, steps=4):
-    return [one for one in judged(parts, steps) if one.verdict is Verdict.FAIL]
 
 
 def adamw(dtype=B16, lr=2e-2, betas=(0.9, 0.95), weight_decay=0.0, **more):
