@@ -214,7 +214,7 @@ class GradientShadow:
         self._known = {spot: (value, narrow[spot]) for spot, value in wide.values.items() if spot in narrow}
 
     def compare(self, factor: float = 1.0) -> tuple[dict[tuple[str, str], GradientLoss], Recorder, float | StepError]:
-        """The step unchanged, each gradient compared with float64. factor: of the loss scale, besides the loop's own."""
+        """The step unchanged, each gradient compared with float64. factor: of the loss scale, on top of the loop's."""
         losses: dict[tuple[str, str], GradientLoss] = {}
         recorder = Recorder(self._loop)
 
