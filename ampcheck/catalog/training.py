@@ -1,4 +1,4 @@
-"""What is judged of training loops."""
+"""The checks of training loops."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ GRADIENT_UNDERFLOW = Check(
     "gradient-underflow",
     "training",
     "What is nonzero in float64 stays nonzero: no parameter loses more than `underflow` of the elements of its "
-    "gradient to zero, and no module's output more than that of its gradient's norm. An output that loses "
-    "elements but little of its norm warns, as the tiny gradients of a softmax over many classes do.",
+    "gradient to zero, and no module's output more than that of its gradient's norm. An output that loses elements "
+    "but little of its norm warns, as the tiny gradients of a softmax over many classes do.",
     "The step runs again in float64 and in float32, op by op below autocast, from the same state and at the same "
     "loss scale, and each gradient is compared element by element. An element counts when float32 knows it too; "
     "what is zero in float64 and not here measures the noise, and is taken off. ampcheck.watch has no reference: "
-    "it warns where a gradient has many zeros and the rest ends abruptly at the smallest number of float16 at "
-    "the loss scale in use (also after clipping down to an eighth), and where a gradient is zero in every "
-    "measured step.",
+    "it warns where a gradient has many zeros and the rest ends abruptly at the smallest number of float16 at the "
+    "loss scale in use (also after clipping down to an eighth), and where a gradient is zero in every measured "
+    "step.",
     "float16 autocast without a GradScaler, a scale that is too small, a loss that is divided by much or has a "
     "small weight, one part of the model with much smaller gradients than the rest.",
     "Scale the loss (torch.amp.GradScaler), keep the part in float32 or bfloat16; see loss-scale for the scales "
     "that serve.",
+    unit="share of the elements",
     subjects=(Kind.TRAINING,),
 )
 
 LOSS_SCALE = Check(
     "loss-scale",
     "training",
-    "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero "
-    "elements to zero. Fails when no scale serves (one tensor needs a larger one than another can bear), when "
-    "the scale in use is too small, and when the scaler collapsed: the last 8 steps or more were all skipped at "
-    "scales that should do, or the scale fell below 1. Backing off from overflow, and living above the window "
-    "for a while, is what a GradScaler does, and no finding.",
-    "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by "
-    "whole binades and rounding is monotone, so the count tells for each scale what rounds to zero (up to half "
-    "of the smallest subnormal) and what overflows (from 65520 on). The window is the interval of scales that do "
-    "neither; real backward passes at its ends confirm or move them. gradient-underflow counts what one real "
-    "backward pass loses, roundings on the way included, so that its shares can be larger. Every call of "
-    "scaler.step and scaler.update is followed: scale, growth, back-off, skipped steps, the parameters that were "
-    "not finite and the op where it began. ampcheck.watch follows the scale and the skipped steps of every step: "
-    "it fails when the scale falls below 1 or when the last ten steps or more were all skipped after one that was "
-    "made, and warns when more are skipped than growth explains. The window it prints is that of the parameters' "
-    "gradients that were left.",
-    "float16 without a scaler; a loss divided by much, or one small part of it beside a large one; a scale that "
+    "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero elements "
+    "to zero. Fails when no scale serves (one tensor needs a larger one than another can bear), when the scale in "
+    "use is too small, and when the scaler collapsed: the last 8 steps or more were all skipped at scales that "
+    "should do, or the scale fell below 1. Backing off from overflow, and living above the window for a while, is "
+    "what a GradScaler does, and no finding.",
+    "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by whole "
+    "binades and rounding is monotone, so the counts give for each scale what rounds to zero (up to half of the "
+    "smallest subnormal) and what overflows (from 65520 on). The window is the interval of scales that do neither; "
+    "real backward passes at its ends confirm or move them. gradient-underflow counts what one real backward pass "
+    "loses, roundings on the way included, so that its shares can be larger. Every call of scaler.step and "
+    "scaler.update is followed: scale, growth, back-off, skipped steps, the parameters that were not finite and "
+    "the op where it began. ampcheck.watch follows the scale and the skipped steps of every step: it fails when "
+    "the scale falls below 1 or when the last ten steps or more were all skipped after one that was made, and "
+    "warns when more are skipped than growth explains. The window it prints is that of the parameters' gradients "
+    "that were left.",
+    "float16 without a scaler; a loss divided by much, or one small part of it next to a large one; a scale that "
     "is fixed or starts low; a NaN or an overflow in the forward pass, which no scale mends and which makes the "
     "scaler back off for ever; a summed loss.",
     "Use torch.amp.GradScaler, with an init_scale inside the window; scale the parts of a loss separately; keep "
@@ -55,15 +56,15 @@ SCALER_PROTOCOL = Check(
     "scaler-protocol",
     "training",
     "Scaler, optimizers and clipping are called in the order that gradients of a known scale need: scale, "
-    "backward, unscale_ once if gradients are looked at, step of each optimizer through the scaler, one update, "
+    "backward, unscale_ once if gradients are read, step of each optimizer through the scaler, one update, "
     "gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an update that "
     "is missing or between two optimizers, an optimizer stepped directly, a loss that was not scaled, float16 "
     "parameters under a scaler, and float16 gradients without a loss scale where they vanish. Warns for float16 "
     "autocast or float16 parameters without a scaler where nothing vanished yet, also where a scaler is enabled "
     "and no step uses it. In bfloat16 and float32 no scaler is needed.",
-    "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are listened to while "
-    "the steps run as they are; what is in each optimizer's gradients (scaled by which scale, divided out or "
-    "not) is followed from call to call. Gradients that are cleared before anybody uses them do not count.",
+    "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the "
+    "steps run; the state of each optimizer's gradients (scaled by which scale, divided out or not) is followed "
+    "from call to call. Gradients that are cleared before they are used do not count.",
     "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half().",
     "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step.",
     subjects=(Kind.TRAINING,),
@@ -72,11 +73,11 @@ SCALER_PROTOCOL = Check(
 SCHEDULER_SKIP = Check(
     "scheduler-skip",
     "training",
-    "A learning rate scheduler goes on only where its optimizer stepped. Fails when it steps after scaler.step "
-    "has skipped the optimizer.",
-    "Optimizer steps, skipped ones and scheduler steps are put side by side. If the scaler skips none by itself, "
-    "one gradient is made infinite in a run of its own.",
-    "A call of scheduler.step() after scaler.step(optimizer), which returns nothing that tells whether it stepped.",
+    "A learning rate scheduler steps only where its optimizer stepped. Fails when it steps after scaler.step has "
+    "skipped the optimizer.",
+    "Optimizer steps, skipped ones and scheduler steps are compared. If the scaler skips none by itself, one "
+    "gradient is made infinite in a run of its own.",
+    "A call of scheduler.step() after scaler.step(optimizer), whose return value does not show whether it stepped.",
     "Compare scaler.get_scale() before and after scaler.update(), and step the scheduler only if it did not fall.",
     subjects=(Kind.TRAINING,),
 )
@@ -87,9 +88,9 @@ SCALE_INVARIANCE = Check(
     "The gradients that an optimizer sees, and what the step returns, do not depend on the loss scale.",
     "The same steps run at scale 1, at 65536, and with a scale that doubles in each step, in float64, where no "
     "scale overflows and a power of two is exact. What differs by more than 1e-4 fails.",
-    "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an "
-    "update between two optimizers, a logged loss that is divided by the scale after the update.",
-    "Unscale what is looked at; scale every loss; return the loss as it was before it was scaled.",
+    "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an update "
+    "between two optimizers, a logged loss that is divided by the scale after the update.",
+    "Unscale gradients before they are read; scale every loss; return the loss from before it was scaled.",
     subjects=(Kind.TRAINING,),
 )
 
@@ -97,15 +98,14 @@ RESUME = Check(
     "resume",
     "training",
     "A run that is interrupted, saved and loaded ends in the same weights, optimizer state and loss scale as one "
-    "that is not, bit by bit. Warns when only random numbers, accumulating gradients or the reported losses "
-    "differ.",
-    "A run of 2 N steps; then N steps, save(), torch.save and torch.load in memory, back to the state at the "
-    "start as a new process has it, load(checkpoint), N more. Scalers start from a scale that a new one does not "
-    "have. What differs right after loading is named. A loop that does not give the same twice is skipped. In "
-    "the events of a loop, a scaler that takes over from another without its state, and a checkpoint of the "
-    "optimizer without the scaler, fail as well.",
+    "that is not, bit by bit. Warns when only random numbers, accumulating gradients or the reported losses differ.",
+    "A run of 2 N steps; then N steps, save(), torch.save and torch.load in memory, back to the state at the start "
+    "as a new process has it, load(checkpoint), N more. Scalers start from a scale that a new one does not have. "
+    "What differs right after loading is named. A loop that does not give the same twice is skipped. In the events "
+    "of a loop, a scaler that takes over from another without its state, and a checkpoint of the optimizer without "
+    "the scaler, fail as well.",
     "The scaler's or the scheduler's state_dict() is not in the checkpoint, the EMA is not, a GradScaler is "
-    "created anew, weights are saved in 16 bits.",
+    "created again, weights are saved in 16 bits.",
     "Save and load the state_dict() of model, optimizer, scaler, scheduler and EMA; create the scaler once.",
     subjects=(Kind.TRAINING,),
 )
@@ -113,17 +113,17 @@ RESUME = Check(
 STAGNATION = Check(
     "stagnation",
     "training",
-    "What a loop adds to a tensor arrives there. Fails where 90 % (the limit stagnation) of the updates of a "
-    "tensor narrower than float32 change nothing, where a decay (weight decay, beta2, an average) leaves the "
-    "values as they are, where a sum or counter will stop, and where an optimizer's eps is zero in the format; "
-    "warns where more than half of the updates are lost.",
-    "The steps run under a dispatch mode. Every op that writes to a tensor narrower than float32 that lives "
-    "across steps (parameters, optimizer state, copies, buffers, tensors of the step's own; of a DTensor the "
-    "local shard) runs a second time on float64 twins. An element whose update is not zero there, and which "
-    "holds the same value afterwards, has lost it. What another tensor holds instead (a float32 copy, a "
-    "compensation) is not lost; what is rounded at random or overwritten from elsewhere is no update. A decay is "
-    "judged by its own multiplication, so that it is found in the first steps. A sum that only grows is led on "
-    "to where its increment is half of the spacing. Compiled code is not seen, and said to be. ampcheck.watch "
+    "The updates of a tensor change it. Fails where 90 % (the limit stagnation) of the updates of a tensor "
+    "narrower than float32 change nothing, where a decay (weight decay, beta2, an average) leaves the values as "
+    "they are, where a sum or counter will stop, and where an optimizer's eps is zero in the format; warns where "
+    "more than half of the updates are lost.",
+    "The steps run under a dispatch mode. Every op that writes to a tensor narrower than float32 that lives across "
+    "steps (parameters, optimizer state, copies, buffers, tensors of the step's own; of a DTensor the local shard) "
+    "runs a second time on float64 copies. An element whose update is not zero there, and which holds the same "
+    "value afterwards, has lost it. What another tensor holds instead (a float32 copy, a compensation) is not "
+    "lost; what is rounded at random or overwritten from elsewhere is no update. A decay is judged by its own "
+    "multiplication, so that it is found in the first steps. A sum that only grows is extrapolated to where its "
+    "increment is half of the spacing. Compiled code is not measured, and reported as such. ampcheck.watch "
     "compares 16-bit weights before and after each measured step, where the gradient is nonzero and the learning "
     "rate is not, and with their values at the first of them, so that Kahan summation and stochastic rounding "
     "count as movement; a float32 copy in the optimizer's state is no stagnation.",
@@ -131,16 +131,16 @@ STAGNATION = Check(
     "0.999 and averages of decay 0.999 in bfloat16. self.step += 1 in a buffer that model.bfloat16() casts: it "
     "stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16.",
     "The hint names cures with what they did when the observed updates were replayed: float32 master weights or "
-    "state, Kahan summation, stochastic rounding. Keep counters as integers, averages and sums in float32, and "
-    "use an eps that the format holds (1e-4 in float16).",
+    "state, Kahan summation, stochastic rounding. Keep counters as integers, averages and sums in float32, and use "
+    "an eps that the format holds (1e-4 in float16).",
     subjects=(Kind.TRAINING,),
 )
 
 MASTER_WEIGHTS = Check(
     "master-weights",
     "dtype",
-    "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without "
-    "a policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients.",
+    "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without a "
+    "policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients.",
     "Everything that an optimizer steps is listed with its dtype, bytes and device, after steps were run. Under "
     "'master-weights-fp32' each 16-bit weight must be the rounded value of a float32 tensor that an optimizer "
     "steps or keeps. A policy is declared by 'policy' in the mapping of the training loop: 'amp', 'pure-bf16', "
@@ -157,7 +157,7 @@ OPTIMIZER_STATE = Check(
     "dtype",
     "Optimizer state has the dtypes that the declared policy allows; a step counter may always be float32.",
     "Every floating-point tensor in optimizer.state is listed by the parameter it belongs to. Without a policy "
-    "16-bit state is told and not judged: whether its updates are lost is what stagnation measures.",
+    "16-bit state is reported and not judged: stagnation measures whether its updates are lost.",
     "Optimizers create their state in the dtype of the parameters, so that a cast model has 16-bit moments; a "
     "state that was cast by hand, or loaded from a 16-bit checkpoint.",
     "Create the optimizer on float32 parameters, or use one that keeps its state in float32.",
@@ -170,8 +170,7 @@ BUFFER_DTYPE = Check(
     "Buffers of trained modules, and copies of weights that the steps change (an EMA), have the dtypes that the "
     "declared policy allows. A frozen copy (a teacher, the base under adapters) may have any dtype.",
     "Buffers and copies are listed before and after steps; a copy counts as changed when its bits or PyTorch's "
-    "count of writes changed. Integers and booleans are always allowed. Where a reference is there, the error of "
-    "the cast values is told.",
+    "count of writes changed. Integers and booleans are always allowed.",
     "A call of model.bfloat16() casts floating-point buffers too: tables of positions, running statistics, "
     "counters; an EMA made by deepcopy of a cast model.",
     "Cast buffers and copies back with .float(), make counters integers, keep the EMA in float32.",
@@ -182,18 +181,18 @@ REDUCE_PRECISION = Check(
     "reduce-precision",
     "training",
     "A sum of many gradients, over micro-batches or over ranks, is as exact as one rounding of the exact sum "
-    "within a factor (4 by default), and keeps its range; a total gradient norm is computed in float32. Fails "
-    "when a 16-bit running sum or reduction is further off, flushes more than a tenth of its nonzero elements to "
-    "zero, or overflows though the exact sum does not (a warning where a GradScaler backs off), and when total "
-    "norms that were rounded to 16 bits are put together again; warns for a single 16-bit total norm, for long "
-    "16-bit sums inside a graph, and for a reduction over ranks that would fail at up to 1024 processes.",
-    "Ops are watched below autograd. A running sum is a chain of additions, casts between them included, whose "
+    "within a factor (4 by default), and keeps its range; a total gradient norm is computed in float32. Fails when "
+    "a 16-bit running sum or reduction is further off, flushes more than a tenth of its nonzero elements to zero, "
+    "or overflows though the exact sum does not (a warning where a GradScaler backs off), and when total norms "
+    "that were rounded to 16 bits are put together again; warns for a single 16-bit total norm, for long 16-bit "
+    "sums inside a graph, and for a reduction over ranks that would fail at up to 1024 processes.",
+    "Ops are recorded below autograd. A running sum is a chain of additions, casts between them included, whose "
     "addends were not computed from the partial sum; up to 256 of its elements are followed in float64 and "
     "float32, from 8 addends on. Norms are followed from the tensors through stack, powers and sums, and over "
-    "shards. Under DDP and FSDP2 every all_reduce, reduce_scatter and reduce that adds up is seen, those of "
-    "DDP's reducer and of communication hooks too: a sample of each rank's addends (as they were before a hook "
-    "cast them) is added in float64 and compared with the result. For more processes a ring is emulated with "
-    "addends like those measured; name yours as world_size.",
+    "shards. Under DDP and FSDP2 every all_reduce, reduce_scatter and reduce that adds up is seen, those of DDP's "
+    "reducer and of communication hooks too: a sample of each rank's addends (as they were before a hook cast "
+    "them) is added in float64 and compared with the result. For more processes a ring is emulated with addends "
+    "like those measured; name yours as world_size.",
     "A policy with reduce_dtype=torch.bfloat16, a compressing communication hook, 16-bit parameters whose "
     "gradients are reduced or accumulated as they are, clip_grad_norm_ on 16-bit gradients, norms of pipeline or "
     "expert groups combined in bfloat16. Beyond some hundred addends each is below half a unit in the last place "
@@ -209,16 +208,16 @@ TF32 = Check(
     "training",
     "A product in float32 is off by no more than its roundings. Warns when the device computes it in TF32 or "
     "bfloat16; fails when the program multiplies float32 tensors whose last mantissa bits it has cut off itself.",
-    "A matmul, a convolution and a linear layer's gradient are computed in float32 on the device and compared "
-    "with float64: the relative error in the Euclidean norm may be 2 * precision * sqrt(terms) unit roundoffs of "
+    "A matmul, a convolution and a linear layer's gradient are computed in float32 on the device and compared with "
+    "float64: the relative error in the Euclidean norm may be 2 * precision * sqrt(terms) unit roundoffs of "
     "float32. The flags (allow_tf32, fp32_precision, float32_matmul_precision, reduced-precision reductions, "
-    "deterministic algorithms) are listed; what they would do on another device is told. In a function, float32 "
+    "deterministic algorithms) are listed; their effect on another device is reported. In a function, float32 "
     "tensors are followed through integer views of their bits: a product of values that lost 13 or more mantissa "
     "bits on the way is computed again in float64 from the values that they had before.",
     "PyTorch sets torch.backends.cudnn.allow_tf32 by default; torch.set_float32_matmul_precision('high') or "
     "'medium' somewhere in the program; a library that sets either; an emulation of TF32 by bit tricks that was "
     "left in.",
-    "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a "
-    "baseline; torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
+    "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a baseline; "
+    "torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
     subjects=(Kind.TRAINING, Kind.CALL),
 )

@@ -1,1 +1,1 @@
-"""Does this loop learn, or only run? Gradients, loss scale, protocol, stagnation and residency of a training loop."""
+"""Gradients, loss scale, calls of the scaler, stagnation and state dtypes of a training loop."""

@@ -71,7 +71,7 @@ class TrainingLoop:
     `step`; anything else that lives across steps (`ema`, `scheduler`, `teacher`). What the step reaches besides (its
     closure, the objects of the user's classes) is found as well. Optional: `steps`, how many steps are observed;
     `save() -> checkpoint` and `load(checkpoint)`, by which the loop is interrupted and resumed; `policy`, see
-    `ResidencyPolicy`; `world_size`, how many processes it is meant for.
+    `DtypePolicy`; `world_size`, how many processes it is meant for.
 
     Raises `UsageError` for another subject and for `steps` that are no number of steps.
     """

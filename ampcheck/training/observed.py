@@ -14,8 +14,8 @@ from ampcheck.training.gradients.underflow import quiet
 from ampcheck.training.loop import Role, StepError, TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.stagnation.restarts import Restarts
-from ampcheck.training.state_dtypes.measure import ResidencyStats, measure_residency
+from ampcheck.training.stagnation.measure import Restarts
+from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
 
 _LISTED = 3
 
@@ -52,7 +52,7 @@ class Observed:
     losses: list[float] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     stopped: StepError | None = None
-    residency: ResidencyStats | None = None
+    residency: StateDtypeStats | None = None
     replaced: tuple[str, ...] = ()
     restarted: frozenset[str] = frozenset()
     changed: bool = True
@@ -87,7 +87,7 @@ def observe(loop: TrainingLoop, steps: int, *, restarts: bool = True) -> Observe
     seen = Observed(loop.name, empty=loop.empty)
     before = _owned(loop)
     sums = _sums(loop)
-    lived = measure_residency(loop, after_step=False)
+    lived = measure_state_dtypes(loop, after_step=False)
     recorder, anew = Recorder(loop), Restarts()
     with quiet(), recorder.listening():
         for recorder.step in range(steps):
@@ -103,7 +103,7 @@ def observe(loop: TrainingLoop, steps: int, *, restarts: bool = True) -> Observe
     seen.events = recorder.events
     seen.restarted = frozenset(anew.names)
     seen.replaced = _replaced(loop, before)
-    seen.residency = measure_residency(loop, after_step=seen.steps > 0, before=lived)
+    seen.residency = measure_state_dtypes(loop, after_step=seen.steps > 0, before=lived)
     stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in seen.events)
     stepped = stepped and not seen.all_skipped  # a fused optimizer is called all the same, and skips in its kernel
     seen.changed = stepped or bool(seen.replaced) or _sums(loop) != sums

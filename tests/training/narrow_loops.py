@@ -9,6 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.subject import Subject
+from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.stagnation.checks import check_stagnation
+from ampcheck.training.stagnation.measure import StagnationStats, measure_stagnation
+
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 Change = Callable[[dict[str, Any], torch.Tensor, torch.Tensor, float], Any]
 
@@ -198,3 +205,15 @@ def in_backward(lr: float) -> dict[str, Any]:
         return loss.item()
 
     return {"model": model, "optimizer": list(optimizers.values()), "step": step}
+
+
+def measured(parts: dict[str, Any], steps: int = 4) -> StagnationStats:
+    return measure_stagnation(TrainingLoop(Subject(parts, name="loop")), steps)
+
+
+def judged(parts: dict[str, Any], steps: int = 4) -> list[Finding]:
+    return check_stagnation(measured(parts, steps), Limits())
+
+
+def failures(parts: dict[str, Any], steps: int = 4) -> list[Finding]:
+    return [finding for finding in judged(parts, steps) if finding.verdict is Verdict.FAIL]

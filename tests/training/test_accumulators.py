@@ -3,22 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from narrow_loops import B16, F16, F32, Counting, data, loop, net, sgd
+from narrow_loops import B16, F16, F32, Counting, data, failures, judged, loop, net, sgd
 
-from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.core.subject import Subject
-from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.stagnation.checks import check_stagnation
-from ampcheck.training.stagnation.measure import measure_stagnation
-
-
-def judged(parts, steps=4):
-    return check_stagnation(measure_stagnation(TrainingLoop(Subject(parts, name="loop")), steps), Limits())
-
-
-def failures(parts, steps=4):
-    return [one for one in judged(parts, steps) if one.verdict is Verdict.FAIL]
 
 
 @pytest.mark.parametrize(("dtype", "last"), [(B16, 256), (F16, 2048)])

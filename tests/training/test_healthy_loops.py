@@ -15,7 +15,26 @@ from ampcheck.core.run import Verdict
 assert all((healthy_optimizers, healthy_protocols, healthy_variants))
 
 
-@pytest.mark.parametrize("name", LOOPS)
+SLOW = {
+    "bert_bfloat16",
+    "diffusion_with_average_float16",
+    "gan_one_scaler",
+    "gan_two_scalers_interleaved",
+    "gpt2_float16",
+    "gru_float16",
+    "large_vocabulary_float16",
+    "llama_pure_bfloat16_with_masters",
+    "mixture_of_experts_float16",
+    "resnet_float16_one_cycle",
+    "t5_float16",
+    "vit_float16",
+    "wgan_gradient_penalty",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in LOOPS]
+)
 def test_a_healthy_loop_has_no_failure(name):
     torch.manual_seed(0)
     run = audit(LOOPS[name]())

@@ -13,8 +13,8 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.protocol.order import ProtocolStats, check_protocol, check_scheduler_skip
+from ampcheck.training.protocol.checks import check_protocol, check_scheduler_skip
+from ampcheck.training.protocol.events import Act, Event, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
 
 
@@ -309,3 +309,18 @@ def test_a_loop_that_is_listened_to_gives_the_same_bits():
         assert losses == [heard["step"](number) for number in range(3)]
     for one, other in zip(plain["model"].parameters(), heard["model"].parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_only_the_users_own_step_of_a_scheduler_is_recorded():
+    shape = amp_loop()
+    optimizer, schedules = shape["optimizer"], torch.optim.lr_scheduler
+
+    def step(number):
+        inner = [schedules.StepLR(optimizer, 1), schedules.StepLR(optimizer, 1)]
+        optimizer.step()
+        schedules.SequentialLR(optimizer, inner, [4]).step()
+        return 0.0
+
+    events, stopped = observed({**shape, "step": step}, 1)
+    assert stopped is None
+    assert [event.act for event in events].count(Act.SCHEDULER_STEP) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training_loops import amp_loop, mlp
+from training_loops import amp_loop, failed, mlp
 
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.subject import Subject
@@ -18,10 +18,6 @@ CHECKS = ("scaler-protocol", "scale-invariance", "scheduler-skip", "loss-dtype")
 
 def judged(shape: dict[str, Any]) -> Run:
     return judge_training(Subject(shape, name="loop"), CHECKS, steps=6)
-
-
-def failed(run: Run) -> set[str]:
-    return {finding.check for finding in run.of(Verdict.FAIL)}
 
 
 def split_backward() -> dict[str, Any]:

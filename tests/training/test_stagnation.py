@@ -8,33 +8,31 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from narrow_loops import B16, F16, F32, data, ema_loop, in_backward, loop, net, sgd, with_optimizer
+from narrow_loops import (
+    B16,
+    F16,
+    F32,
+    data,
+    ema_loop,
+    failures,
+    in_backward,
+    judged,
+    loop,
+    measured,
+    net,
+    sgd,
+    with_optimizer,
+)
 from torch import nn
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.core.subject import Subject
-from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.stagnation.accounts import Decay
+from ampcheck.training.stagnation.accounts import Decay, TensorUpdates
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import (
     StagnationStats,
-    TensorUpdates,
-    measure_stagnation,
     stagnation_tables,
 )
-
-
-def measured(parts, steps=4):
-    return measure_stagnation(TrainingLoop(Subject(parts, name="loop")), steps)
-
-
-def judged(parts, steps=4):
-    return check_stagnation(measured(parts, steps), Limits())
-
-
-def failures(parts, steps=4):
-    return [one for one in judged(parts, steps) if one.verdict is Verdict.FAIL]
 
 
 def adamw(dtype=B16, lr=2e-2, betas=(0.9, 0.95), weight_decay=0.0, **more):
@@ -110,7 +108,7 @@ def test_what_a_compensation_carries_is_counted():
     stats = measured(with_optimizer(narrow_loops.kahan, 1e-4))
     weight = next(one for one in stats.tensors if one.name == "0.weight")
     assert weight.carried > 0.9 * weight.moved
-    assert weight.carriers == ("0.weight.compensation",)
+    assert weight.carriers == {"0.weight.compensation"}
     assert next(one for one in stats.tensors if one.name == "0.weight.compensation").compensates
 
 
@@ -326,7 +324,7 @@ def test_updates_that_are_not_seen_are_a_skip():
 @given(moved=st.integers(2, 10_000), share=st.floats(0, 1), limit=st.floats(0.6, 1))
 def test_the_verdict_follows_the_limit(moved, share, limit):
     lost = math.floor(share * moved)
-    one = TensorUpdates("parameter", "w", "", "bfloat16", 4, moved, lost, steps=3, pace=1.0)
+    one = TensorUpdates("parameter", "w", "", "bfloat16", 4, moved, lost, steps=3)
     (found,) = check_stagnation(StagnationStats("loop", 3, 1, 1, (one,)), Limits(stagnation=limit))
     wanted = Verdict.FAIL if lost / moved >= limit else Verdict.WARN if lost / moved > 0.5 else Verdict.PASS
     assert found.verdict is wanted

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from training_loops import amp_loop
+from training_loops import amp_loop, failed
 
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.subject import Subject
@@ -75,10 +75,6 @@ def loop(
 
 def judged(shape: dict[str, Any], *checks: str) -> Run:
     return judge_training(Subject(shape, name="loop"), checks or CHECKS, steps=4)
-
-
-def failed(run: Run) -> set[str]:
-    return {finding.check for finding in run.of(Verdict.FAIL)}
 
 
 LOST: dict[str, dict[str, Any]] = {

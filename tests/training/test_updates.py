@@ -9,7 +9,7 @@ from torch import nn
 from ampcheck.core.subject import Subject
 from ampcheck.training.loop import Resident, Role, TrainingLoop
 from ampcheck.training.stagnation.accounts import Accounts
-from ampcheck.training.stagnation.forms import Form, added, itself, mixed, scaled
+from ampcheck.training.stagnation.calls import Form, added, itself, mixed, scaled
 from ampcheck.training.stagnation.measure import measure_stagnation
 from ampcheck.training.stagnation.shadows import Shadows
 from ampcheck.training.stagnation.updates import UpdateWatch

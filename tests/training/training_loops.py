@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ampcheck.core.run import Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.demo import CharTransformer, batch
 
@@ -109,3 +110,8 @@ def state_of(shape: dict[str, Any]) -> Any:
     """Everything named in a loop's mapping, and the generators of random numbers, as plain data."""
     generators = torch.get_rng_state().numpy().tobytes(), random.getstate(), str(np.random.get_state())
     return [(name, plainly(one)) for name, one in shape.items()], generators
+
+
+def failed(run: Run) -> set[str]:
+    """The checks that fail."""
+    return {finding.check for finding in run.of(Verdict.FAIL)}

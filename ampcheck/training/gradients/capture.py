@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import hookable
+from ampcheck.torchtools.storage import local
 from ampcheck.training.loop import TrainingLoop
 
 
@@ -31,7 +32,7 @@ class Spot(NamedTuple):
 
 
 Seen = Callable[[Spot, torch.Tensor], None]
-"""Is given each gradient as it passes, detached; what it keeps it must copy."""
+"""Is called with each gradient as it passes, detached; what it keeps it must copy."""
 
 
 @contextmanager
@@ -51,60 +52,51 @@ def captured(loop: TrainingLoop, seen: Seen, *, outputs: bool) -> Iterator[None]
     with ExitStack() as stack:
         for name, parameter in loop.parameters():
             if parameter.requires_grad and parameter.is_leaf:
-                handle: Any = parameter.register_hook(_OfGradient(note, "parameter", name))  # type: ignore[no-untyped-call]
+                handle: Any = parameter.register_hook(_GradientHook(note, "parameter", name))  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
         if outputs:
             for path, root in loop.reached.modules.items():
                 for inner, module in hookable(root):
-                    hook = _OfOutput(note, loop.path(path, inner))
+                    hook = _OutputHook(note, "output", loop.path(path, inner))
                     stack.callback(module.register_forward_hook(hook).remove)
         yield
 
 
-Note = Callable[[str, str, torch.Tensor], None]
-
-
-class _Hook:
-    """A hook that a step may pickle or copy along with the module that it hangs on: what comes of it does nothing."""
+class _GradientHook:
+    """A hook that a step may pickle or copy along with the module that it hangs on: the copy of it does nothing."""
 
     __torch_unserializable__ = True  # else PyTorch warns of hooks on tensors that are saved
 
-    def __init__(self, note: Note, *about: str) -> None:
-        self._note, self._about = note, about
+    def __init__(self, note: Callable[[str, str, torch.Tensor], None], kind: str, name: str) -> None:
+        self._note, self._kind, self._name = note, kind, name
 
     def __reduce__(self) -> tuple[type[_Silent], tuple[()]]:
         return _Silent, ()
 
+    def __call__(self, grad: torch.Tensor) -> None:
+        self._note(self._kind, self._name, grad)
+
 
 class _Silent:
-    """What hangs on a copy of a module that was made while its gradients were captured."""
+    """The hook on a copy of a module that was made while its gradients were captured."""
 
-    def __call__(self, *args: Any) -> None:
-        """Nothing is heard of a copy."""
-
-
-class _OfGradient(_Hook):
-    def __call__(self, grad: torch.Tensor) -> None:
-        kind, name = self._about
-        self._note(kind, name, grad)
+    def __call__(self, *args: object) -> None:
+        pass
 
 
-class _OfOutput(_Hook):
-    def __call__(self, _: torch.nn.Module, args: Any, output: Any) -> None:
+class _OutputHook(_GradientHook):
+    def __call__(self, _: torch.nn.Module, args: object, output: object) -> None:  # type: ignore[override]
         if not torch.is_grad_enabled():
             return
-        (module,) = self._about
         for path, tensor in tensors(output):
             if tensor.requires_grad and tensor.grad_fn is not None and tensor.is_floating_point():
-                name = f"{module}[{path}]" if path else module
-                tensor.register_hook(_OfGradient(self._note, "output", name))
+                name = f"{self._name}[{path}]" if path else self._name
+                tensor.register_hook(_GradientHook(self._note, "output", name))
 
 
 def plain_values(grad: torch.Tensor) -> torch.Tensor:
     """The values of a gradient on this process, dense and real, detached."""
-    grad = grad.detach()
-    if hasattr(grad, "to_local"):
-        grad = grad.to_local()
+    grad = local(grad)
     if grad.layout is not torch.strided:
         grad = grad.to_dense()
     return torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad

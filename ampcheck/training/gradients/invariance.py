@@ -9,7 +9,7 @@ differs in training too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.core.run import Finding, Verdict, Where, passed
+from ampcheck.catalog.training import SCALE_INVARIANCE
+from ampcheck.core.check import Evidence
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.distributed.ranks import agreed
 from ampcheck.training.float64_mode import shadowed
 from ampcheck.training.gradients.capture import plain_values
@@ -104,41 +106,35 @@ class _Arm:
         skipped = [event.step for event in self.events if event.act is Act.SCALER_STEP and event.skipped]
         return min(skipped, default=_NEVER)
 
-    def until(self, end: int) -> _Arm:
-        """What it gave before a step."""
-        kept = {key: value for key, value in self.gradients.items() if key[0] < end}
-        return _Arm(self.name, kept, {step: v for step, v in self.values.items() if step < end}, self.events)
-
 
 def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStats:
     """Run the first steps of a loop at scale 1, at 65536 (or the largest power of 16 below it that no step skips), and
     with a scale that doubles after every step. Use it inside `loop.preserved()`.
     """
-    scalers = [scaler for scaler in loop.reached.scalers.values() if scaler.is_enabled()]
-    if not scalers:
-        return InvarianceStats(loop.name, skipped="no GradScaler is in use")
+
+    def nothing(why: str, hint: str = "") -> InvarianceStats:
+        return InvarianceStats(loop.name, skipped=why, prevented=bool(hint), hint=hint)
+
+    if not any(scaler.is_enabled() for scaler in loop.reached.scalers.values()):
+        return nothing("no GradScaler is in use")
     if loop.sharded:
-        return InvarianceStats(loop.name, skipped=SHARDED)
+        return nothing(SHARDED)
     start = loop.snapshot()
     first = _arm(loop, start, "scale 1", steps, 1.0, _NEVER)
     if first.stopped is not None:
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
-        return InvarianceStats(loop.name, skipped=f"a step does not run in float64: {first.stopped.message}{where}")
+        return nothing(f"a step does not run in float64: {first.stopped.message}{where}")
     if agreed(not first.gradients) and steps < ACCUMULATED:  # gradients accumulate over more steps
         start.restore()
         return measure_invariance(loop, ACCUMULATED)
     if agreed(not first.gradients):
-        why = f"no optimizer stepped a gradient in {steps} steps"
-        return InvarianceStats(loop.name, skipped=why, prevented=True, hint=_NO_STEP)
+        return nothing(f"no optimizer stepped a gradient in {steps} steps", _NO_STEP)
     if agreed(not first.scaled):
-        why = f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps"
-        return InvarianceStats(loop.name, skipped=why, prevented=True, hint=_UNUSED)
+        return nothing(f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps", _UNUSED)
     again = _arm(loop, start, "scale 1 again", steps, 1.0, _NEVER)
-    if agreed(bool(_differences(first, again))):
+    if agreed(bool(_differences(first, again, _NEVER))):
         why = "two runs from the same state differ: what a step draws on moves on"
-        return InvarianceStats(
-            loop.name, skipped=why, prevented=True, hint="let step(i) depend on i alone: index or seed the batch by i"
-        )
+        return nothing(why, "let step(i) depend on i alone: index or seed the batch by i")
     scale = LARGE
     large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
     while agreed(large.end < first.end) and scale > 16:
@@ -149,25 +145,19 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     compared = [(other, end) for other, end in compared if any(key[0] < end for key in first.gradients)]
     if not compared:
         why = "the first step with gradients was skipped at every scale: they are not finite in float64 either"
-        return InvarianceStats(
-            loop.name,
-            skipped=why,
-            prevented=True,
-            hint="mend what is infinite or NaN in float64: see overflow and nonfinite-gradient",
-        )
-    found = [d for other, end in compared for d in _differences(first.until(end), other.until(end))]
+        return nothing(why, "mend what is infinite or NaN in float64: see overflow and nonfinite-gradient")
+    found = [d for other, end in compared for d in _differences(first, other, end)]
     last = max(end for _, end in compared)
     worst: dict[str, Difference] = {}
     for one in sorted(found, key=lambda d: -d.error):
         worst.setdefault(one.what, one)
-    penalties = [e for e in large.events if e.act is Act.GRAD and e.scaled and e.create_graph]
     return InvarianceStats(
         loop.name,
         (first.name, *(other.name for other, _ in compared)),
-        len(first.until(last).gradients),
-        len(first.until(last).values),
+        sum(key[0] < last for key in first.gradients),
+        sum(step < last for step in first.values),
         tuple(worst.values()),
-        tuple(penalties),
+        tuple(e for e in large.events if e.act is Act.GRAD and e.scaled and e.create_graph),
     )
 
 
@@ -191,7 +181,7 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         key = (recorder.step, calls[0], names.get(id(parameter), "?"))
-                        arm.gradients[key] = _values(parameter.grad) / inside
+                        arm.gradients[key] = plain_values(parameter.grad).double().clone() / inside
 
     with quiet(), shadowed(loop, torch.float64), recorder.listening():
         handle = register_optimizer_step_pre_hook(keep)
@@ -212,55 +202,48 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
     return arm
 
 
-def _values(grad: torch.Tensor) -> torch.Tensor:
-    return plain_values(grad).double().clone()
-
-
-def _differences(one: _Arm, other: _Arm) -> list[Difference]:
+def _differences(one: _Arm, other: _Arm, end: int) -> list[Difference]:
+    """What differs before the step `end`."""
     arms = (one.name, other.name)
     found: list[Difference] = []
-    whole: Mapping[int, float] = _norms(one)
+    squares: dict[int, float] = defaultdict(float)
+    for (step, _, _), value in one.gradients.items():
+        squares[step] += float(value.square().sum())
     for (step, call, name), value in one.gradients.items():
+        if step >= end:
+            continue
         twin = other.gradients.get((step, call, name))
         if twin is None or twin.shape != value.shape:
             found.append(Difference("gradient", name, step, arms, math.nan, math.inf))
             continue
         norm = float(value.norm())
         error = float((twin - value).norm())
-        # A gradient that is nothing but rounding differs by chance: it is held against the whole gradient of the step.
-        if error > _EQUAL * norm and error > 1e-6 * whole[step]:
+        # A gradient that is nothing but rounding differs by chance: it is compared with the whole gradient of the step.
+        if error > _EQUAL * norm and error > 1e-6 * math.sqrt(squares[step]):
             ratio = float(twin.norm()) / norm if norm else math.inf
             found.append(Difference("gradient", name, step, arms, ratio, error / norm if norm else math.inf))
     for step, here in one.values.items():
         there = other.values.get(step, here)
-        if abs(there - here) > _EQUAL * abs(here) and math.isfinite(here):
-            ratio = there / here if here else math.inf
-            error = abs(there - here) / abs(here) if here else math.inf
+        if step < end and abs(there - here) > _EQUAL * abs(here) and math.isfinite(here):
+            ratio, error = (there / here, abs(there - here) / abs(here)) if here else (math.inf, math.inf)
             found.append(Difference("value", "", step, arms, ratio, error))
     earliest = min((d.step for d in found), default=0)
     return [d for d in found if d.step == earliest]  # later ones follow from it
 
 
-def _norms(arm: _Arm) -> dict[int, float]:
-    squares: dict[int, float] = {}
-    for (step, _, _), value in arm.gradients.items():
-        squares[step] = squares.get(step, 0.0) + float(value.square().sum())
-    return {step: math.sqrt(total) for step, total in squares.items()}
-
-
 def check_invariance(stats: InvarianceStats) -> list[Finding]:
     """`scale-invariance`: gradients that the optimizer sees, and what the step returns, do not depend on the scale."""
-    slug = "scale-invariance"
     if stats.skipped:
         verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
-        return [Finding(slug, verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
-    found: list[Finding] = []
+        return [SCALE_INVARIANCE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
+    findings: list[Finding] = []
     for one in stats.differences:
-        first, second = one.arms
+        what = "what the step returns"
+        hint = "return the loss before it is scaled, or keep scaler.get_scale() from before scaler.update()"
         if one.what == "gradient":
             what = f"the gradient of {one.name} that the optimizer sees"
             hint = (
-                "unscale (scaler.unscale_) before gradients are clipped or looked at; scale every loss of the step; "
+                "unscale (scaler.unscale_) before gradients are clipped or read; scale every loss of the step; "
                 "call update once, after all optimizers"
             )
             if stats.penalties:
@@ -269,16 +252,15 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
                     f"unscale what torch.autograd.grad gives of a scaled loss ({place.file}:{place.line}) before a "
                     "penalty is made of it: grad / scaler.get_scale(); and scale the sum of loss and penalty"
                 )
-        else:
-            what = "what the step returns"
-            hint = "return the loss before it is scaled, or keep scaler.get_scale() from before scaler.update()"
+        first, second = one.arms
         message = (
             f"the same steps must give the same at every loss scale; {what} is {one.ratio:.4g} times as large with "
             f"{second} as with {first} (in float64, step {one.step})"
         )
         where = Where("update", one.name.rpartition(".")[0], step=one.step)
-        found.append(Finding(slug, Verdict.FAIL, stats.subject, message, where, one.error, _EQUAL, "relative", hint))
-    if found:
-        return found
+        shown = Evidence(where=where, observed=one.error, limit=_EQUAL, unit="relative", hint=hint)
+        findings.append(SCALE_INVARIANCE.fail(stats.subject, message, **shown))
+    if findings:
+        return findings
     text = f"{stats.gradients} gradients and {stats.values} values are equal with {', with '.join(stats.arms)}"
-    return [passed(slug, stats.subject, text, stats.gradients + stats.values)]
+    return [SCALE_INVARIANCE.passed(stats.subject, text, stats.gradients + stats.values)]

@@ -47,31 +47,61 @@ _FACTORS = (1023, 15, 10)
 """Powers of two that are tried, down to that at which nothing overflows: a loss in float16 is the first that does."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GradientLoss:
-    """One gradient beside float64, all its passes in the step together. Counts are of elements.
+    """One gradient compared with float64, all its passes in the step together. Counts are of elements.
 
     kind: `parameter` or `output` (of a module). dtype: in which the gradient came; made_in: the same, or float16 where
     a float32 gradient of autocast's holds nothing but values of float16. known: nonzero in float64, and float32 agrees;
     of these zero: zero here, and subnormal: subnormal here in the format it was made in. reverse: zero in float64 and
-    not here. nonfinite: infinite or NaN here. norm: which part of the Euclidean norm of the known elements became zero.
-    size: that norm, in float64; off: the norm of what the known elements differ by, infinite if one is not finite.
+    not here. nonfinite: infinite or NaN here. Sums of squares of the known elements: lost_squares of those that became
+    zero, squares of all, in float64, and off_squares of what they differ by.
     """
 
     kind: str
     name: str
     module: str
-    dtype: str
-    made_in: str
-    numel: int
-    known: int
-    zero: int
-    reverse: int
-    subnormal: int
-    nonfinite: int
-    norm: float
-    size: float = 0.0
-    off: float = 0.0
+    dtype: str = ""
+    made_in: str = ""
+    numel: int = 0
+    known: int = 0
+    zero: int = 0
+    reverse: int = 0
+    subnormal: int = 0
+    nonfinite: int = 0
+    lost_squares: float = 0.0
+    squares: float = 0.0
+    off_squares: float = 0.0
+
+    def add(self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, half: bool, factor: float) -> None:
+        """One more pass. half: under autocast to float16. factor: of the loss scale of `grad`, relative to `exact`."""
+        self.dtype = made_in = str(grad.dtype).removeprefix("torch.")
+        if half and grad.dtype is torch.float32 and bool(((grad.half() == grad) | ~grad.isfinite()).all()):
+            made_in = "float16"
+        self.made_in = made_in if self.made_in in ("", made_in) else self.dtype
+        is_zero = grad == 0
+        gone = is_zero & known
+        faint = (grad.abs() < format_of(made_in).smallest_normal) & known
+        lost = int(gone.count_nonzero())
+        self.numel += grad.numel()
+        self.known += int(known.count_nonzero())
+        self.zero += lost
+        self.reverse += int(((exact == 0) & ~is_zero).count_nonzero())
+        self.subnormal += int(faint.count_nonzero()) - lost
+        self.nonfinite += grad.numel() - int(grad.isfinite().count_nonzero())
+        self.squares += float((exact * known).double().square().sum())
+        self.lost_squares += float(exact[gone].double().square().sum()) if lost else 0.0
+        self.off_squares += float(torch.where(known, grad.double() / factor - exact, 0.0).square().sum())
+
+    @property
+    def norm(self) -> float:
+        """Which part of the Euclidean norm of the known elements became zero."""
+        return (self.lost_squares / self.squares) ** 0.5 if self.squares > 0 else 0.0
+
+    @property
+    def off(self) -> float:
+        """The norm of what the known elements differ by, infinite if one is not finite."""
+        return math.inf if self.nonfinite or not math.isfinite(self.off_squares) else math.sqrt(self.off_squares)
 
     @property
     def lost(self) -> float:
@@ -95,7 +125,7 @@ class GradientLoss:
 def error_of(losses: Iterable[GradientLoss]) -> float:
     """What the gradients of all parameters together are off by, relative to their Euclidean norm; 0 without any."""
     weights = [one for one in losses if one.kind == "parameter"]
-    size = math.hypot(*(one.size for one in weights))
+    size = math.hypot(*(math.sqrt(one.squares) for one in weights))
     return math.hypot(*(one.off for one in weights)) / size if size else 0.0
 
 
@@ -183,16 +213,17 @@ class GradientShadow:
         self.bytes = wide.bytes + sum(mask.numel() for mask in narrow.values())
         self._known = {spot: (value, narrow[spot]) for spot, value in wide.values.items() if spot in narrow}
 
-    def beside(self, factor: float = 1.0) -> tuple[dict[tuple[str, str], GradientLoss], Recorder, float | StepError]:
-        """The step as it is, each gradient beside float64. factor: of the loss scale, in addition to the loop's own."""
-        found: dict[tuple[str, str], _Sum] = {}
+    def compare(self, factor: float = 1.0) -> tuple[dict[tuple[str, str], GradientLoss], Recorder, float | StepError]:
+        """The step unchanged, each gradient compared with float64. factor: of the loss scale, on top of the loop's."""
+        losses: dict[tuple[str, str], GradientLoss] = {}
         recorder = Recorder(self._loop)
 
         def compare(spot: Spot, grad: torch.Tensor) -> None:
             known = self._known.get(spot)
             if known is None or known[0].shape != grad.shape:
                 return
-            found.setdefault((spot.kind, spot.name), _Sum(spot)).add(grad, *known, "float16" in recorder.low, factor)
+            loss = losses.setdefault((spot.kind, spot.name), GradientLoss(spot.kind, spot.name, spot.module))
+            loss.add(grad, *known, "float16" in recorder.low, factor)
 
         self._start.restore()
         with ExitStack() as stack:
@@ -204,7 +235,7 @@ class GradientShadow:
                 stack.enter_context(scaled_backward(factor))
             stack.enter_context(captured(self._loop, compare, outputs=self._outputs))
             taken = self._loop.take(self._step)
-        return {key: total.loss() for key, total in found.items()}, recorder, taken
+        return losses, recorder, taken
 
     def underflow(self, losses: Iterable[GradientLoss], scale: float) -> Underflow | None:
         """What the step would save at a larger loss scale, the largest that leaves room for its gradients in float16.
@@ -218,7 +249,7 @@ class GradientShadow:
         highest = _ROOM - math.frexp(largest)[1]
         for exponent in sorted({min(highest, room) for room in _FACTORS}, reverse=True):
             factor = math.ldexp(1.0, exponent)
-            cured = error_of(self.beside(factor)[0].values()) if factor > 1 else math.inf
+            cured = error_of(self.compare(factor)[0].values()) if factor > 1 else math.inf
             if math.isfinite(cured):
                 return Underflow(error, scale * factor, cured) if cured * _CURED < error else None
         return None
@@ -236,40 +267,6 @@ class GradientShadow:
     def names(self, kind: str) -> frozenset[str]:
         """Of parameters or of outputs."""
         return frozenset(spot.name for spot in self._known if spot.kind == kind)
-
-
-class _Sum:
-    def __init__(self, spot: Spot) -> None:
-        self.spot, self.dtype, self.made_in = spot, "", ""
-        self.counts = [0] * 6
-        self.squares = [0.0, 0.0, 0.0]
-
-    def add(self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, half: bool, factor: float) -> None:
-        self.dtype = made_in = str(grad.dtype).removeprefix("torch.")
-        if half and grad.dtype is torch.float32 and bool(((grad.half() == grad) | ~grad.isfinite()).all()):
-            made_in = "float16"
-        self.made_in = made_in if self.made_in in ("", made_in) else self.dtype
-        zero = grad == 0
-        gone = zero & known
-        faint = (grad.abs() < format_of(made_in).smallest_normal) & known
-        lost = int(gone.count_nonzero())
-        self.counts[0] += grad.numel()
-        self.counts[1] += int(known.count_nonzero())
-        self.counts[2] += lost
-        self.counts[3] += int(((exact == 0) & ~zero).count_nonzero())
-        self.counts[4] += int(faint.count_nonzero()) - lost
-        self.counts[5] += grad.numel() - int(grad.isfinite().count_nonzero())
-        self.squares[0] += float((exact * known).double().square().sum())
-        self.squares[1] += float(exact[gone].double().square().sum()) if lost else 0.0
-        self.squares[2] += float(torch.where(known, grad.double() / factor - exact, 0.0).square().sum())
-
-    def loss(self) -> GradientLoss:
-        norm = (self.squares[1] / self.squares[0]) ** 0.5 if self.squares[0] > 0 else 0.0
-        spot = self.spot
-        numel, known, zero, reverse, faint, bad = self.counts
-        off = math.inf if bad or not math.isfinite(self.squares[2]) else math.sqrt(self.squares[2])
-        told = (numel, known, zero, reverse, faint, bad, norm, math.sqrt(self.squares[0]), off)
-        return GradientLoss(spot.kind, spot.name, spot.module, self.dtype, self.made_in, *told)
 
 
 @contextmanager
@@ -305,16 +302,18 @@ def measure_gradients(
     if shadow.raised is not None:
         where = f" ({shadow.raised.file}:{shadow.raised.line})" if shadow.raised.file else ""
         return nothing(f"the step does not run in float64: {shadow.raised.message}{where}", False)
-    losses, recorder, taken = shadow.beside()
+    losses, recorder, taken = shadow.compare()
     if isinstance(taken, StepError) and taken.kind != "value":
         return nothing(f"step {step} did not come to its end: {taken.message}", taken.kind != "memory", _ENDS)
     if not any(event.act is Act.BACKWARD for event in recorder.events):
         return nothing(
             f"no backward pass ran in step {step}", hint="let each step run a backward pass on its own batch"
         )
-    told = isinstance(taken, float) and observed is not None and not shadow.drew
-    close = isinstance(taken, float) and observed is not None and math.isclose(taken, observed, rel_tol=_REPLAYED)
-    if told and isinstance(taken, float) and observed is not None and not (close or same_loss(taken, observed)):
+    if (
+        isinstance(taken, float)
+        and observed is not None
+        and not (shadow.drew or math.isclose(taken, observed, rel_tol=_REPLAYED) or same_loss(taken, observed))
+    ):
         return nothing(
             f"step {step} gave {observed:.6g} and, run again from the same state, {taken:.6g}: what it draws on "
             "(an iterator, a generator of its own) moves on",

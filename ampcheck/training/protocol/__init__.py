@@ -1,1 +1,1 @@
-"""What a loop does with its scaler, optimizers and schedulers: heard, then judged."""
+"""The calls of a loop to its scaler, optimizers and schedulers: recorded, then judged."""

@@ -1,17 +1,19 @@
-"""What a training loop does with its scaler, optimizers, clipping and schedulers, event by event."""
+"""Calls of a training loop to its scaler, optimizers, clipping and schedulers, as plain data for the checks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+
+from ampcheck.training.loop import StepError
 
 
 class Act(str, Enum):
-    """What happened.
+    """What was called.
 
     SCALE `scaler.scale(loss)`; BACKWARD a backward pass; GRAD `torch.autograd.grad`; CLIP gradients were clipped;
     UNSCALE the user's own `scaler.unscale_`; SCALER_STEP `scaler.step`; UPDATE `scaler.update`; OPTIMIZER_STEP the step
-    of the optimizer itself; SCHEDULER_STEP; SAVE and LOAD of a state (`who` says whose); CHECKPOINT `torch.save`.
+    of the optimizer itself; SCHEDULER_STEP; SAVE and LOAD a scaler's state; CHECKPOINT `torch.save`.
     """
 
     SCALE = "scale"
@@ -30,13 +32,13 @@ class Act(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. Plain data, in the order in which it happened.
+    """One call, in the order in which they were made.
 
     step: the number of the loop's step. who: path of the scaler, optimizer or scheduler; of SAVE and LOAD whose state,
     of BACKWARD and GRAD the scaler that scaled the loss. scale: the loss scale in use, of BACKWARD and GRAD the one of
     that loss, of UPDATE the one before it; new_scale: of UPDATE the one after it.
-    scaled: of BACKWARD and GRAD, whether the loss came through `scaler.scale`; None where that cannot be told, as of
-    gradients that the step hands on itself. dtype: of the loss, where there is one. enabled: of a scaler.
+    scaled: of BACKWARD and GRAD, whether the loss came through `scaler.scale`; None where that is not known, as of
+    gradients that the step passes on itself. dtype: of the loss, where there is one. enabled: of a scaler.
     optimizers: whose gradients a BACKWARD added to or a CLIP clipped; of SCHEDULER_STEP the one it belongs to.
     computed: of BACKWARD, the 16-bit dtypes in which the loss or a part of it was computed, whatever it was cast to.
     cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began.
@@ -46,8 +48,8 @@ class Event:
     nonfinite: of SCALER_STEP, and of an OPTIMIZER_STEP that was called directly while a scaler is in use, parameters
     with an infinite or NaN gradient.
     create_graph: of GRAD and BACKWARD. low: of BACKWARD, the 16-bit dtypes in which autocast ran since the last one.
-    half: of UNSCALE, SCALER_STEP and OPTIMIZER_STEP, parameters of 16 bits, by dtype.
-    keys: of CHECKPOINT, what it holds: `optimizer`, `scaler`.
+    half: of UNSCALE, SCALER_STEP and OPTIMIZER_STEP, trained parameters in float16.
+    keys: of CHECKPOINT, what it contains: `optimizer`, `scaler`.
     """
 
     act: Act
@@ -65,9 +67,36 @@ class Event:
     nonfinite: tuple[str, ...] = ()
     create_graph: bool = False
     low: tuple[str, ...] = ()
-    half: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    half: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
     gradients: bool = False
     file: str = ""
     line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolStats:
+    """The events of the observed steps, and what other measurements say about their gradients.
+
+    lost: the largest share of a tensor's nonzero gradient that became zero, None where it was not measured.
+    stopped: the step that raised. invariant: whether gradients were equal at every loss scale, None where that was not
+    judged: gradients that were clipped or added unscaled do no harm then.
+    injected: the step whose gradient was made infinite for a trial. applied: parameters to which the optimizer then, or
+    in the observed steps, applied an infinite or NaN gradient; None where no gradient was one.
+    damage: what the loss scale in use does to the gradients of all parameters together.
+    format: the 16-bit format in which gradients flow, "" where none does or none was measured.
+    scalers: the enabled ones that the loop can reach.
+    """
+
+    subject: str
+    events: tuple[Event, ...]
+    steps: int
+    lost: float | None = None
+    stopped: StepError | None = None
+    invariant: bool | None = None
+    injected: int | None = None
+    applied: tuple[str, ...] | None = None
+    damage: str = ""
+    format: str = ""
+    scalers: tuple[str, ...] = ()

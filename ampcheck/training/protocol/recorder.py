@@ -1,387 +1,337 @@
-"""Listen to a training loop: its scaler, optimizers, clipping, schedulers, backward passes and checkpoints."""
+"""Record the calls of a training loop: scaler, optimizers, clipping, schedulers, backward passes and checkpoints."""
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from functools import partial
+from types import FrameType
+from typing import Any, TypeAlias
 
 import torch
+from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.numerics.losses import computed_in
+from ampcheck.torchtools import patching
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import is_users, users_line
+from ampcheck.torchtools.storage import local
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 
 _SEARCHED = 500
-"""How many autograd nodes behind a loss are searched for the multiplication by the scale, which stands near the end."""
+"""How many autograd nodes behind a loss are searched for the multiplication by the scale, which is near the end."""
 
-Listener = Callable[[Event, Any], None]
-"""Told of each event as it happens, with the optimizer, scaler or scheduler, or the tensors of a backward pass."""
+_Function: TypeAlias = Callable[..., Any]
+_Scaler: TypeAlias = torch.amp.GradScaler
+_Optimizer: TypeAlias = torch.optim.Optimizer
 
 
 class Recorder:
-    """Note what a loop does, as `events`; `step` is the number that they carry.
+    """Record the calls of a loop as `events`; `step` is the number that they carry.
 
-    listeners hear of each event at once. overflow_from: the first gradient that a scaler looks at in or after this step
-    is made infinite, so that it skips the step, as it does when its scale has grown too far; `overflowed` is that step.
-    after_backward: make it infinite as soon as a scaled loss has run backward, where no scaler looks at gradients.
+    overflow_from: the first gradient that a scaler looks at in or after this step is made infinite, so that it skips
+    the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
+    as soon as a scaled loss has run backward, where no scaler looks at gradients.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods.
     """
 
-    def __init__(
-        self,
-        loop: TrainingLoop,
-        *,
-        listeners: Collection[Listener] = (),
-        overflow_from: int | None = None,
-        after_backward: bool = False,
-    ) -> None:
+    def __init__(self, loop: TrainingLoop, *, overflow_from: int | None = None, after_backward: bool = False) -> None:
         self.events: list[Event] = []
         self.step = 0
-        self._listeners = tuple(listeners)
-        self._overflow_from, self._after_backward = overflow_from, after_backward
         self.overflowed: int | None = None
-        self._parameters = {id(parameter): name for name, parameter in loop.parameters()}
-        self._names: dict[int, tuple[Any, str]] = {}
-        self._optimizers: dict[str, Any] = {}
-        for path, thing in (*loop.optimizers.items(), *loop.reached.scalers.items(), *loop.reached.schedulers.items()):
-            self._names[id(thing)] = thing, path
-        self._optimizers.update(loop.optimizers)
-        self._scaled: list[tuple[Any, str, float]] = []
-        self._inside: Any = None
-        self._scaling = False
         self.scaled = False
+        self._overflow_from, self._after_backward = overflow_from, after_backward
+        self._parameters = {id(parameter): name for name, parameter in loop.parameters()}
+        parts = (*loop.optimizers.items(), *loop.reached.scalers.items(), *loop.reached.schedulers.items())
+        self._paths: dict[int, tuple[object, str]] = {id(part): (part, path) for path, part in parts}
+        self._optimizers: dict[str, _Optimizer] = dict(loop.optimizers)
+        self._scalings: dict[object, tuple[str, float]] = {}
+        self._inside_scaler = False
+        self._scaling = False
         self._low: dict[str, None] = {}
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear everything inside; all wrappers and hooks are gone afterwards."""
+        """Record everything inside; all wrappers and hooks are gone afterwards."""
+        of_scalers: dict[str, _Function] = {
+            "get_scale": self._get_scale,
+            "scale": self._scale,
+            "unscale_": self._unscale,
+            "step": self._scaler_step,
+            "update": self._update,
+            "state_dict": partial(self._state, Act.SAVE),
+            "load_state_dict": partial(self._state, Act.LOAD),
+        }
+        scalers, schedulers = _with_subclasses(_Scaler), _with_subclasses(LRScheduler)
+        clips = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
+        wrappers: list[tuple[object, str, _Function]] = [
+            *((kind, name, wrapper) for kind in scalers for name, wrapper in of_scalers.items() if name in vars(kind)),
+            *((kind, "step", self._schedule) for kind in schedulers if "step" in vars(kind)),
+            *((owner, name, self._clip) for name in clips for owner in _owners(name)),
+            (torch.autograd, "_engine_run_backward", self._backward),
+            (torch.amp.autocast_mode.autocast, "__enter__", self._enter_autocast),
+            (torch, "save", self._save),
+        ]
         with ExitStack() as stack:
-            for kind in _with_subclasses(torch.amp.GradScaler):
-                for name, make in self._of_scalers():
-                    if name in vars(kind):
-                        stack.enter_context(replaced(kind, name, make))
-            for kind in _with_subclasses(LRScheduler):
-                if "step" in vars(kind):
-                    stack.enter_context(replaced(kind, "step", self._schedules))
-            handle = register_optimizer_step_pre_hook(self._optimizer_steps)
-            stack.callback(handle.remove)
-            stack.enter_context(replaced(torch.autograd, "_engine_run_backward", self._backward))
-            stack.enter_context(replaced(torch.amp.autocast_mode.autocast, "__enter__", self._enters))
-            stack.enter_context(replaced(torch, "save", self._saves))
-            for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
-                for owner in _owners(name):
-                    stack.enter_context(replaced(owner, name, self._clips))
+            for owner, name, wrapper in wrappers:
+                stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
+            stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
             yield
 
-    def _of_scalers(self) -> Iterable[tuple[str, Callable[[Any], Any]]]:
-        return (
-            ("get_scale", self._asks),
-            ("scale", self._scales),
-            ("unscale_", self._unscales),
-            ("step", self._scaler_steps),
-            ("update", self._updates),
-            ("state_dict", functools.partial(self._state, Act.SAVE)),
-            ("load_state_dict", functools.partial(self._state, Act.LOAD)),
-        )
-
-    def _add(self, act: Act, subject: Any, **facts: Any) -> None:
-        file, line = users_line(sys._getframe(2))
-        event = Event(act, self.step, file=file, line=line, **facts)
-        self.events.append(event)
-        for listener in self._listeners:
-            listener(event, subject)
-
-    def _name(self, thing: Any, kind: str) -> str:
-        """The path of a thing; of one that appears in the course of the loop the path of its kind, numbered."""
-        if id(thing) not in self._names:
-            taken = [name for _, name in self._names.values()]
-            first = next((n for held, n in self._names.values() if type(held) is type(thing)), kind)
-            base, number = first.partition("#")[0], 2
-            while f"{base}#{number}" in taken:
-                number += 1
-            name = f"{base}#{number}" if base in taken else base
-            self._names[id(thing)] = thing, name
-            if kind == "optimizer":
-                self._optimizers[name] = thing
-        return self._names[id(thing)][1]
-
-    def _asks(self, original: Any) -> Any:
-        def get_scale(scaler: Any) -> Any:
-            self.scaled = self.scaled or scaler.is_enabled()
-            return original(scaler)
-
-        return get_scale
-
-    def _scales(self, original: Any) -> Any:
-        def scale(scaler: Any, outputs: Any) -> Any:
-            result = original(scaler, outputs)
-            who, factor = self._name(scaler, "scaler"), scaler.get_scale()
-            if scaler.is_enabled():
-                self._scaling = True
-                self._scaled += [(t.grad_fn, who, factor) for _, t in tensors(result) if t.grad_fn is not None]
-            dtype = next((_short(t.dtype) for _, t in tensors(outputs)), "")
-            self._add(Act.SCALE, scaler, who=who, scale=factor, enabled=scaler.is_enabled(), dtype=dtype)
-            return result
-
-        return scale
-
-    def _unscales(self, original: Any) -> Any:
-        def unscale_(scaler: Any, optimizer: Any) -> Any:
-            self._poison(optimizer, scaler.is_enabled())
-            if self._inside is None:
-                half = self._half(optimizer)
-                facts = {"scale": scaler.get_scale(), "enabled": scaler.is_enabled(), "half": half}
-                name = self._name(optimizer, "optimizer")
-                self._add(Act.UNSCALE, scaler, who=self._name(scaler, "scaler"), optimizers=(name,), **facts)
-            return original(scaler, optimizer)
-
-        return unscale_
-
-    def _scaler_steps(self, original: Any) -> Any:
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._poison(optimizer, scaler.is_enabled())
-            name = self._name(optimizer, "optimizer")
-            facts = {"scale": scaler.get_scale(), "enabled": scaler.is_enabled(), "half": self._half(optimizer)}
-            before, outer = len(self.events), self._inside
-            self._inside = scaler
-            came = False
-            try:
-                result = original(scaler, optimizer, *args, **kwargs)
-                came = True
-            finally:
-                self._inside = outer
-                stepped = any(e.act is Act.OPTIMIZER_STEP and e.who == name for e in self.events[before:])
-                found = _found_inf(scaler, optimizer)
-                skipped = came and scaler.is_enabled() and (found if found is not None else not stepped)
-                bad = tuple(self._nonfinite(optimizer)) if skipped else ()
-                who = self._name(scaler, "scaler")
-                self._add(Act.SCALER_STEP, scaler, who=who, optimizers=(name,), skipped=skipped, nonfinite=bad, **facts)
-            return result
-
-        return step
-
-    def _updates(self, original: Any) -> Any:
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            before = scaler.get_scale()
-            result = original(scaler, *args, **kwargs)
-            facts = {"scale": before, "new_scale": scaler.get_scale(), "enabled": scaler.is_enabled()}
-            self._add(Act.UPDATE, scaler, who=self._name(scaler, "scaler"), **facts)
-            return result
-
-        return update
-
-    def _state(self, act: Act, original: Any) -> Any:
-        def state(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, *args, **kwargs)
-            facts = {"scale": scaler.get_scale(), "enabled": scaler.is_enabled()}
-            self._add(act, scaler, who=self._name(scaler, "scaler"), **facts)
-            return result
-
-        return state
-
-    def _optimizer_steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        name = self._name(optimizer, "optimizer")
-        inside = self._inside is not None
-        bad = () if inside or not self._scaling else tuple(self._nonfinite(optimizer))
-        half = self._half(optimizer)
-        facts = {"half": half, "nonfinite": bad, "gradients": any(p.grad is not None for p in _params(optimizer))}
-        self._add(Act.OPTIMIZER_STEP, optimizer, who=name, through_scaler=inside, **facts)
-
-    def _schedules(self, original: Any) -> Any:
-        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scheduler, *args, **kwargs)
-            frame = sys._getframe(1)
-            nested = frame.f_code.co_name in ("_initial_step", "__init__", "step") and not is_users(
-                frame.f_code.co_filename
-            )
-            nested = nested or isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric, not the steps
-            if not nested and (optimizer := getattr(scheduler, "optimizer", None)) is not None:
-                name = self._name(optimizer, "optimizer")
-                who = self._name(scheduler, "scheduler")
-                self._add(Act.SCHEDULER_STEP, scheduler, who=who, optimizers=(name,))
-            return result
-
-        return step
-
-    def _backward(self, original: Any) -> Any:
-        def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
-                return original(t_outputs, *args, **kwargs)
-            scaled, who, scale = self._came_scaled([t for _, t in tensors(t_outputs)])
-            handed = bool(args) and _is_handed(args[0])
-            facts: dict[str, Any] = {
-                "scaled": None if handed and not scaled else scaled,
-                "who": who,
-                "scale": scale,
-                "dtype": "" if handed else next((_short(t.dtype) for _, t in tensors(t_outputs)), ""),
-                "create_graph": len(args) > 2 and args[2] is True,
-            }
-            if not kwargs.get("accumulate_grad", False):
-                result = original(t_outputs, *args, **kwargs)
-                self._add(Act.GRAD, t_outputs, **facts)
-                return result
-            before = {name: self._gradients(optimizer) for name, optimizer in self._optimizers.items()}
-            cleared = tuple(name for name, optimizer in self._optimizers.items() if _is_clear(optimizer))
-            computed = () if handed else tuple({_short(d): None for _, t in tensors(t_outputs) for d in computed_in(t)})
-            result = original(t_outputs, *args, **kwargs)
-            touched = tuple(name for name, o in self._optimizers.items() if self._gradients(o) != before[name])
-            for name in touched if self._after_backward else ():
-                self._poison(self._optimizers[name], bool(scaled))
-            low, self._low = self.low, {}
-            told = {"low": low, "computed": computed, **facts}
-            self._add(Act.BACKWARD, t_outputs, optimizers=touched, cleared=cleared, **told)
-            return result
-
-        return run
-
-    def _came_scaled(self, roots: list[torch.Tensor]) -> tuple[bool | None, str, float | None]:
-        """Whether a scaler multiplied a loss, which one, and by what; None where several did, or out of sight."""
-        waiting = [root.grad_fn for root in roots if root.grad_fn is not None] if self._scaled else []
-        seen: set[Any] = set()
-        found: dict[tuple[str, float], None] = {}
-        while waiting and len(seen) < _SEARCHED:
-            node = waiting.pop(0)
-            if node in seen:
-                continue
-            seen.add(node)
-            if (by := next((one[1:] for one in self._scaled if one[0] is node), None)) is not None:
-                found[by] = None
-            else:
-                waiting += [one for one, _ in node.next_functions if one is not None]
-        if found:
-            return (True, *next(iter(found))) if len(found) == 1 else (None, "", None)
-        return (None if waiting else False), "", None
+    def forget_graphs(self) -> None:
+        """Between steps: release the graphs of scaled losses."""
+        self._scalings.clear()
 
     @property
     def low(self) -> tuple[str, ...]:
         """The 16-bit dtypes in which autocast ran since the last backward pass."""
         return tuple(self._low)
 
-    def forget_graphs(self) -> None:
-        """Between steps: let go of the graphs that were kept to know a scaled loss again."""
-        self._scaled.clear()
+    def _add(self, act: Act, **facts: Any) -> None:
+        file, line = users_line(sys._getframe(2))
+        self.events.append(Event(act, self.step, file=file, line=line, **facts))
 
-    def _enters(self, original: Any) -> Any:
-        def __enter__(region: Any) -> Any:  # noqa: N807
-            dtype = getattr(region, "fast_dtype", None)
-            on = getattr(region, "_enabled", False) and torch.is_grad_enabled()  # an evaluation has no gradients
-            if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
-                self._low[_short(dtype)] = None
-            return original(region)
+    def _path(self, part: Any, kind: str) -> str:
+        """The path of a scaler, optimizer or scheduler; of one created by a step the path of its kind, numbered."""
+        if id(part) not in self._paths:
+            taken = [path for _, path in self._paths.values()]
+            first = next((path for known, path in self._paths.values() if type(known) is type(part)), kind)
+            base, number = first.partition("#")[0], 2
+            while f"{base}#{number}" in taken:
+                number += 1
+            path = f"{base}#{number}" if base in taken else base
+            self._paths[id(part)] = part, path
+            if kind == "optimizer":
+                self._optimizers[path] = part
+        return self._paths[id(part)][1]
 
-        return __enter__
+    def _of(self, scaler: _Scaler) -> dict[str, Any]:
+        return {"who": self._path(scaler, "scaler"), "scale": scaler.get_scale(), "enabled": scaler.is_enabled()}
 
-    def _clips(self, original: Any) -> Any:
-        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            known = {id(one) for one in given}
-            whose = tuple(name for name, o in self._optimizers.items() if any(id(p) in known for p in _params(o)))
-            self._add(Act.CLIP, given, optimizers=whose)
-            return original(given, *args, **kwargs)
+    def _get_scale(self, original: _Function, scaler: _Scaler) -> object:
+        self.scaled = self.scaled or scaler.is_enabled()
+        return original(scaler)
 
-        return clip
+    def _scale(self, original: _Function, scaler: _Scaler, outputs: object) -> object:
+        result = original(scaler, outputs)
+        facts = self._of(scaler)
+        if scaler.is_enabled():
+            self._scaling = True
+            for _, tensor in tensors(result):
+                if tensor.grad_fn is not None:
+                    self._scalings.setdefault(tensor.grad_fn, (facts["who"], facts["scale"]))
+        self._add(Act.SCALE, dtype=_dtype(outputs), **facts)
+        return result
 
-    def _saves(self, original: Any) -> Any:
-        def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            if keys := tuple(_states_in(obj)):
-                self._add(Act.CHECKPOINT, obj, keys=keys)
-            return original(obj, *args, **kwargs)
+    def _unscale(self, original: _Function, scaler: _Scaler, optimizer: _Optimizer) -> object:
+        self._overflow(optimizer, scaler.is_enabled())
+        if not self._inside_scaler:
+            optimizers = (self._path(optimizer, "optimizer"),)
+            self._add(Act.UNSCALE, optimizers=optimizers, half=self._half(optimizer), **self._of(scaler))
+        return original(scaler, optimizer)
 
-        return save
+    def _scaler_step(
+        self, original: _Function, scaler: _Scaler, optimizer: _Optimizer, *args: object, **kwargs: object
+    ) -> object:
+        self._overflow(optimizer, scaler.is_enabled())
+        name = self._path(optimizer, "optimizer")
+        facts = {"optimizers": (name,), "half": self._half(optimizer), **self._of(scaler)}
+        before, outer = len(self.events), self._inside_scaler
+        self._inside_scaler, returned = True, False
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+            returned = True
+        finally:
+            self._inside_scaler = outer
+            skipped = returned and scaler.is_enabled()
+            if skipped:
+                found_inf = _found_inf(scaler, optimizer)
+                stepped = any(e.act is Act.OPTIMIZER_STEP and e.who == name for e in self.events[before:])
+                skipped = not stepped if found_inf is None else found_inf
+            bad = self._nonfinite(optimizer) if skipped else ()
+            self._add(Act.SCALER_STEP, skipped=skipped, nonfinite=bad, **facts)
+        return result
 
-    def _poison(self, optimizer: Any, enabled: bool) -> None:
-        waiting = self._overflow_from is not None and self.step >= self._overflow_from and self.overflowed is None
-        if not waiting or not enabled:
+    def _update(self, original: _Function, scaler: _Scaler, *args: object, **kwargs: object) -> object:
+        facts = self._of(scaler)
+        result = original(scaler, *args, **kwargs)
+        self._add(Act.UPDATE, new_scale=scaler.get_scale(), **facts)
+        return result
+
+    def _state(self, act: Act, original: _Function, scaler: _Scaler, *args: object, **kwargs: object) -> object:
+        result = original(scaler, *args, **kwargs)
+        self._add(act, **self._of(scaler))
+        return result
+
+    def _optimizer_step(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
+        inside = self._inside_scaler
+        self._add(
+            Act.OPTIMIZER_STEP,
+            who=self._path(optimizer, "optimizer"),
+            through_scaler=inside,
+            half=self._half(optimizer),
+            nonfinite=() if inside or not self._scaling else self._nonfinite(optimizer),
+            gradients=any(parameter.grad is not None for parameter in _params(optimizer)),
+        )
+
+    def _schedule(self, original: _Function, scheduler: LRScheduler, *args: object, **kwargs: object) -> object:
+        result = original(scheduler, *args, **kwargs)
+        caller: FrameType | None = sys._getframe(1)
+        while caller is not None and caller.f_code.co_filename in (__file__, patching.__file__):
+            caller = caller.f_back
+        nested = caller is not None and caller.f_code.co_filename == lr_scheduler.__file__
+        nested = nested or isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric, not the steps
+        if not nested and (optimizer := getattr(scheduler, "optimizer", None)) is not None:
+            optimizers = (self._path(optimizer, "optimizer"),)
+            self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), optimizers=optimizers)
+        return result
+
+    def _backward(self, original: _Function, t_outputs: object, *args: object, **kwargs: object) -> object:
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
+            return original(t_outputs, *args, **kwargs)
+        scaled, who, scale = self._scaling_of(t_outputs)
+        own_gradients = bool(args) and _are_own(args[0])
+        facts: dict[str, Any] = {
+            "scaled": None if own_gradients and not scaled else scaled,
+            "who": who,
+            "scale": scale,
+            "dtype": "" if own_gradients else _dtype(t_outputs),
+            "create_graph": len(args) > 2 and args[2] is True,
+        }
+        if not kwargs.get("accumulate_grad", False):
+            result = original(t_outputs, *args, **kwargs)
+            self._add(Act.GRAD, **facts)
+            return result
+        before = {name: _versions(optimizer) for name, optimizer in self._optimizers.items()}
+        facts["cleared"] = tuple(
+            name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in _gradients(o))
+        )
+        outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
+        facts["computed"] = tuple(dict.fromkeys(_short(d) for tensor in outputs for d in computed_in(tensor)))
+        result = original(t_outputs, *args, **kwargs)
+        touched = tuple(name for name, o in self._optimizers.items() if _versions(o) != before[name])
+        for name in touched if self._after_backward else ():
+            self._overflow(self._optimizers[name], bool(scaled))
+        facts["low"], self._low = self.low, {}
+        self._add(Act.BACKWARD, optimizers=touched, **facts)
+        return result
+
+    def _scaling_of(self, outputs: Any) -> tuple[bool | None, str, float | None]:
+        """Whether a scaler multiplied a loss, which one, and by what; None where several did, or out of sight."""
+        nodes = [root.grad_fn for _, root in tensors(outputs)] if self._scalings else []
+        waiting = [node for node in nodes if node is not None]
+        seen: set[object] = set()
+        scalings: dict[tuple[str, float], None] = {}
+        while waiting and len(seen) < _SEARCHED:
+            node = waiting.pop(0)
+            if node in seen:
+                continue
+            seen.add(node)
+            if (scaling := self._scalings.get(node)) is not None:
+                scalings[scaling] = None
+            else:
+                waiting += [following for following, _ in node.next_functions if following is not None]
+        if scalings:
+            return (True, *next(iter(scalings))) if len(scalings) == 1 else (None, "", None)
+        return (None if waiting else False), "", None
+
+    def _enter_autocast(self, original: _Function, region: torch.amp.autocast_mode.autocast) -> object:
+        dtype = getattr(region, "fast_dtype", None)
+        on = getattr(region, "_enabled", False) and torch.is_grad_enabled()  # an evaluation has no gradients
+        if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
+            self._low[_short(dtype)] = None
+        return original(region)
+
+    def _clip(
+        self, original: _Function, parameters: torch.Tensor | Iterable[torch.Tensor], *args: object, **kwargs: object
+    ) -> object:
+        clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        known = {id(parameter) for parameter in clipped}
+        optimizers = (name for name, o in self._optimizers.items() if any(id(p) in known for p in _params(o)))
+        self._add(Act.CLIP, optimizers=tuple(optimizers))
+        return original(clipped, *args, **kwargs)
+
+    def _save(self, original: _Function, obj: object, *args: object, **kwargs: object) -> object:
+        if keys := tuple(_states_in(obj)):
+            self._add(Act.CHECKPOINT, keys=keys)
+        return original(obj, *args, **kwargs)
+
+    def _overflow(self, optimizer: _Optimizer, enabled: bool) -> None:
+        """Make a gradient infinite, in the step in which this was requested."""
+        if self._overflow_from is None or self.step < self._overflow_from or self.overflowed is not None or not enabled:
             return
-        for parameter in _params(optimizer):
-            if parameter.grad is not None and parameter.grad.numel():
-                grad = parameter.grad
-                values = grad._values() if grad.is_sparse else grad.to_local() if hasattr(grad, "to_local") else grad
-                if values.numel():
-                    with torch.no_grad():
-                        values[(0,) * values.dim()] = float("inf")
-                    self.overflowed = self.step
-                    return
+        for _, grad in _gradients(optimizer):
+            if grad.numel():
+                with torch.no_grad():
+                    grad[(0,) * grad.dim()] = float("inf")
+                self.overflowed = self.step
+                return
 
-    def _gradients(self, optimizer: Any) -> dict[int, tuple[int, int]]:
-        grads = ((id(p), p.grad) for p in _params(optimizer))
-        return {number: (id(grad), grad._version) for number, grad in grads if grad is not None}
+    def _half(self, optimizer: _Optimizer) -> tuple[str, ...]:
+        trained = (parameter for parameter in _params(optimizer) if parameter.requires_grad)
+        return tuple(self._parameters.get(id(p), "?") for p in trained if p.dtype is torch.float16)
 
-    def _half(self, optimizer: Any) -> dict[str, tuple[str, ...]]:
-        found: dict[str, tuple[str, ...]] = {}
-        for parameter in _params(optimizer):
-            if parameter.is_floating_point() and parameter.dtype.itemsize <= 2 and parameter.requires_grad:
-                dtype = _short(parameter.dtype)
-                found[dtype] = (*found.get(dtype, ()), self._parameters.get(id(parameter), "?"))
-        return found
-
-    def _nonfinite(self, optimizer: Any) -> Iterator[str]:
-        for parameter in _params(optimizer):
-            grad = parameter.grad
-            if grad is not None:
-                values = grad.coalesce().values() if grad.is_sparse else grad
-                values = values.to_local() if hasattr(values, "to_local") else values
-                if not bool(values.isfinite().all()):
-                    yield self._parameters.get(id(parameter), "?")
+    def _nonfinite(self, optimizer: _Optimizer) -> tuple[str, ...]:
+        bad = (parameter for parameter, grad in _gradients(optimizer) if not bool(grad.isfinite().all()))
+        return tuple(self._parameters.get(id(parameter), "?") for parameter in bad)
 
 
-def _params(optimizer: Any) -> Iterator[torch.Tensor]:
+def _params(optimizer: _Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _is_clear(optimizer: Any) -> bool:
-    """Whether no parameter has a gradient, or none but zeros."""
+def _gradients(optimizer: _Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each parameter that has a gradient, with the values of it on this process; of a sparse one the stored ones."""
     for parameter in _params(optimizer):
         grad = parameter.grad
         if grad is not None:
-            values = grad._values() if grad.is_sparse else grad.to_local() if hasattr(grad, "to_local") else grad
-            if bool(values.any()):
-                return False
-    return True
+            yield parameter, local(grad._values() if grad.is_sparse else grad)
 
 
-def _is_handed(grads: Any) -> bool:
-    """Whether backward starts from gradients that the step made itself, not from the 1 of a loss."""
-    given = [grad for _, grad in tensors(grads)]
-    return any(grad.numel() != 1 or float(grad) != 1.0 for grad in given)
+def _versions(optimizer: _Optimizer) -> dict[int, tuple[int, int]]:
+    grads = ((id(parameter), parameter.grad) for parameter in _params(optimizer))
+    return {number: (id(grad), grad._version) for number, grad in grads if grad is not None}
 
 
-def _found_inf(scaler: Any, optimizer: Any) -> bool | None:
+def _are_own(grads: Any) -> bool:
+    """Whether backward starts from gradients that the step computed itself, not from the 1 of a loss."""
+    return any(grad.numel() != 1 or float(grad) != 1.0 for _, grad in tensors(grads))
+
+
+def _found_inf(scaler: Any, optimizer: _Optimizer) -> bool | None:
     """What the scaler itself found. A fused optimizer is called all the same and skips inside its kernel."""
     with suppress(Exception):
-        found = scaler._found_inf_per_device(optimizer)
-        return bool(sum(value.item() for value in found.values())) if found else None
+        by_device = scaler._found_inf_per_device(optimizer)
+        return bool(sum(value.item() for value in by_device.values())) if by_device else None
     return None
 
 
 def _with_subclasses(kind: type) -> list[type]:
-    found: list[type] = [kind]
-    for one in found:
-        below: list[type] = type.__subclasses__(one)
-        found += [kind for kind in below if kind not in found]
-    return found
+    kinds = [kind]
+    for known in kinds:
+        below: list[type] = type.__subclasses__(known)
+        kinds += [kind for kind in below if kind not in kinds]
+    return kinds
 
 
-def _owners(name: str) -> list[Any]:
+def _owners(name: str) -> list[object]:
     """Where a clipping function is looked up: PyTorch's own modules, and the user's that imported it by name."""
     original = getattr(torch.nn.utils.clip_grad, name, None)
     if original is None:
         return []
-    ours = [module for module in (torch.nn.utils, torch.nn.utils.clip_grad) if vars(module).get(name) is original]
-    files = ((module, getattr(module, "__file__", None)) for module in list(sys.modules.values()))
-    theirs = [m for m, file in files if isinstance(file, str) and is_users(file) and vars(m).get(name) is original]
-    return [*ours, *theirs]
+    users = (
+        m for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str) and is_users(f)
+    )
+    modules = (torch.nn.utils, torch.nn.utils.clip_grad, *users)
+    return [module for module in modules if vars(module).get(name) is original]
 
 
-def _states_in(content: Any, depth: int = 3) -> Iterator[str]:
+def _states_in(content: object, depth: int = 3) -> Iterator[str]:
     if not isinstance(content, dict) or not depth:
         return
     if {"state", "param_groups"} <= content.keys():
@@ -391,6 +341,10 @@ def _states_in(content: Any, depth: int = 3) -> Iterator[str]:
     else:
         for value in content.values():
             yield from _states_in(value, depth - 1)
+
+
+def _dtype(outputs: Any) -> str:
+    return next((_short(tensor.dtype) for _, tensor in tensors(outputs)), "")
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampcheck.catalog.training import REDUCE_PRECISION
+from ampcheck.core.check import Evidence
 from ampcheck.core.errors import require_ran
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Coverage, Finding, Scalar, Table, Verdict, Where, passed
+from ampcheck.core.run import Coverage, Finding, Scalar, Table, Verdict, Where
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import FEWEST, ReductionWatch, SumStats
-
-SLUG = "reduce-precision"
 
 _ROWS = 40
 
@@ -36,14 +36,9 @@ def measure_reductions(function: Callable[[], Any], subject: str = "") -> Reduct
     """
     with ReductionWatch() as watch:
         require_ran(function(), subject)
-    return stats_of(watch, subject or getattr(function, "__name__", "this function"))
-
-
-def stats_of(watch: ReductionWatch, subject: str) -> ReductionStats:
-    """What a watch has seen so far: for code that is run by somebody else, inside `with ReductionWatch() as watch`."""
     sums, norms = tuple(watch.sums()), tuple(watch.norms())
     seen = {"ops": watch.ops, "running sums": len(sums), "total norms": len(norms)}
-    return ReductionStats(subject, sums, norms, Coverage(seen))
+    return ReductionStats(subject or getattr(function, "__name__", "this function"), sums, norms, Coverage(seen))
 
 
 def check_reductions(stats: ReductionStats, limits: Limits) -> list[Finding]:
@@ -53,23 +48,21 @@ def check_reductions(stats: ReductionStats, limits: Limits) -> list[Finding]:
     the exact sum does not; it only warns where it belongs to a forward, or backward adds it up on its way. A total norm
     in 16 bits warns, and fails where such totals are put together again.
     """
-    found = [*_sums(stats, limits), *check_norms(stats.subject, stats.norms)]
-    if found:
-        return found
-    low = [one for one in stats.sums if _judged(one)]
-    counts = {f"running sums of {FEWEST} addends or more": len(stats.sums), "total norms": len(stats.norms)}
-    looked = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+    if findings := [*_sums(stats, limits), *_norms(stats)]:
+        return findings
     if not stats.sums and not stats.norms:
         text = f"no running sum of {FEWEST} addends or more and no total norm was computed"
-        return [Finding(SLUG, Verdict.SKIP, stats.subject, text)]
+        return [REDUCE_PRECISION.skip(stats.subject, text)]
+    counts = {f"running sums of {FEWEST} addends or more": len(stats.sums), "total norms": len(stats.norms)}
+    text = f"{' and '.join(f'{count} {what}' for what, count in counts.items() if count)} were followed"
+    low = [one for one in stats.sums if _judged(one)]
     worst = max((one.ratio for one in low), default=0.0)
-    text = (
-        f"{looked} were followed, none of them kept in 16 bits"
-        if not low
-        else f"{looked} were followed; the worst 16-bit sum has the error of {worst:.2g} roundings"
+    text += (
+        f"; the worst 16-bit sum has the error of {worst:.2g} roundings" if low else ", none of them kept in 16 bits"
     )
     seen = len(stats.sums) + len(stats.norms)
-    return [passed(SLUG, stats.subject, text, seen, observed=worst, limit=limits.reduction, unit="roundings")]
+    shown = Evidence(observed=worst, limit=limits.reduction, unit="roundings")
+    return [REDUCE_PRECISION.passed(stats.subject, text, seen, **shown)]
 
 
 def _judged(one: SumStats) -> bool:
@@ -98,24 +91,16 @@ def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
             f"{limits.reduction:g}; {what or 'a running sum is kept'} in {fmt}{others}: after {worst.addends} addends "
             f"{observed}"
         )
-        phase = {"sum": "update", "gradient": "backward"}.get(kind, "")
-        yield Finding(
-            SLUG,
-            Verdict.WARN if kind == "graph" else Verdict.FAIL,
-            stats.subject,
-            message,
-            Where(phase=phase, op="aten::add", file=file, line=line),
-            *_measure(worst, limits),
-            _sum_hint(kind),
-        )
-
-
-def _measure(one: SumStats, limits: Limits) -> tuple[float, float, str]:
-    if one.overflowed:
-        return float(one.overflowed), 0.0, "elements"
-    if one.vanished > limits.underflow:
-        return one.vanished, limits.underflow, "share of the addends"
-    return one.ratio, limits.reduction, "roundings"
+        where = Where({"sum": "update", "gradient": "backward"}.get(kind, ""), "", "aten::add", file, line)
+        shown = Evidence(where=where, observed=worst.ratio, limit=limits.reduction, unit="roundings")
+        if worst.overflowed:
+            shown = Evidence(where=where, observed=worst.overflowed, limit=0.0, unit="elements")
+        elif worst.vanished > limits.underflow:
+            unit = "share of the addends"
+            shown = Evidence(where=where, observed=worst.vanished, limit=limits.underflow, unit=unit)
+        shown["hint"] = _sum_hint(kind)
+        verdict = Verdict.WARN if kind == "graph" else Verdict.FAIL
+        yield REDUCE_PRECISION.finding(verdict, stats.subject, message, **shown)
 
 
 def _sum_hint(kind: str) -> str:
@@ -126,10 +111,9 @@ def _sum_hint(kind: str) -> str:
     return "keep the running sum in float32 and round it once at the end (reduce_dtype=torch.float32)"
 
 
-def check_norms(subject: str, norms: Sequence[NormStats]) -> Iterator[Finding]:
-    """The findings about total norms alone, one for each line of code."""
+def _norms(stats: ReductionStats) -> Iterator[Finding]:
     places: dict[tuple[bool, str, str, int | None], list[NormStats]] = defaultdict(list)
-    for one in norms:
+    for one in stats.norms:
         if one.grouped or (one.low and one.terms > 1) or one.overflowed:
             places[one.grouped, one.format, one.file, one.line].append(one)
     for (grouped, fmt, file, line), group in places.items():
@@ -148,17 +132,14 @@ def check_norms(subject: str, norms: Sequence[NormStats]) -> Iterator[Finding]:
             f"{measured}{f' (relative error {worst.error:.2g})' if worst.error is not None else ''}; "
             f"{fmt} has {format_of(fmt).mantissa_bits + 1} significant bits"
         )
-        yield Finding(
-            SLUG,
-            Verdict.FAIL if grouped or worst.overflowed else Verdict.WARN,
-            subject,
-            message,
-            Where(phase="update", op="aten::linalg_vector_norm", file=file, line=line),
-            worst.error,
-            format_of(fmt).unit_roundoff if worst.error is not None else None,
-            "relative error" if worst.error is not None else "",
-            "cast the gradients, or their norms before they are put together, to float32",
-        )
+        where = Where("update", op="aten::linalg_vector_norm", file=file, line=line)
+        hint = "cast the gradients, or their norms before they are put together, to float32"
+        shown = Evidence(where=where, hint=hint)
+        if worst.error is not None:
+            limit = format_of(fmt).unit_roundoff
+            shown = Evidence(where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint)
+        verdict = Verdict.FAIL if grouped or worst.overflowed else Verdict.WARN
+        yield REDUCE_PRECISION.finding(verdict, stats.subject, message, **shown)
 
 
 def reduction_table(stats: ReductionStats) -> Table | None:
@@ -176,7 +157,7 @@ def reduction_table(stats: ReductionStats) -> Table | None:
     columns = ("what", "where", "format", "addends", "relative error", "of one rounding", "in float32")
     left = len(stats.sums) + len(stats.norms) - len(rows)
     note = f"{left} more are not listed" if left else ""
-    return Table("sums and norms in low precision", columns, rows, SLUG, note) if rows else None
+    return Table("sums and norms in low precision", columns, rows, REDUCE_PRECISION.slug, note) if rows else None
 
 
 def _place(one: SumStats | NormStats) -> str:

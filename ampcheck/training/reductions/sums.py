@@ -16,6 +16,7 @@ from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.reductions.lost_addends import VanishedWatch
 from ampcheck.training.reductions.norms import NormStats, NormWatch
 
@@ -171,13 +172,11 @@ class ReductionWatch(TorchDispatchMode):
         plain = _plain(tensor)
         if plain is None:
             return None
-        try:
-            storage = plain.untyped_storage()
-            number = int(storage._cdata)
-            if number not in self._held:
-                self._held[number] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        except (RuntimeError, NotImplementedError):  # a tensor without storage (fake, functional)
+        number = storage_number(plain)
+        if number is None:
             return None
+        if number not in self._held:
+            self._held[number] = StorageWeakRef(plain.untyped_storage())  # type: ignore[no-untyped-call]
         layout = () if plain.is_contiguous() else (*plain.shape, *plain.stride())
         return number, int(plain.storage_offset()), plain.numel(), plain.dtype, layout
 

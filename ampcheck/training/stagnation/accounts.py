@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from ampcheck.core.formats import format_of
+from ampcheck.torchtools.storage import Region
+from ampcheck.torchtools.storage import region as region_of
 from ampcheck.training.loop import Resident, Role
-from ampcheck.training.stagnation.forms import Region
-from ampcheck.training.stagnation.shadows import NARROW, Shadows
+from ampcheck.training.stagnation.cures import Cure
+from ampcheck.training.stagnation.shadows import NARROW
 from ampcheck.training.stagnation.updates import UpdateWatch
 
 _NOISE = 1e-12
@@ -41,38 +45,89 @@ class Decay:
 NO_DECAY = Decay()
 
 
-@dataclass(slots=True)
-class Account:
-    """One narrow tensor over the observed steps.
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """A tensor that only adds increments of one sign to itself: it stops where they are half a spacing.
 
-    moved: updates of elements that are not zero; lost: those after which the element holds the same value, without
-    those that another tensor carries (`carried`, by `carriers`). set_anew: steps in which it was overwritten with
-    values that do not depend on it; steps: the others. gains: per step, what it is multiplied by; None where that is
-    not one number. low, high: the smallest and largest of all that was added. update, size: sums of the squares of the
-    updates and of the old values. decay: by a multiplication of its own; merged: by one that is rounded together with
-    what is added, looked at only where that points away from zero.
-    samples: old values and updates [at most 512 elements], float64, of each step.
+    increment: the typical one. stops_at: the magnitude from which it is lost. steps: how many are left until then.
     """
 
-    resident: Resident
+    increment: float
+    stops_at: float
+    steps: int
+
+
+@dataclass(slots=True)
+class TensorUpdates:
+    """A tensor narrower than float32 over the observed steps.
+
+    moved: updates of elements that are not zero without rounding; lost: those after which the element has the same
+    value, without those that another tensor carries (`carried`, by `carriers`: a float32 copy, a compensation).
+    set_anew: steps in which it was overwritten with values that do not depend on it; steps: the others in which it was
+    written. gains: per step, what it is multiplied by; None where that is not one number. low, high: the smallest and
+    largest of all that was added. squared_updates, squared_values: sums of the squares of the updates and of the old
+    values. decay: what a multiplication by a factor below 1 does on its own; merged: what a factor that is rounded
+    together with what is added could do, looked at only where that points away from zero.
+    samples: old values and updates [at most 512 elements], float64, of each step.
+    optimizer, rate: what steps a parameter, and its learning rate. compensates: whether it carries what others lose.
+    """
+
+    role: str
+    name: str
+    module: str
+    dtype: str
     elements: int
     moved: int = 0
     lost: int = 0
     carried: int = 0
     carriers: set[str] = field(default_factory=set)
     set_anew: int = 0
+    steps: int = 0
     gains: list[float | None] = field(default_factory=list)
     low: float = 0.0
     high: float = 0.0
-    update: float = 0.0
-    size: float = 0.0
-    steps: int = 0
+    squared_updates: float = 0.0
+    squared_values: float = 0.0
     decay: Decay = NO_DECAY
     merged: Decay = NO_DECAY
+    samples: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    optimizer: str = ""
+    rate: float = 1.0
+    accumulation: Accumulation | None = None
+    compensates: bool = False
     op: str = ""
     file: str = ""
     line: int | None = None
-    samples: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    cures: tuple[Cure, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """The share of its updates that is lost."""
+        return self.lost / self.moved if self.moved else 0.0
+
+    @property
+    def relative_update(self) -> float:
+        """The norm of the updates by that of the tensor."""
+        return math.sqrt(self.squared_updates / self.squared_values) if self.squared_values else 0.0
+
+    @property
+    def pace(self) -> float:
+        """The root of the mean of the squared updates, by the learning rate."""
+        mean = self.squared_updates / (self.steps * self.elements) if self.squared_updates else 0.0
+        return math.sqrt(mean) / self.rate
+
+    @property
+    def factors(self) -> list[float]:
+        """The gains, if all are known; else empty."""
+        known = [gain for gain in self.gains if gain is not None]
+        return known if len(known) == len(self.gains) else []
+
+    @property
+    def lag(self) -> float:
+        """How far, relative to its size, a decaying average may stay from what it follows; infinite for others."""
+        factors = self.factors
+        decays = bool(factors) and all(0.0 < factor < 1.0 for factor in factors)
+        return format_of(self.dtype).unit_roundoff / (1.0 - max(factors)) if decays else math.inf
 
 
 @dataclass(slots=True)
@@ -87,7 +142,7 @@ class Accounts:
     """Opened before each step and closed after it. `tensors` holds the accounts by role and name."""
 
     def __init__(self) -> None:
-        self.tensors: dict[tuple[Role, str], Account] = {}
+        self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
         self.unseen: Counter[str] = Counter()
         self._before: list[_Before] = []
         self._versions: dict[int, int] = {}
@@ -97,7 +152,7 @@ class Accounts:
         self._versions = {id(one.tensor): one.tensor._version for one in residents if not one.tensor.is_inference()}
         self._before = []
         for one in residents:
-            region = Shadows.region(one.tensor)
+            region = region_of(one.tensor)
             if one.role is not Role.GRADIENT and one.tensor.dtype in NARROW and region is not None:
                 held = one.tensor.detach()  # keeps the memory, and with it its number, should the loop let go of it
                 self._before.append(_Before(one, held, region, held.clone()))
@@ -115,14 +170,15 @@ class Accounts:
 
     def _book(self, before: _Before, tensor: torch.Tensor, watch: UpdateWatch, carriers: _Carriers) -> None:
         key = (before.resident.role, before.resident.name)
-        account = self.tensors.setdefault(key, Account(before.resident, tensor.numel()))
+        role, name, dtype = before.resident.role.value, before.resident.name, str(tensor.dtype).removeprefix("torch.")
+        account = self.tensors.setdefault(key, TensorUpdates(role, name, "", dtype, tensor.numel()))
         written = watch.written.get(before.region)
         if written is not None:
             account.op, account.file, account.line = written.op, written.file, written.line
             for scaling in written.scalings:
                 account.decay = account.decay.plus(scaling.factor, scaling.looked, scaling.stuck, scaling.op)
         if not watch.shadows.holds(tensor):
-            region = Shadows.region(tensor)
+            region = region_of(tensor)
             if region is not None and region[0] != before.region[0]:
                 account.set_anew += 1
             elif not torch.equal(_bits(tensor), _bits(before.old)):
@@ -146,9 +202,9 @@ class Accounts:
                 missed = 0
         account.lost += missed
         update = torch.where(moved, update, 0.0)
-        account.update += float(update.square().sum())
+        account.squared_updates += float(update.square().sum())
         account.steps += 1
-        account.size += float(torch.where(torch.isfinite(old), old, 0.0).square().sum())
+        account.squared_values += float(torch.where(torch.isfinite(old), old, 0.0).square().sum())
         gain = form.gain(before.region)
         account.gains.append(gain)
         if gain is not None and moved.any():
@@ -161,7 +217,7 @@ class Accounts:
             account.samples.append((_spread(old, _SAMPLE), _spread(update, _SAMPLE)))
 
 
-def _merged(account: Account, gain: float, old: torch.Tensor, inputs: torch.Tensor, before: _Before) -> None:
+def _merged(account: TensorUpdates, gain: float, old: torch.Tensor, inputs: torch.Tensor, before: _Before) -> None:
     nonzero = old != 0
     looked = int(nonzero.sum())
     outward = int((nonzero & (inputs * old >= 0)).sum())

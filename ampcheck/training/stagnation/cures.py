@@ -71,15 +71,23 @@ def measure_cures(
         steps = steps or max(1, min(_LONGEST, math.ceil(math.log(0.5) / math.log(factor))))
     else:
         steps = steps or _length(start, updates, form)
-    change = _repeat(updates) if factor is None else _decay(factor)
+
+    def change(step: int, values: torch.Tensor) -> torch.Tensor:
+        return updates[step % len(updates)] if factor is None else (factor - 1.0) * values
+
     true = start.clone()
     for step in range(steps):
         true = true + change(step, true)
     true = true - start
     if not float(true.norm()) > 0.0:
         return ()
-    ways = ((AS_IS, _as_is), (WIDE, _wide), (KAHAN, _kahan), (STOCHASTIC, _stochastic))
-    return tuple(_judged(name, way(start, change, steps, form, dtype), true, steps) for name, way in ways)
+    moved = {
+        AS_IS: [_replay(start, change, steps, lambda values: values.to(dtype))],
+        WIDE: [_replay(start, change, steps, lambda values: values.float())],
+        KAHAN: [_kahan(start, change, steps, dtype)],
+        STOCHASTIC: _stochastic(start, change, steps, form),
+    }
+    return tuple(_judged(name, ends, true, steps) for name, ends in moved.items())
 
 
 def round_stochastically(values: torch.Tensor, form: FloatFormat, generator: torch.Generator) -> torch.Tensor:
@@ -87,14 +95,6 @@ def round_stochastically(values: torch.Tensor, form: FloatFormat, generator: tor
     step = spacing(values, form)
     chance = torch.rand(values.shape, generator=generator, dtype=torch.float64)
     return (torch.floor(values / step + chance) * step).clamp(-form.max, form.max)
-
-
-def _repeat(updates: Sequence[torch.Tensor]) -> _Change:
-    return lambda step, values: updates[step % len(updates)]
-
-
-def _decay(factor: float) -> _Change:
-    return lambda step, values: (factor - 1.0) * values
 
 
 def _length(start: torch.Tensor, updates: Sequence[torch.Tensor], form: FloatFormat) -> int:
@@ -106,27 +106,17 @@ def _length(start: torch.Tensor, updates: Sequence[torch.Tensor], form: FloatFor
     return max(len(updates), min(_LONGEST, math.ceil(min(rounds, _LONGEST)) * len(updates)))
 
 
-def _as_is(
-    start: torch.Tensor, change: _Change, steps: int, form: FloatFormat, dtype: torch.dtype
-) -> list[torch.Tensor]:
+def _replay(
+    start: torch.Tensor, change: _Change, steps: int, rounded: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """The displacement after the updates, each sum rounded by `rounded`."""
     values = start
     for step in range(steps):
-        values = (values + change(step, values)).to(dtype).double()
-    return [values - start]
+        values = rounded(values + change(step, values)).double()
+    return values - start
 
 
-def _wide(
-    start: torch.Tensor, change: _Change, steps: int, form: FloatFormat, dtype: torch.dtype
-) -> list[torch.Tensor]:
-    values = start
-    for step in range(steps):
-        values = (values + change(step, values)).float().double()
-    return [values - start]
-
-
-def _kahan(
-    start: torch.Tensor, change: _Change, steps: int, form: FloatFormat, dtype: torch.dtype
-) -> list[torch.Tensor]:
+def _kahan(start: torch.Tensor, change: _Change, steps: int, dtype: torch.dtype) -> torch.Tensor:
     """The compensation is kept in the same narrow format (Zamirai et al., arXiv:2010.06192, algorithm 3)."""
     values, missing = start, torch.zeros_like(start)
     for step in range(steps):
@@ -134,17 +124,13 @@ def _kahan(
         reached = (values + wanted).to(dtype).double()
         missing = (wanted - (reached - values)).to(dtype).double()
         values = reached
-    return [values - start]
+    return values - start
 
 
-def _stochastic(
-    start: torch.Tensor, change: _Change, steps: int, form: FloatFormat, dtype: torch.dtype
-) -> list[torch.Tensor]:
+def _stochastic(start: torch.Tensor, change: _Change, steps: int, form: FloatFormat) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    values = start.expand(_REPLICATES, -1)
-    for step in range(steps):
-        values = round_stochastically(values + change(step, values), form, generator)
-    return list(values - start)
+    wide = start.expand(_REPLICATES, -1)
+    return list(_replay(wide, change, steps, lambda values: round_stochastically(values, form, generator)))
 
 
 def _judged(name: str, moved: list[torch.Tensor], true: torch.Tensor, steps: int) -> Cure:

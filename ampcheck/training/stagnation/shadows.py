@@ -8,7 +8,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampcheck.core.formats import FloatFormat
-from ampcheck.training.stagnation.forms import CONSTANT, Form, Region, added, itself, mixed
+from ampcheck.torchtools.storage import Region
+from ampcheck.torchtools.storage import region as region_of
+from ampcheck.training.stagnation.calls import CONSTANT, Form, added, itself, mixed
 
 NARROW: frozenset[torch.dtype] = frozenset(
     getattr(torch, name)
@@ -46,22 +48,14 @@ class Shadows:
         self._drawn: dict[int, StorageWeakRef] = {}
         self._bytes = 0
 
-    @staticmethod
-    def region(tensor: torch.Tensor) -> Region | None:
-        """Where a tensor lies; None for one without a storage (sparse, functional)."""
-        try:
-            return tensor.untyped_storage()._cdata, int(tensor.storage_offset()), tensor.numel()
-        except (RuntimeError, NotImplementedError):
-            return None
-
     def touches(self, tensor: torch.Tensor) -> bool:
         """Whether the memory of a tensor has a twin, be it seen as another dtype."""
-        region = self.region(tensor)
+        region = region_of(tensor)
         return region is not None and region[0] in self._twins
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has a twin of its own dtype."""
-        region = self.region(tensor)
+        region = region_of(tensor)
         return region is not None and region[0] in self._twins and self._twins[region[0]].dtype is tensor.dtype
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +65,7 @@ class Shadows:
 
     def form(self, tensor: torch.Tensor) -> Form:
         """What a tensor with a twin was made of."""
-        region = self.region(tensor)
+        region = region_of(tensor)
         if region is None or region[0] not in self._twins:
             return CONSTANT
         forms = self._twins[region[0]].forms
@@ -79,7 +73,7 @@ class Shadows:
 
     def seed(self, tensor: torch.Tensor) -> None:
         """Give a tensor a twin with the values it has now."""
-        region = self.region(tensor)
+        region = region_of(tensor)
         if region is None:
             return
         if region[0] in self._twins and self._twins[region[0]].dtype is tensor.dtype:
@@ -94,7 +88,7 @@ class Shadows:
 
     def put(self, tensor: torch.Tensor, value: torch.Tensor, form: Form) -> None:
         """Give a new tensor a twin: value [the tensor's shape], float64."""
-        region = self.region(tensor)
+        region = region_of(tensor)
         if region is None:
             return
         length = tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -104,7 +98,7 @@ class Shadows:
 
     def rewrite(self, tensor: torch.Tensor, form: Form) -> None:
         """Note what a tensor with a twin was made of after it was written to."""
-        region = self.region(tensor)
+        region = region_of(tensor)
         twin = self._twins.get(region[0]) if region is not None else None
         if region is None or twin is None:
             return
@@ -117,20 +111,20 @@ class Shadows:
 
     def drop(self, tensor: torch.Tensor) -> None:
         """From now on the values that a tensor really holds are the truth."""
-        region = self.region(tensor)
+        region = region_of(tensor)
         if region is not None:
             self._opaque.add(region[0])
             self._twins.pop(region[0], None)
 
     def draw(self, tensor: torch.Tensor) -> None:
         """Note that a tensor holds random numbers, or what was made of them element by element."""
-        region = self.region(tensor)
+        region = region_of(tensor)
         if region is not None:
             self._drawn[region[0]] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
     def is_drawn(self, tensor: torch.Tensor) -> bool:
         """Whether that was noted."""
-        region = self.region(tensor) if self._drawn else None
+        region = region_of(tensor) if self._drawn else None
         return region is not None and region[0] in self._drawn
 
     def _keep(self, region: Region, tensor: torch.Tensor, flat: torch.Tensor, form: Form) -> None:

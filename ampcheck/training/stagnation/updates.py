@@ -19,9 +19,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.core.formats import format_of
 from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.torchtools.storage import Region
+from ampcheck.torchtools.storage import region as region_of
 from ampcheck.training.loop import Resident, Role
-from ampcheck.training.stagnation.bound import BoundCall, leaves
-from ampcheck.training.stagnation.forms import CONSTANT, Form, Operand, Region, added, combine, itself, mixed, scaled
+from ampcheck.training.stagnation.calls import (
+    CONSTANT,
+    BoundCall,
+    Form,
+    Operand,
+    added,
+    combine,
+    itself,
+    leaves,
+    mixed,
+    scaled,
+)
 from ampcheck.training.stagnation.shadows import NARROW, Shadows, spacing
 
 _FUSED_DECAYS = {"exp_avgs": "beta1", "exp_avg_sqs": "beta2"}
@@ -45,16 +57,22 @@ class Scaling:
 
 
 @dataclass(slots=True)
-class Vanished:
-    """A constant that is zero in the format of what it is added to. origins: the tensors that this was made of."""
+class VanishedConstant:
+    """A constant that is zero in the format of what it is added to.
+
+    origins: the regions of the tensors that this is made of; of: their names. zeros: how many results were exactly
+    zero. option: which option of an optimizer has this value (`eps`); empty where none.
+    """
 
     constant: float
-    dtype: torch.dtype
+    dtype: str
     origins: frozenset[Region]
     op: str
     file: str
     line: int | None
     zeros: int = 0
+    of: tuple[str, ...] = ()
+    option: str = ""
 
 
 @dataclass(slots=True)
@@ -82,13 +100,13 @@ class UpdateWatch(TorchDispatchMode):
     def __init__(self, residents: Sequence[Resident]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.shadows = Shadows()
-        self.vanished: dict[tuple[float, torch.dtype], Vanished] = {}
+        self.vanished: dict[tuple[float, str], VanishedConstant] = {}
         self.unseen: Counter[str] = Counter()
         self.written: dict[Region, Written] = {}
         self._roles: dict[Region, Role] = {}
         self._sizes: set[int] = set()
         for resident in residents:
-            region = Shadows.region(resident.tensor)
+            region = region_of(resident.tensor)
             if resident.tensor.dtype in NARROW and region is not None:
                 self._sizes.add(resident.tensor.numel())
                 if resident.role is not Role.GRADIENT:
@@ -146,7 +164,7 @@ class UpdateWatch(TorchDispatchMode):
 
     @staticmethod
     def _storage(tensor: torch.Tensor) -> int:
-        region = Shadows.region(tensor)
+        region = region_of(tensor)
         return -1 if region is None else region[0]
 
     def _wide(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -157,7 +175,7 @@ class UpdateWatch(TorchDispatchMode):
     def _form(self, tensor: torch.Tensor) -> Form:
         if self.shadows.holds(tensor):
             return self.shadows.form(tensor)
-        region = Shadows.region(tensor)
+        region = region_of(tensor)
         if region is None or region[0] not in self._storages:
             return CONSTANT
         fresh = self.shadows.fresh(region)
@@ -172,7 +190,7 @@ class UpdateWatch(TorchDispatchMode):
         carried = any(self._form(one).origins for one in leaves((*call.args, *call.kwargs.values())))
         for one in call.written:
             if one.dtype in NARROW or (carried and one.is_floating_point()):
-                for region in self._within(Shadows.region(one) or (-1, 0, 0)):
+                for region in self._within(region_of(one) or (-1, 0, 0)):
                     self.shadows.seed(one.as_strided((region[2],), (1,), region[1]))
                 self.shadows.seed(one)
         targets = [(number, one) for number, one in enumerate(call.written) if self.shadows.holds(one)]
@@ -180,7 +198,7 @@ class UpdateWatch(TorchDispatchMode):
         befores = {
             number: one.detach().clone()
             for number, one in targets
-            if 0.0 < (factor := forms[number][1]) < 1.0 and Shadows.region(one) in self._roles and factor != 1.0
+            if 0.0 < (factor := forms[number][1]) < 1.0 and region_of(one) in self._roles and factor != 1.0
         }
         rounds_at_random = self._rounds_at_random(call)
         followed = False
@@ -205,7 +223,7 @@ class UpdateWatch(TorchDispatchMode):
 
     def _overwrites(self, target: torch.Tensor, form: Form) -> bool:
         """Whether a tensor that lives across steps is given a value that does not depend on the one it had."""
-        region = Shadows.region(target)
+        region = region_of(target)
         if region is None or region[0] not in self._storages:
             return False
         return form.origins.isdisjoint((region, *self._within(region)))
@@ -250,7 +268,7 @@ class UpdateWatch(TorchDispatchMode):
             return self._fused(call, target, here), none
         operands = call.operands(number, self._form)
         form = self._combined(call, operands)
-        region = Shadows.region(target)
+        region = region_of(target)
         if region is None or not operands:
             return form, none
         if call.base == "copy" or not any(one is target for one in leaves(call.given[0][1])):  # assigned, as by out=
@@ -274,7 +292,7 @@ class UpdateWatch(TorchDispatchMode):
         return mixed((here,))
 
     def _note(self, call: BoundCall, target: torch.Tensor) -> None:
-        region = Shadows.region(target)
+        region = region_of(target)
         if region not in self._roles:
             return
         if region not in self.written:
@@ -283,7 +301,7 @@ class UpdateWatch(TorchDispatchMode):
         self.written[region].op = op_name(call.op)
 
     def _scaled(self, call: BoundCall, target: torch.Tensor, before: torch.Tensor, factor: float) -> None:
-        region = Shadows.region(target)
+        region = region_of(target)
         if region is None:
             return
         nonzero = before != 0
@@ -294,7 +312,7 @@ class UpdateWatch(TorchDispatchMode):
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""
         if call.base not in ("add", "sub", "clamp", "clamp_min", "maximum") or result.dtype not in NARROW:
             return
-        if target is not None and Shadows.region(target) in self._roles:
+        if target is not None and region_of(target) in self._roles:
             return
         operands = call.operands(number, self._form)
         constant = operands[1].value if len(operands) > 1 else None
@@ -303,8 +321,9 @@ class UpdateWatch(TorchDispatchMode):
         if constant is None or not 0 < abs(constant) <= format_of(result.dtype).flushes_at or not origins:
             return
         file, line = users_line(sys._getframe())
+        name = str(result.dtype).removeprefix("torch.")
         kept = self.vanished.setdefault(
-            (constant, result.dtype), Vanished(constant, result.dtype, origins, op_name(call.op), file, line)
+            (constant, name), VanishedConstant(constant, name, origins, op_name(call.op), file, line)
         )
         kept.origins |= origins
         kept.zeros += int((result == 0).sum())

@@ -1,1 +1,1 @@
-"""What lives across steps, in which dtype."""
+"""The dtypes of the tensors that live across steps."""

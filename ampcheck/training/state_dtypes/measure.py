@@ -1,4 +1,4 @@
-"""Every tensor that lives across steps: its dtype, size and device, against what a policy allows."""
+"""Every tensor that lives across steps: its dtype, size and device, and the float32 copies of 16-bit weights."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
+from ampcheck.catalog.training import MASTER_WEIGHTS
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Scalar, Table
+from ampcheck.torchtools.storage import local
 from ampcheck.training.loop import Resident, Role, TrainingLoop
-from ampcheck.training.state_dtypes.policies import ResidencyPolicy, policy_of
+from ampcheck.training.state_dtypes.policies import DtypePolicy, parse_policy
 
 _ROWS = 40
-_CPU = torch.device("cpu")
 _SAMPLE = 256
 
-_Place = tuple[tuple[int, ...], torch.device]
+_Shape: TypeAlias = "tuple[tuple[int, ...], torch.device]"
 
 
 @dataclass(frozen=True, slots=True)
-class ResidentStats:
+class StateTensor:
     """One tensor that lives across steps.
 
-    shape: of the whole tensor. elements, bytes: what this process holds, of a DTensor the local shard.
-    trained: whether it requires a gradient. changed: whether a step changed it; None where that was not looked at.
+    shape: of the whole tensor. elements, bytes: what this process stores, of a DTensor the local shard.
+    trained: whether it requires a gradient. changed: whether a step changed it; None where that was not measured.
     master: of a 16-bit weight, the float32 tensor of an optimizer that rounds to it.
-    error: relative error, in the Euclidean norm, against a reference, where one was given.
-    version: what changes with every write: PyTorch's own count (blind to writes through `.data`), the sum of the bits.
+    version: changes with every write: PyTorch's own count (blind to writes through `.data`), the sum of the bits.
     """
 
     role: Role
@@ -44,105 +44,87 @@ class ResidentStats:
     trained: bool = False
     changed: bool | None = None
     master: str = ""
-    error: float | None = None
     version: tuple[int, ...] = ()
 
     @property
     def low(self) -> bool:
-        """Whether it holds floating-point numbers of 16 bits or fewer."""
+        """Whether it contains floating-point numbers of 16 bits or fewer."""
         return self.floating and self.dtype not in ("float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
-class ResidencyStats:
-    """What lives across steps. after_step: whether a step ran before, so that gradients and state can be there.
+class StateDtypeStats:
+    """The tensors that live across steps. after_step: whether a step ran before, so that gradients and state exist.
 
-    scaled: whether an enabled GradScaler is there, and, after a step, was used.
+    scaled: whether there is an enabled GradScaler, which, after a step, was used.
     """
 
     subject: str
-    residents: tuple[ResidentStats, ...]
+    tensors: tuple[StateTensor, ...]
     after_step: bool
     scaled: bool = False
-    policy: ResidencyPolicy | None = None
+    policy: DtypePolicy | None = None
 
 
-def measure_residency(
-    loop: TrainingLoop,
-    after_step: bool,
-    *,
-    before: ResidencyStats | None = None,
-    references: Mapping[str, torch.Tensor] | None = None,
-) -> ResidencyStats:
-    """What lives across the steps of a loop, as it is now. Runs no step; gathers no sharded tensor.
+def measure_state_dtypes(
+    loop: TrainingLoop, after_step: bool, *, before: StateDtypeStats | None = None
+) -> StateDtypeStats:
+    """The tensors that live across the steps of a loop now. Runs no step; gathers no sharded tensor.
 
-    before: stats from before the steps, which tell what the steps have changed. references: values by name, in higher
-    precision, for the error of what is held here. Raises `UsageError` for a policy that means nothing.
+    before: stats from before the steps, which show what the steps have changed. Raises `UsageError` for a policy that
+    means nothing.
     """
     residents = loop.residents()
-    earlier = {(one.role, one.name): one.version for one in before.residents} if before is not None else None
+    earlier = {(tensor.role, tensor.name): tensor.version for tensor in before.tensors} if before is not None else None
     masters = _masters(residents)
-    found = tuple(_measured(one, earlier, masters, references or {}) for one in residents)
-    scalers = [one for one in loop.reached.scalers.values() if one.is_enabled()]
-    used = any(getattr(one, "_scale", None) is not None for one in scalers) if after_step else bool(scalers)
-    return ResidencyStats(loop.name, found, after_step, used, policy_of(loop.shape.get("policy"), loop.name))
+    tensors = tuple(_measured(resident, earlier, masters) for resident in residents)
+    scalers = [scaler for scaler in loop.reached.scalers.values() if scaler.is_enabled()]
+    used = any(getattr(scaler, "_scale", None) is not None for scaler in scalers) if after_step else bool(scalers)
+    return StateDtypeStats(loop.name, tensors, after_step, used, parse_policy(loop.shape.get("policy"), loop.name))
 
 
 def _measured(
-    one: Resident,
-    earlier: Mapping[tuple[Role, str], tuple[int, ...]] | None,
-    masters: Mapping[int, str],
-    references: Mapping[str, torch.Tensor],
-) -> ResidentStats:
-    tensor, local = one.tensor, _local(one.tensor)
-    version = (id(tensor), 0 if tensor.is_inference() else tensor._version, _bits(local))
-    changed = None if earlier is None else earlier.get((one.role, one.name)) != version
-    reference = references.get(one.name)
-    return ResidentStats(
-        one.role, one.name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), *_size(local),
-        str(tensor.device), tensor.dtype.is_floating_point, tensor.requires_grad, changed,
-        masters.get(id(tensor), ""), None if reference is None else _error(local, _local(reference)), version,
-    )  # fmt: skip
+    resident: Resident, earlier: Mapping[tuple[Role, str], tuple[int, ...]] | None, masters: Mapping[int, str]
+) -> StateTensor:
+    tensor, part = resident.tensor, local(resident.tensor)
+    version = (id(tensor), 0 if tensor.is_inference() else tensor._version, _sum_of_bits(part))
+    elements, size = _size(part)
+    return StateTensor(
+        resident.role,
+        resident.name,
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.shape),
+        elements,
+        size,
+        str(tensor.device),
+        tensor.dtype.is_floating_point,
+        tensor.requires_grad,
+        None if earlier is None else earlier.get((resident.role, resident.name)) != version,
+        masters.get(id(tensor), ""),
+        version,
+    )
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor that this process holds; any other tensor itself."""
-    local = getattr(tensor.detach(), "to_local", None)
-    return tensor.detach() if local is None else local()
-
-
-def _size(local: torch.Tensor) -> tuple[int, int]:
-    """Elements and bytes; of a sparse tensor those that are stored, of a subclass what it holds inside."""
-    if local.layout is torch.sparse_coo:
-        local = local.coalesce() if not local.is_coalesced() else local
-        parts = [local.indices(), local.values()]
-        return parts[1].numel(), sum(part.numel() * part.element_size() for part in parts)
-    names: Any = None
+def _size(part: torch.Tensor) -> tuple[int, int]:
+    """Elements and bytes; of a sparse tensor those that are stored, of a subclass those of its inner tensors."""
+    if part.layout is torch.sparse_coo:
+        part = part.coalesce()
+        values = part.values()
+        return values.numel(), sum(inner.numel() * inner.element_size() for inner in (part.indices(), values))
     with suppress(AttributeError, TypeError):
-        names, _ = local.__tensor_flatten__()  # type: ignore[attr-defined]
-    if names:
-        parts = [_local(getattr(local, name)) for name in names]
-        return local.numel(), sum(_size(part)[1] for part in parts)
-    return local.numel(), local.numel() * local.element_size()
+        if names := part.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+            return part.numel(), sum(_size(local(getattr(part, name)))[1] for name in names)
+    return part.numel(), part.numel() * part.element_size()
 
 
-def _bits(local: torch.Tensor) -> int:
-    """The sum of the bits of a 16-bit tensor; of any other 0, as nobody asks."""
-    integers = {2: torch.int16, 1: torch.int8}.get(local.element_size())
-    if integers is None or not _is_low(local.dtype) or local.layout is not torch.strided:
+def _sum_of_bits(part: torch.Tensor) -> int:
+    """Of a 16-bit or 8-bit float tensor, in which writes through `.data` must show; 0 of any other."""
+    integers = {2: torch.int16, 1: torch.int8}.get(part.element_size())
+    if integers is None or not _is_low(part.dtype) or part.layout is not torch.strided:
         return 0
     with suppress(RuntimeError, NotImplementedError):  # a subclass that has no view of its bits
-        return int(local.view(integers).sum(dtype=torch.int64))
+        return int(part.view(integers).sum(dtype=torch.int64))
     return 0
-
-
-def _error(value: torch.Tensor, reference: torch.Tensor) -> float | None:
-    if value.shape != reference.shape:
-        return None
-    exact = reference.detach().to(_CPU, torch.float64)
-    size = float(exact.norm())
-    distance = float((value.to(_CPU, torch.float64) - exact).norm())
-    return distance / size if size else distance
 
 
 def _masters(residents: list[Resident]) -> dict[int, str]:
@@ -150,36 +132,40 @@ def _masters(residents: list[Resident]) -> dict[int, str]:
 
     Stochastic rounding takes the farther neighbour now and then, so a weight may be a whole unit away.
     """
-    low = [one for one in residents if one.role in (Role.PARAMETER, Role.COPY) and _is_low(one.tensor.dtype)]
-    wanted = {_place(_local(one.tensor)) for one in low}
-    full: dict[_Place, list[tuple[str, torch.Tensor]]] = defaultdict(list)
-    for one in residents:
-        if one.role in (Role.PARAMETER, Role.STATE) and one.tensor.dtype in (torch.float32, torch.float64):
-            local = _local(one.tensor)
-            if local.layout is torch.strided and _place(local) in wanted:
-                full[_place(local)].append((one.name, local))
-    samples = {place: torch.stack([_sample(local) for _, local in held]) for place, held in full.items()}
-    found: dict[int, str] = {}
-    for weight in low:
-        local = _local(weight.tensor)
-        if local.layout is not torch.strided or _place(local) not in full:
+    low = [
+        (resident, local(resident.tensor))
+        for resident in residents
+        if resident.role in (Role.PARAMETER, Role.COPY) and _is_low(resident.tensor.dtype)
+    ]
+    wanted = {_shape(part) for _, part in low}
+    full: dict[_Shape, list[tuple[str, torch.Tensor]]] = defaultdict(list)
+    for resident in residents:
+        if resident.role in (Role.PARAMETER, Role.STATE) and resident.tensor.dtype in (torch.float32, torch.float64):
+            part = local(resident.tensor)
+            if part.layout is torch.strided and _shape(part) in wanted:
+                full[_shape(part)].append((resident.name, part))
+    samples = {shape: torch.stack([_sample(part) for _, part in parts]) for shape, parts in full.items()}
+    masters: dict[int, str] = {}
+    for weight, part in low:
+        shape = _shape(part)
+        if part.layout is not torch.strided or shape not in full:
             continue
-        # In a model of equal layers each weight meets the tensors of all of them: few survive a look at a few elements.
-        likely = _rounds(samples[_place(local)], _sample(local), local.dtype).all(1).nonzero().flatten().tolist()
-        for name, candidate in (full[_place(local)][number] for number in likely):
-            if bool(_rounds(candidate.double(), local.double(), local.dtype).all()):
-                found[id(weight.tensor)] = name
+        # In a model of equal layers each weight is compared with the tensors of all: a sample rules out most of them.
+        likely = _rounds(samples[shape], _sample(part), part.dtype).all(1).nonzero().flatten().tolist()
+        for name, candidate in (full[shape][number] for number in likely):
+            if bool(_rounds(candidate.double(), part.double(), part.dtype).all()):
+                masters[id(weight.tensor)] = name
                 break
-    return found
+    return masters
 
 
-def _place(local: torch.Tensor) -> _Place:
-    return tuple(local.shape), local.device
+def _shape(part: torch.Tensor) -> _Shape:
+    return tuple(part.shape), part.device
 
 
-def _sample(local: torch.Tensor) -> torch.Tensor:
+def _sample(part: torch.Tensor) -> torch.Tensor:
     """About `_SAMPLE` elements in float64, the same ones of all tensors of a shape; an odd stride meets all columns."""
-    flat = local.reshape(-1)
+    flat = part.reshape(-1)
     return flat[:: flat.numel() // _SAMPLE | 1].double()
 
 
@@ -193,28 +179,36 @@ def _rounds(full: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> torch.
     return (low - full).abs() <= full.abs() * (2 * form.unit_roundoff) + form.smallest_subnormal
 
 
-def residency_tables(stats: ResidencyStats) -> tuple[Table, ...]:
+def state_dtype_tables(stats: StateDtypeStats) -> tuple[Table, ...]:
     """By role, dtype and device; then the tensors, those of 16 bits first, the largest first among them."""
-    if not stats.residents:
+    if not stats.tensors:
         return ()
-    groups: dict[tuple[str, str, str], list[ResidentStats]] = defaultdict(list)
-    for one in stats.residents:
-        groups[(one.role.value, one.dtype, one.device)].append(one)
+    groups: dict[tuple[str, str, str], list[StateTensor]] = defaultdict(list)
+    for tensor in stats.tensors:
+        groups[(tensor.role.value, tensor.dtype, tensor.device)].append(tensor)
     rows: list[tuple[Scalar, ...]] = [
-        (*key, len(held), sum(one.elements for one in held), sum(one.bytes for one in held))
-        for key, held in groups.items()
+        (*key, len(group), sum(tensor.elements for tensor in group), sum(tensor.bytes for tensor in group))
+        for key, group in groups.items()
     ]
-    total = sum(one.bytes for one in stats.residents)
-    note = f"{total:,} bytes in this process" + ("" if stats.after_step else "; before the first step")
-    if stats.policy is not None:
-        note += f"; the policy '{stats.policy.name}' is declared"
+    note = f"{sum(tensor.bytes for tensor in stats.tensors):,} bytes in this process"
+    note += "" if stats.after_step else "; before the first step"
+    note += f"; {stats.policy} is declared" if stats.policy is not None else ""
     columns = ("role", "dtype", "device", "tensors", "elements", "bytes")
-    whole = Table(f"What lives across steps: {stats.subject}", columns, rows, "master-weights", note)
-    ordered = sorted(stats.residents, key=lambda one: (not one.low, -one.bytes))[:_ROWS]
+    whole = Table(f"Dtypes of the training state: {stats.subject}", columns, rows, MASTER_WEIGHTS.slug, note)
+    ordered = sorted(stats.tensors, key=lambda tensor: (not tensor.low, -tensor.bytes))[:_ROWS]
     parts: list[tuple[Scalar, ...]] = [
-        (one.name, one.role.value, one.dtype, str(one.shape), one.elements, one.bytes, one.device, one.master)
-        for one in ordered
+        (
+            tensor.name,
+            tensor.role.value,
+            tensor.dtype,
+            str(tensor.shape),
+            tensor.elements,
+            tensor.bytes,
+            tensor.device,
+            tensor.master,
+        )
+        for tensor in ordered
     ]
-    note = f"{len(parts)} of {len(stats.residents)} tensors, those of 16 bits first, then the largest"
+    note = f"{len(parts)} of {len(stats.tensors)} tensors, those of 16 bits first, then the largest"
     names = ("tensor", "role", "dtype", "shape", "elements", "bytes", "device", "float32 copy")
-    return whole, Table(f"Tensors that live across steps: {stats.subject}", names, parts, "master-weights", note)
+    return whole, Table(f"Tensors of the training state: {stats.subject}", names, parts, MASTER_WEIGHTS.slug, note)

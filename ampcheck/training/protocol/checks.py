@@ -1,0 +1,393 @@
+"""Checks of the order in which scaler, optimizers, clipping and schedulers are called. Pure: judged from events.
+
+The order is that of PyTorch's automatic mixed precision examples: scale, backward (as often as gradients accumulate),
+unscale_ once if gradients are read or changed, step each optimizer, update once, clear the gradients.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from ampcheck.catalog.training import SCALER_PROTOCOL, SCHEDULER_SKIP
+from ampcheck.core.check import Evidence
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.training.loop import same_loss
+from ampcheck.training.protocol.events import Act, Event, ProtocolStats
+
+_LISTED = 5
+_USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
+_SCALED_BY_HAND = ("clip", "unscaled loss")
+"""Rules that a step follows in its own way, if gradients are equal at every scale: a bound times the scale, a loss
+multiplied by `get_scale()`, a gradient that is passed on."""
+_RAISED = MappingProxyType(
+    {
+        "Attempting to unscale FP16 gradients": "half",
+        "unscale_() has already been called": "unscaled twice",
+        "unscale_() is being called after step()": "unscaled after the step",
+        "step() has already been called since the last update()": "no update",
+        "No inf checks were recorded": "nothing to update",
+        "_scale is None": "never scaled",
+        "Closure use is not currently supported": "closure",
+    }
+)
+"""The calls that GradScaler refuses, by the words of its errors."""
+_STEP_THROUGH = "call scaler.step(optimizer) instead of optimizer.step()"
+_HINTS: Mapping[str, str] = MappingProxyType(
+    {
+        "no update": "call scaler.update() after the last scaler.step() of a step",
+        "mixed": "call optimizer.zero_grad() after the step; call unscale_ once, after the last micro-batch",
+        "clip": "call scaler.unscale_(optimizer) before torch.nn.utils.clip_grad_norm_",
+        "unscaled twice": (
+            "call unscale_ once in each optimizer step, after the last micro-batch, and update after the step"
+        ),
+        "unscaled loss": "call backward on scaler.scale(loss), for every loss of the step",
+        "update between": (
+            "call scaler.update() once, after the steps of all optimizers, and never while gradients accumulate"
+        ),
+        "guarded step": _STEP_THROUGH,
+        "direct step": _STEP_THROUGH,
+        "half": (
+            "keep the model in float32 (no .half()) and let torch.autocast cast; or train in bfloat16 without a scaler"
+        ),
+    }
+)
+
+
+def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
+    """`scaler-protocol`: the calls come in the order that gradients of a known scale need."""
+    breaches = list(_Order(stats.events).breaches())
+    if stats.stopped is not None:
+        reached = stats.stopped.step
+        if not any(event.act is Act.SCALER_STEP and event.step < reached for event in stats.events):
+            breaches = [
+                breach for breach in breaches if breach.rule != "no update"
+            ]  # the exception kept it from being called
+        breaches += _refused(stats)
+    if stats.invariant:
+        breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]
+    first = {breach.rule: breach for breach in reversed(breaches)}
+    findings = [_finding(stats, first[rule]) for rule in dict.fromkeys(breach.rule for breach in breaches)]
+    findings += _missing_scaler(stats, limits)
+    if findings:
+        return findings
+    if not any(e.act in (Act.SCALE, Act.SCALER_STEP, Act.UPDATE) and e.enabled for e in stats.events):
+        return [SCALER_PROTOCOL.skip(stats.subject, f"no GradScaler was in use in {stats.steps} steps")]
+    counts = {act: sum(e.act is act for e in stats.events) for act in (Act.BACKWARD, Act.SCALER_STEP, Act.UPDATE)}
+    if not counts[Act.SCALER_STEP]:
+        text = f"a GradScaler scaled losses, but no optimizer was stepped through it in {stats.steps} steps"
+        return [SCALER_PROTOCOL.skip(stats.subject, text)]
+    calls = ", ".join(f"{count} {act.value}{'s' if count != 1 else ''}" for act, count in counts.items())
+    text = f"{calls} came in the order that they need"
+    return [SCALER_PROTOCOL.passed(stats.subject, text, sum(counts.values()))]
+
+
+def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
+    """`scheduler-skip`: a scheduler does not step where the scaler skipped the optimizer's step."""
+    steps = [e for e in stats.events if e.act is Act.SCHEDULER_STEP]
+    skips = [e for e in stats.events if e.act is Act.SCALER_STEP and e.skipped]
+    if not steps:
+        return [SCHEDULER_SKIP.skip(stats.subject, "no scheduler stepped")]
+    if not skips:
+        return [SCHEDULER_SKIP.skip(stats.subject, "no optimizer step was skipped")]
+    since: dict[str, list[Event]] = defaultdict(list)
+    wrong: list[tuple[Event, Event]] = []
+    for event in stats.events:
+        if event.act is Act.SCALER_STEP:
+            for scheduler in {e.who for e in steps if e.optimizers == event.optimizers}:
+                since[scheduler].append(event)
+        elif event.act is Act.SCHEDULER_STEP:
+            before = since.pop(event.who, [])
+            if before and all(step.skipped for step in before):
+                wrong.append((event, before[-1]))
+    if not wrong:
+        text = f"{len(skips)} optimizer steps were skipped, and no scheduler stepped for one of them"
+        return [SCHEDULER_SKIP.passed(stats.subject, text, len(skips))]
+    done = sum(e.act is Act.SCALER_STEP and not e.skipped for e in stats.events)
+    first, skipped = wrong[0]
+    message = (
+        f"a scheduler must step with the optimizer; {first.who} stepped {len(wrong)} times after scaler.step had "
+        f"skipped {skipped.optimizers[0]}: {done} updates but {len(steps)} scheduler steps{_injected(stats)}"
+    )
+    hint = (
+        "compare the scale around scaler.update() and step the scheduler only where it did not fall: "
+        "before = scaler.get_scale(); scaler.update(); if scaler.get_scale() >= before: scheduler.step()"
+    )
+    shown = Evidence(where=_where(first), observed=len(wrong), limit=0.0, unit="steps", hint=hint)
+    return [SCHEDULER_SKIP.fail(stats.subject, message, **shown)]
+
+
+def steps_past_scaler(events: Sequence[Event]) -> bool:
+    """Whether a loss was scaled, and an optimizer was stepped directly that never steps through a scaler."""
+    scaled = any(e.act in (Act.SCALE, Act.UNSCALE) and e.enabled for e in events)
+    through = {name for e in events if e.act is Act.SCALER_STEP and e.enabled for name in e.optimizers}
+    direct = (e for e in events if e.act is Act.OPTIMIZER_STEP and not e.through_scaler)
+    return scaled and any(e.who not in through for e in direct)
+
+
+def applied_nonfinite(events: Sequence[Event]) -> tuple[str, ...]:
+    """Parameters to which an optimizer that was stepped directly applied an infinite or NaN gradient."""
+    direct = [e for e in events if e.act is Act.OPTIMIZER_STEP and not e.through_scaler]
+    return tuple(dict.fromkeys(name for event in direct for name in event.nonfinite))
+
+
+def _missing_scaler(stats: ProtocolStats, limits: Limits) -> list[Finding]:
+    """float16 gradients need a loss scale. Fails where they vanish without it, and warns elsewhere.
+
+    They are float16 under autocast to float16, with float16 parameters, and where a measured gradient flows in float16.
+    A loop that never calls `scaler.scale` but uses the scaler otherwise scales its losses by hand: it is not judged if
+    no gradient vanished.
+    """
+    passes = [event for event in stats.events if event.act is Act.BACKWARD]
+    autocast = [event for event in passes if "float16" in event.low]
+    uses = {event.act for event in stats.events if event.enabled and event.act in _USES}
+    steps_half = any(e.act is Act.OPTIMIZER_STEP and e.gradients and e.half for e in stats.events)
+    narrow = autocast or (passes if stats.format == "float16" or steps_half else [])
+    if not narrow or Act.SCALE in uses or (uses and (stats.lost == 0.0 or not autocast)):
+        return []
+    message = "float16 autocast needs a GradScaler" if autocast else "gradients in float16 need a loss scale"
+    message += f"; {len(narrow)} backward passes ran on losses that no GradScaler scaled"
+    if stats.lost:
+        message += f": up to {100 * stats.lost:.3g}% of a tensor's gradient became zero"
+    elif stats.lost is not None:
+        message += ": no gradient vanished in the measured step, but later ones may"
+    message += stats.damage
+    hint = "use torch.amp.GradScaler (scale, step, update), or autocast to bfloat16"
+    if stats.scalers and not uses:
+        message += f"; {', '.join(stats.scalers)} is enabled, and no step of {stats.steps} uses it"
+        hint = (
+            "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or autocast to bfloat16"
+        )
+    if not autocast:
+        hint = (
+            "keep the parameters in float32, run forward under torch.autocast and use torch.amp.GradScaler; or use "
+            "bfloat16"
+        )
+    vanished = bool(stats.damage) or (stats.lost is not None and stats.lost > limits.underflow)
+    shown = Evidence(where=_where(narrow[0]), hint=hint)
+    if stats.lost is not None:
+        shown = Evidence(**shown, observed=stats.lost, limit=limits.underflow, unit="share of the gradient")
+    return [SCALER_PROTOCOL.finding(Verdict.FAIL if vanished else Verdict.WARN, stats.subject, message, **shown)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Breach:
+    rule: str
+    event: Event
+    message: str
+    hint: str = ""
+
+
+@dataclass(slots=True)
+class _Gradients:
+    """The accumulated gradients of one optimizer: the scales of their losses, whether they were divided out again.
+
+    epochs: of each scale, its scaler and how often that was updated before. unscaled_losses: backward passes of losses
+    without a scale. mixed: a backward pass that added scaled gradients to unscaled ones.
+    """
+
+    scales: list[float] = field(default_factory=list)
+    epochs: list[tuple[str, int]] = field(default_factory=list)
+    unscaled_losses: list[Event] = field(default_factory=list)
+    unscaled: bool = False
+    stepped: bool = False
+    mixed: str = ""
+    mixed_by: Event | None = None
+
+
+class _Order:
+    """The state of each optimizer's gradients from event to event."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events = [event for event in events if event.enabled]
+        self._gradients: dict[str, _Gradients] = defaultdict(_Gradients)
+        self._scale: float | None = None
+        self._scaler = ""
+        self._epochs: Counter[str] = Counter()
+        self._scalers = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) for e in self._events)
+
+    def breaches(self) -> Iterator[_Breach]:
+        last: Event | None = None
+        for event in self._events:
+            match event.act:
+                case Act.SCALE:
+                    self._scale, self._scaler = event.scale, event.who
+                case Act.BACKWARD:
+                    self._backward(event)
+                case Act.CLIP:
+                    yield from self._clip(event)
+                case Act.UNSCALE:
+                    yield from self._unscale(event)
+                case Act.SCALER_STEP:
+                    yield from self._scaler_step(event)
+                    last = event
+                case Act.OPTIMIZER_STEP if not event.through_scaler:
+                    yield from self._direct(event)
+                case Act.UPDATE:
+                    self._epochs[event.who] += 1
+        if last is not None and not self._epochs:
+            message = "scaler.update() must follow the optimizers' steps, once in each step; it was never called"
+            yield _Breach("no update", last, message)
+
+    def _backward(self, event: Event) -> None:
+        for name in event.cleared:
+            self._gradients[name] = _Gradients()
+        scale, who = self._scale if event.scale is None else event.scale, event.who or self._scaler
+        for name in event.optimizers:
+            own = self._gradients[name]
+            if event.scaled and own.unscaled and own.mixed_by is None:
+                own.mixed_by = event
+                own.mixed = (
+                    f"gradients that accumulate must have one scale; those of {name} were "
+                    f"{'stepped with and not cleared' if own.stepped else 'unscaled already'} when a backward pass "
+                    f"of a loss scaled by {scale or 1.0:g} added to them"
+                )
+            if event.scaled and scale is not None:
+                own.scales.append(scale)
+                own.epochs.append((who, self._epochs[who]))
+            elif event.scaled is False:
+                own.unscaled_losses.append(event)
+
+    def _used(self, name: str) -> Iterator[_Breach]:
+        """Gradients of two scales matter once they are used; a GAN leaves such behind, and clears them."""
+        own = self._gradients[name]
+        if own.mixed_by is not None:
+            yield _Breach("mixed", own.mixed_by, own.mixed)
+
+    def _clip(self, event: Event) -> Iterator[_Breach]:
+        for name in event.optimizers:
+            own = self._gradients[name]
+            yield from self._used(name)
+            if own.scales and not own.unscaled:
+                message = (
+                    f"gradients must be unscaled before they are clipped; those of {name} still were "
+                    f"{own.scales[-1]:g} times too large"
+                )
+                yield _Breach("clip", event, message)
+
+    def _unscale(self, event: Event) -> Iterator[_Breach]:
+        (name,) = event.optimizers
+        own = self._gradients[name]
+        yield from self._used(name)
+        if own.unscaled and own.mixed_by is None:
+            message = (
+                f"gradients must be unscaled once; those of {name} were divided by the scale {event.scale:g} again"
+                + ("" if own.stepped else " before the step")
+            )
+            yield _Breach("unscaled twice", event, message)
+        elif own.mixed_by is None:
+            yield from self._divide(name, event)
+        yield from _half(event)
+        own.unscaled = True
+
+    def _scaler_step(self, event: Event) -> Iterator[_Breach]:
+        (name,) = event.optimizers
+        own = self._gradients[name]
+        yield from self._used(name)
+        if own.mixed_by is None and (not own.unscaled or own.stepped):
+            yield from self._divide(name, event)
+        yield from _half(event)
+        own.unscaled = own.stepped = True
+
+    def _divide(self, name: str, event: Event) -> Iterator[_Breach]:
+        """The scaler is about to divide gradients by its scale: were the losses of all of them multiplied by it?"""
+        own = self._gradients[name]
+        if any(event.scale is None or not same_loss(scale, event.scale) for scale in own.scales):
+            message = (
+                f"gradients must be divided by the scale that the loss had; those of {name} were scaled by "
+                f"{' and '.join(f'{s:g}' for s in dict.fromkeys(own.scales))} and are divided by {event.scale:g}, "
+                "since scaler.update() came "
+                f"{'while they accumulated' if len(set(own.scales)) > 1 else 'in between'}"
+            )
+        elif others := [who for who, _ in own.epochs if who != event.who]:
+            message = (
+                f"gradients must be unscaled by the scaler that scaled their loss; those of {name} were scaled by "
+                f"{others[0]} and are unscaled by {event.who}. Their scales are equal this time; at the first overflow "
+                "they part"
+            )
+        elif any(self._epochs[who] != epoch for who, epoch in own.epochs):
+            message = (
+                f"scaler.update() must not come between a backward pass and the step of its optimizer; it came before "
+                f"the step of {name}. The scale did not change this time; when it grows, these gradients are divided "
+                "by another scale than their own"
+            )
+        elif own.unscaled_losses:
+            message = (
+                f"a loss must be scaled before backward if its gradients are unscaled; a backward pass of an unscaled "
+                f"loss added to {name}, whose gradients are divided by {event.scale:g}"
+            )
+            yield _Breach("unscaled loss", own.unscaled_losses[0], message)
+            return
+        else:
+            return
+        yield _Breach("update between", event, message)
+
+    def _direct(self, event: Event) -> Iterator[_Breach]:
+        own = self._gradients[event.who]
+        if own.scales and not own.stepped:
+            state = (
+                "unscaled, but that the scaler did not look at for infinities"
+                if own.unscaled
+                else f"{own.scales[-1]:g} times too large"
+            )
+            message = (
+                f"an optimizer whose loss was scaled must step through the scaler; {event.who}.step() was called "
+                f"directly, on gradients that are {state}"
+            )
+            yield _Breach("guarded step" if own.unscaled else "direct step", event, message)
+        if self._scalers or own.scales:
+            own.stepped = True
+
+
+def _half(event: Event) -> Iterator[_Breach]:
+    if event.half:
+        message = (
+            f"a GradScaler needs float32 parameters (it cannot unscale float16 gradients); {len(event.half)} of "
+            f"{event.optimizers[0]} are float16: {_first(event.half)}"
+        )
+        yield _Breach("half", event, message)
+
+
+def _refused(stats: ProtocolStats) -> Iterator[_Breach]:
+    """What GradScaler itself refused with an exception."""
+    if stats.stopped is None or stats.stopped.kind != "raised":
+        return
+    for words, rule in _RAISED.items():
+        if words in stats.stopped.message:
+            event = Event(Act.SCALER_STEP, stats.stopped.step, file=stats.stopped.file, line=stats.stopped.line)
+            message = f"GradScaler refused a call that came out of order: {stats.stopped.message}"
+            hint = "scale, backward, unscale_ once if gradients are clipped, step each optimizer, update once"
+            yield _Breach(rule, event, message, hint)
+
+
+def _finding(stats: ProtocolStats, breach: _Breach) -> Finding:
+    verdict, message = Verdict.FAIL, breach.message
+    by_hand = breach.rule == "direct step" and stats.invariant
+    if by_hand:
+        message = f"{message.partition(', on gradients')[0]}, on gradients that it divides by the scale itself"
+    if breach.rule == "guarded step" or by_hand:
+        if stats.applied:
+            message += f"; it applied infinite or NaN gradients to {_first(stats.applied)}{_injected(stats)}"
+        elif stats.invariant:  # the step may look for infinities itself, which no event shows
+            verdict = Verdict.WARN
+    hint = breach.hint or _HINTS[breach.rule]
+    return SCALER_PROTOCOL.finding(verdict, stats.subject, message, where=_where(breach.event), hint=hint)
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{', '.join(names[:_LISTED])}{more}"
+
+
+def _injected(stats: ProtocolStats) -> str:
+    if stats.injected is None:
+        return ""
+    return f" (in a run of its own, in which the gradient of step {stats.injected} was made infinite)"
+
+
+def _where(event: Event) -> Where:
+    phase = "backward" if event.act in (Act.BACKWARD, Act.GRAD) else "update"
+    return Where(phase, file=event.file, line=event.line, step=event.step)
