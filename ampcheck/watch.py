@@ -13,7 +13,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits, load_settings
 from ampcheck.core.run import Finding, Run, Verdict, verify
-from ampcheck.telemetry.checks import check_telemetry, tables
+from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
@@ -56,7 +56,7 @@ class Seen(_Asked):
             environment=environment(self._device),
             findings=tuple(check_telemetry(stats, self._limits)),
             coverage=stats.coverage,
-            tables=tables(stats),
+            tables=telemetry_tables(stats),
             title=f"inside the compiled graphs of {self._name}",
         )
 

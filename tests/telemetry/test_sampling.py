@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import compile_fx
 
-from ampcheck.telemetry.graph_variants import Twins
+from ampcheck.telemetry.graph_variants import GraphVariants
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
@@ -24,7 +24,7 @@ HALF = torch.float16
 def variants(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which variant of a graph ran, in order."""
     ran: list[str] = []
-    begin = Twins.__init__
+    begin = GraphVariants.__init__
 
     def named(name: str, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         def noted(inputs: list[Any]) -> Any:
@@ -33,10 +33,10 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return noted
 
-    def noting(self: Twins, plain: Any, lean: Any, full: Any, *rest: Any) -> None:
+    def noting(self: GraphVariants, plain: Any, lean: Any, full: Any, *rest: Any) -> None:
         begin(self, named("plain", plain), named("lean", lean), lambda: named("full", full()), *rest)
 
-    monkeypatch.setattr(Twins, "__init__", noting)
+    monkeypatch.setattr(GraphVariants, "__init__", noting)
     return ran
 
 
