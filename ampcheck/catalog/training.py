@@ -21,6 +21,7 @@ GRADIENT_UNDERFLOW = Check(
     "small weight, one part of the model with much smaller gradients than the rest.",
     "Scale the loss (torch.amp.GradScaler), keep the part in float32 or bfloat16; see loss-scale for the scales "
     "that serve.",
+    unit="share of the elements",
     subjects=(Kind.TRAINING,),
 )
 

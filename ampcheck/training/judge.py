@@ -26,11 +26,16 @@ from ampcheck.training.distributed.checks import check_distributed, distributed_
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, gather, world_size
 from ampcheck.training.distributed.together import ending_alike, settled
-from ampcheck.training.gradients.checks import check_gradients, gradient_table, told_damage
-from ampcheck.training.gradients.finite import check_finite, measure_finite, nonfinite_parameters
+from ampcheck.training.gradients.checks import check_gradients, damage_text, gradient_table
+from ampcheck.training.gradients.finite import (
+    check_finite,
+    check_loss,
+    measure_finite,
+    measure_loss,
+    nonfinite_parameters,
+    nonfinite_place,
+)
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
-from ampcheck.training.gradients.losses import check_loss, measure_loss
-from ampcheck.training.gradients.nonfinite import nonfinite_place
 from ampcheck.training.gradients.underflow import measure_gradients, quiet
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
 from ampcheck.training.observed import Observed, check_observed, loss_chart, observe, unjudged
@@ -46,8 +51,8 @@ from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
 from ampcheck.training.resume.checks import check_checkpoint_events, check_resume, measure_resume, resume_table
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.verify import first_skipped, measure_loss_scale
-from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
+from ampcheck.training.scale.measure import first_skipped, measure_loss_scale
+from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import measure_stagnation, stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_residency
@@ -242,7 +247,7 @@ class _Judge:
         if world_size() > 1:
             shadow = None  # how often it runs depends on what this rank sees
         scales = measure_loss_scale(self.loop, stats, shadow, self.observed.events, self.limits, first_op=first)
-        self.damage = told_damage(stats, self.limits)
+        self.damage = damage_text(stats, self.limits)
         judged = [f for one in scales for f in check_loss_scale(replace(one, damage=self.damage), self.limits)]
         if stats.skipped:
             why = f"not judged: {stats.skipped}"

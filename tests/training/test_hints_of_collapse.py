@@ -12,9 +12,7 @@ from torch import nn
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.training.gradients.finite import FiniteStats, check_finite
-from ampcheck.training.gradients.losses import LossStats, check_loss
-from ampcheck.training.gradients.nonfinite import mend_nonfinite
+from ampcheck.training.gradients.finite import FiniteStats, LossStats, check_finite, check_loss, mend_nonfinite
 from ampcheck.training.judge import judge_training
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import LossScaleStats
@@ -128,7 +126,7 @@ def test_the_hint_follows_the_real_backward_passes_and_not_the_prediction():
 def test_the_window_ends_where_an_op_inside_overflows_however_far_below_the_gradients_that_is():
     """The scaler backs off to the largest scale that is finite: the upper end, if that was measured."""
     message = of(judged(loop(inside=2.0**14), "loss-scale"), "loss-scale").message
-    assert "the scale in use, 64, lies inside, 0 binades below the upper end" in message
+    assert "the scale in use, 64, is inside, 0 binades below the upper end" in message
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,8 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Run, Table, Verdict, Where
 from ampcheck.report.charts import chart_svg
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import LossScaleStats, loss_scale_stats
-from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep
-from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
-from ampcheck.training.scale.words import power
+from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
+from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep, loss_scale_stats, power
 from ampcheck.training.window import GradientHistogram, ScaleWindow, histogram_of, scale_window
 
 LIMITS = Limits()
@@ -46,7 +44,7 @@ def _only(stats: LossScaleStats, limits: Limits = LIMITS) -> Finding:
 def test_a_scaler_that_backs_off_and_then_steps_passes() -> None:
     finding = _only(_healthy())
     assert finding.verdict is Verdict.PASS
-    assert "2^15, lies inside, 0 binades below the upper end" in finding.message
+    assert "2^15, is inside, 0 binades below the upper end" in finding.message
     assert "2 of 12 steps were skipped, first step 0, not finite: body (2x), first in aten::mm" in finding.message
     assert finding.observed == 0.0
 
@@ -153,7 +151,7 @@ def test_float16_without_a_scaler_passes_where_its_gradients_are_large() -> None
     window = _window(0.1, large=GradientHistogram({-10: 50}, 2.0**-10))
     finding = _only(loss_scale_stats("loop", window, None, format="float16"))
     assert finding.verdict is Verdict.PASS
-    assert "the scale 1, without a scaler, lies inside" in finding.message
+    assert "the scale 1, without a scaler, is inside" in finding.message
 
 
 def test_overflow_without_a_scaler_fails_when_a_real_run_shows_it() -> None:
@@ -246,7 +244,7 @@ def test_elements_that_no_scale_mends_are_told() -> None:
 
 
 def test_the_path_of_a_scaler_becomes_what_is_judged() -> None:
-    path = ScalerStats("scaler", True, (ScalerStep(0, 8.0, 0, 1, 4.0, ("w",)), ScalerStep(1, 4.0, 1, 0, 4.0)), {"w": 1})
+    path = ScalerStats("scaler", True, (ScalerStep(0, 8.0, 0, 1, 4.0, ("w",)), ScalerStep(1, 4.0, 1, 0, 4.0)))
     stats = loss_scale_stats("loop", None, path, format="float16", verified=[(4.0, 0.1, False), (2.0, 0.2, False)])
     assert (stats.scale_in_use, stats.last_scale, stats.scaler) == (4.0, 4.0, "scaler")
     assert stats.trajectory == ((0, 8.0, True), (1, 4.0, False))

@@ -13,13 +13,13 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import as_subject
 from ampcheck.training.gradients.checks import check_gradients
+from ampcheck.training.gradients.finite import LossStats, check_loss, measure_loss
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
-from ampcheck.training.gradients.losses import LossStats, check_loss, measure_loss
 from ampcheck.training.gradients.underflow import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import LossScaleStats
-from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep, in_succession
+from ampcheck.training.scale.measure import in_succession
+from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep
 
 
 def scaler_stats(who, *steps):

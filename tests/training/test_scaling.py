@@ -22,7 +22,7 @@ from ampcheck.training.judge import judge_training
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.verify import measure_loss_scale
+from ampcheck.training.scale.measure import measure_loss_scale
 from ampcheck.training.window import FEW, ScaleWindow
 
 LIMITS = Limits()

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.scale.trajectory import COLLAPSE, ScalerStats, ScalerStep, measure_scalers, skipped_last
+from ampcheck.training.scale.measure import measure_scalers
+from ampcheck.training.scale.stats import ScalerStats, ScalerStep, skipped_last
 
 
 def _drive(bad: list[bool], *, init: float = 65536.0, interval: int = 3, enabled: bool = True) -> list[Event]:
@@ -35,7 +36,7 @@ def _drive(bad: list[bool], *, init: float = 65536.0, interval: int = 3, enabled
 @given(st.lists(st.booleans(), min_size=1, max_size=25))
 def test_the_path_is_that_of_a_real_scaler(bad: list[bool]) -> None:
     stats = measure_scalers(_drive(bad))["scaler"]
-    scale, clean, expected, growths, last = 65536.0, 0, [], 0, None
+    scale, clean, expected, last = 65536.0, 0, [], None
     for step, infinite in enumerate(bad):
         expected.append((step, scale, infinite))
         last = last if infinite else scale
@@ -43,13 +44,10 @@ def test_the_path_is_that_of_a_real_scaler(bad: list[bool]) -> None:
         if infinite:
             scale *= 0.5
         elif clean == 3:
-            scale, clean, growths = scale * 2, 0, growths + 1
+            scale, clean = scale * 2, 0
     assert stats.trajectory == tuple(expected)
     assert (stats.scale_in_use, stats.last_scale) == (last, scale)
-    assert (stats.growths, stats.backoffs, stats.skips) == (growths, sum(bad), sum(bad))
-    assert stats.first_skip == (bad.index(True) if any(bad) else None)
     assert stats.skipped_by == ({"weight": sum(bad)} if any(bad) else {})
-    assert stats.collapsed == (len(bad) >= COLLAPSE and all(bad[-COLLAPSE:]))
 
 
 def test_a_disabled_scaler_has_scale_one() -> None:
@@ -71,7 +69,7 @@ def test_two_optimizers_under_one_scaler_make_one_step() -> None:
     assert stats.steps == (ScalerStep(0, 8.0, 1, 1, 4.0, ("a", "b")), ScalerStep(1, 4.0, 0, 2, 2.0, ("a",)))
     assert stats.trajectory == ((0, 8.0, False), (1, 4.0, True))
     assert stats.skipped_by == {"a": 2, "b": 1}
-    assert (stats.scale_in_use, stats.last_scale, stats.skips) == (8.0, 2.0, 2)
+    assert (stats.scale_in_use, stats.last_scale) == (8.0, 2.0)
 
 
 def test_several_updates_in_one_step_of_the_loop_are_several_steps() -> None:
@@ -86,13 +84,13 @@ def test_several_updates_in_one_step_of_the_loop_are_several_steps() -> None:
 def test_a_missing_update_does_not_join_the_steps() -> None:
     stats = measure_scalers([Event(Act.SCALER_STEP, i, "s", scale=4.0) for i in range(3)])["s"]
     assert stats.trajectory == ((0, 4.0, False), (1, 4.0, False), (2, 4.0, False))
-    assert (stats.last_scale, stats.growths, stats.backoffs) == (4.0, 0, 0)
+    assert stats.last_scale == 4.0
 
 
 def test_an_update_without_a_step_moves_the_scale_only() -> None:
     stats = measure_scalers([Event(Act.UPDATE, 0, "s", scale=4.0, new_scale=8.0)])["s"]
     assert stats.trajectory == ()
-    assert (stats.scale_in_use, stats.last_scale, stats.growths) == (None, 8.0, 1)
+    assert (stats.scale_in_use, stats.last_scale) == (None, 8.0)
 
 
 def test_scalers_are_kept_apart_and_other_events_are_not_theirs() -> None:

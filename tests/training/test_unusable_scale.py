@@ -18,9 +18,8 @@ from ampcheck.training.judge import judge_training
 from ampcheck.training.monitor.checks import check_watched
 from ampcheck.training.monitor.stats import WatchedOptimizer, WatchedScaler, WatchStats
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import loss_scale_stats
-from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep
-from ampcheck.training.scale.views import loss_scale_chart, loss_scale_table, window_chart
+from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
+from ampcheck.training.scale.stats import ScalerStats, ScalerStep, loss_scale_stats
 from ampcheck.training.window import GradientHistogram, is_usable, scale_window
 
 UNUSABLE = (0.0, -1024.0, float("inf"), float("-inf"), float("nan"), 1e-40)

@@ -11,8 +11,8 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.training.monitor.report import window_of
 from ampcheck.training.scale.checks import check_loss_scale
+from ampcheck.training.scale.stats import ScalerStats, ScalerStep
 from ampcheck.training.scale.stats import loss_scale_stats as audited
-from ampcheck.training.scale.trajectory import ScalerStats, ScalerStep
 
 
 def trained(init: float, gradient: float, steps: int = 12) -> tuple[Verdict, Verdict]:

@@ -1,4 +1,4 @@
-"""Do losses and weights stay finite while a loop runs as it is?"""
+"""Losses, weights and gradients that become infinite or NaN: where, and how to mend it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from ampcheck.core.run import Finding, Verdict, Where, passed
+import torch
+
+from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
+from ampcheck.core.run import Finding, Where
+from ampcheck.numerics.ops import OpWatch
+from ampcheck.torchtools.trace import Trace
+from ampcheck.training.distributed.ranks import gather
+from ampcheck.training.float64_mode import shadowed
 from ampcheck.training.gradients.capture import plain_values
-from ampcheck.training.gradients.nonfinite import mend_nonfinite
-from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.gradients.underflow import quiet
+from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
 
 LAST = 3
 """So many steps at the end with a loss that is not finite are no passing overflow any more."""
 
 _LISTED = 3
+_CASTS = ("aten::_to_copy", "aten::copy_", "prims::convert_element_type")
+_OFF = "torch.autocast(device, enabled=False)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,55 +55,150 @@ class FiniteStats:
 
 def nonfinite_parameters(loop: TrainingLoop) -> tuple[str, ...]:
     """The parameters with infinite or NaN elements, as they are now."""
-    held = ((name, parameter) for name, parameter in loop.parameters() if parameter.device.type != "meta")
-    return tuple(name for name, parameter in held if not bool(plain_values(parameter).isfinite().all()))
+    parameters = ((name, parameter) for name, parameter in loop.parameters() if parameter.device.type != "meta")
+    return tuple(name for name, parameter in parameters if not bool(plain_values(parameter).isfinite().all()))
 
 
 def measure_finite(loop: TrainingLoop, losses: Sequence[float], before: tuple[str, ...]) -> FiniteStats:
-    """What a loop came to; before: the parameters that were not finite at the start."""
+    """The losses and weights of a loop that ran; before: the parameters that were not finite at the start."""
     weights = sum(parameter.device.type != "meta" for _, parameter in loop.parameters())
     return FiniteStats(loop.name, tuple(losses), before, nonfinite_parameters(loop), weights)
 
 
 def check_finite(stats: FiniteStats) -> list[Finding]:
     """`nonfinite-gradient`: weights stay finite. `overflow`: so does the loss, a passing overflow aside."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if names := stats.after:
-        many = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         when = (
             f"{', '.join(stats.before[:_LISTED])} before the first step"
             if stats.before
             else f"they became so within {len(stats.losses)} steps"
         )
-        message = f"weights must stay finite; {', '.join(names[:_LISTED])}{many} have infinite or NaN elements: {when}"
+        message = f"weights must stay finite; {', '.join(names[:_LISTED])}{more} have infinite or NaN elements: {when}"
         hint = (
             "start from finite weights: nothing can be learned from these"
             if stats.before
             else "a gradient was infinite or NaN, or the update divided by zero (an eps below the format): step "
             "through a GradScaler, keep weights and optimizer state in float32; see stagnation and overflow"
         )
-        where = Where("update", names[0].rpartition(".")[0])
-        slug = "nonfinite-gradient"
-        found.append(
-            Finding(slug, Verdict.FAIL, stats.subject, message, where, float(len(names)), 0.0, "tensors", hint)
+        where, many = Where("update", names[0].rpartition(".")[0]), len(names)
+        findings.append(
+            NONFINITE_GRADIENT.fail(
+                stats.subject, message, where=where, observed=many, limit=0.0, unit="tensors", hint=hint
+            )
         )
     lost, first, place = stats.trailing, stats.overflowed, stats.place
     if first is not None:
         message = (
             f"what a step returns must be finite; from step {first} on each of {lost} steps returned {stats.losses[-1]}"
+            f"{_first_op(place)}"
         )
-        message += f"; the first value that is not finite comes from {place}" if place else ""
-        hint = (
-            mend_nonfinite(place)
-            if place
-            else "nothing is learned from such a loss; look for the first op with the audit of the model in forward"
-        )
+        hint = "nothing is learned from such a loss; look for the first op with the audit of the model in forward"
+        hint = mend_nonfinite(place) if place else hint
         where = replace(place or Where("forward"), step=first)
-        found.append(Finding("overflow", Verdict.FAIL, stats.subject, message, where, float(lost), 0.0, "steps", hint))
+        findings.append(
+            OVERFLOW.fail(stats.subject, message, where=where, observed=lost, limit=0.0, unit="steps", hint=hint)
+        )
     if stats.losses and not lost:
         text = f"the last of {len(stats.losses)} losses is finite"
-        found.append(passed("overflow", stats.subject, text, len(stats.losses)))
+        findings.append(OVERFLOW.passed(stats.subject, text, len(stats.losses)))
     if stats.losses and not stats.after:
         text = f"all weights are finite after {len(stats.losses)} steps"
-        found.append(passed("nonfinite-gradient", stats.subject, text, stats.weights))
-    return found
+        findings.append(NONFINITE_GRADIENT.passed(stats.subject, text, stats.weights))
+    return findings
+
+
+def _first_op(place: Where | None) -> str:
+    return f"; the first value that is not finite comes from {place}" if place else ""
+
+
+def nonfinite_place(loop: TrainingLoop, start: Snapshot, step: int) -> Where | None:
+    """Run steps 0 to `step` again from `start`; return where the last one first makes an infinity or a NaN of finite
+    values, None where it does not. All ranks must call it for the same step. Use it inside `loop.preserved()`.
+    """
+    start.restore()
+    with quiet():
+        for number in range(step):
+            loop.take(number)
+        return _traced(loop, step)[1]
+
+
+def _traced(loop: TrainingLoop, step: int) -> tuple[float | StepError, Where | None]:
+    """Run a step; its result, and where it first makes an infinity or a NaN of finite values."""
+    watch = OpWatch(shadow=False)
+    with Trace(next(iter(loop.reached.modules.values()), None), observers=(watch,)):
+        taken = loop.take(step)
+    return taken, next((fact.where for fact in watch.facts() if fact.produced), None)
+
+
+def mend_nonfinite(place: Where) -> str:
+    """The hint for an op that makes infinities or NaNs of finite values, by what sort of op it is and where it runs."""
+    here = f"module {place.module}" if place.module else f"{place.file}:{place.line}" if place.file else "that op"
+    if place.op.removesuffix(".default") in _CASTS:
+        return (
+            f"the cast overflows: it is given values beyond the largest of the narrow format (65504 in float16); "
+            f"normalise or clamp them before it, or keep {here} in float32 (with {_OFF})"
+        )
+    if place.module or place.phase == "backward":
+        return f"keep {here} in float32 (with {_OFF}, on float32 inputs), or make what {place.op} is given smaller"
+    return "compute and sum the loss in float32 (output.float() before it), or take a mean instead of a sum"
+
+
+@dataclass(frozen=True, slots=True)
+class LossStats:
+    """The first step that did not return a finite loss, compared with float64.
+
+    step: None where every step did. value: what it returned. exact: what the same step returns in float64, not finite
+    where that is nothing to compare with. many: how many of the observed steps returned such a loss. place: the op in
+    which a value first became infinite or NaN.
+    """
+
+    subject: str
+    step: int | None = None
+    value: float = 0.0
+    exact: float = math.nan
+    many: int = 0
+    steps: int = 0
+    place: Where | None = None
+
+
+def measure_loss(loop: TrainingLoop, start: Snapshot, losses: Sequence[float]) -> LossStats:
+    """Run the first step with a loss that is not finite again, unchanged and in float64.
+
+    losses: what the steps returned, from 0 on. start: the state before step 0. Use it inside `loop.preserved()`. A step
+    that returns a finite loss when it is run again (it draws on an iterator) is not judged.
+    """
+    here = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    step = min((number for number in gather(here) if number is not None), default=None)  # all ranks take the same steps
+    if step is None:
+        return LossStats(loop.name, steps=len(losses))
+    start.restore()
+    with quiet():
+        for number in range(step):
+            loop.take(number)
+        before = loop.snapshot()
+        again, place = _traced(loop, step)
+        before.restore()
+        with shadowed(loop, torch.float64):
+            exact = loop.take(step)
+    if step != here:  # it is the loss of another rank
+        return LossStats(loop.name, steps=len(losses))
+    repeats = not isinstance(again, StepError) and not math.isfinite(again)
+    value = math.nan if isinstance(exact, StepError) or not repeats else exact
+    many = sum(not math.isfinite(loss) for loss in losses)
+    return LossStats(loop.name, step, losses[step], value, many, len(losses), place)
+
+
+def check_loss(stats: LossStats) -> list[Finding]:
+    """`loss-dtype`: a loss that is finite in float64 is finite. Empty where there is no such loss."""
+    if stats.step is None or not math.isfinite(stats.exact):
+        return []
+    message = (
+        f"a loss must be finite where float64 gives a finite one; step {stats.step} returned {stats.value:g}, and "
+        f"{stats.exact:.6g} in float64 ({stats.many} of {stats.steps} steps returned no finite loss)"
+        f"{_first_op(stats.place)}"
+    )
+    place = stats.place or Where()
+    where, hint = replace(place, phase=place.phase or "forward", step=stats.step), mend_nonfinite(place)
+    return [LOSS_DTYPE.fail(stats.subject, message, where=where, observed=stats.value, limit=stats.exact, hint=hint)]

@@ -12,7 +12,7 @@ from ampcheck.training.monitor.expected import sampled
 from ampcheck.training.monitor.folded import GradientSum, UpdateSum
 from ampcheck.training.monitor.report import window_of
 from ampcheck.training.monitor.stats import WatchedOptimizer, WatchedParameter, WatchStats
-from ampcheck.training.scale.trajectory import has_fallen, is_settled
+from ampcheck.training.scale.stats import has_fallen, is_settled
 from ampcheck.training.window import is_usable
 
 CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation", "coverage")

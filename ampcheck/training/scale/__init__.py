@@ -1,1 +1,1 @@
-"""Which loss scales serve, and where the scaler is."""
+"""The loss-scale window, and the steps of a GradScaler."""

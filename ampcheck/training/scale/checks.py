@@ -1,151 +1,254 @@
-"""Whether the loss scale in use keeps the gradients of a training loop inside their format."""
+"""`loss-scale`: whether the loss scale keeps the gradients inside their format, and whether it collapses."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import takewhile
 
+from ampcheck.catalog.training import LOSS_SCALE
+from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Verdict, Where, passed
-from ampcheck.training.scale.collapse import CHECK, check_collapse, check_unusable, mend_every_scale, place_of
-from ampcheck.training.scale.stats import LossScaleStats
-from ampcheck.training.scale.words import (
-    evidence,
-    has_empty_window,
-    known_window,
-    nonfinite,
-    percent,
+from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.training.gradients.finite import mend_nonfinite
+from ampcheck.training.scale.stats import (
+    COLLAPSE,
+    LossScaleStats,
+    has_fallen,
+    is_settled,
+    needs_no_scale,
     power,
-    reach,
-    reaches_far,
-    skips,
-    span,
+    skipped_last,
 )
 from ampcheck.training.window import POOL, ScaleWindow
 
-_PART = "keep that module in float32 (torch.autocast(enabled=False) around it) or use bfloat16"
+_LISTED = 3
+_FLOAT32_MODULE = "keep that module in float32 (torch.autocast(enabled=False) around it) or use bfloat16"
+INIT_SCALE_HINT = (
+    "give GradScaler a positive finite init_scale, and check the 'scale' of a checkpoint before "
+    "scaler.load_state_dict(): one that was saved after a collapse keeps every later run from learning"
+)
 
 
 def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     """The findings of `loss-scale`.
 
-    A scaler lives above the window for a while: it starts too high, and grows until a gradient overflows. Skipping
-    steps there and backing off is no finding. What is one: no scale serves, the scale in use loses more than
-    `limits.underflow`, every step is skipped where the window says it need not be, the scale fell below 1, or it is no
-    positive finite number any more.
+    A scaler is above the window for a while: it starts too high, and grows until a gradient overflows. Skipping steps
+    there and backing off is no finding. Findings are: no scale is in the window, the scale in use loses more than
+    `limits.underflow`, every step is skipped though the window predicts finite gradients, the scale fell below 1, or
+    it is not a positive finite number.
     """
     if stats.enabled and stats.unusable is not None:
-        return [check_unusable(stats, *stats.unusable)]
-    collapsed = check_collapse(stats)
-    never = bool(collapsed) and stats.scale is None  # the collapse says already that no step was taken
-    found = [*collapsed, *([] if never and not has_empty_window(stats) else _window(stats, limits))]
-    if found:
-        return found
-    if reason := _unjudged(stats):
-        return [Finding(CHECK, Verdict.SKIP, stats.subject, reason)]
+        return [_unusable(stats, *stats.unusable)]
+    findings = _collapse(stats)
+    window = stats.judged_window
+    if window is not None and (not findings or stats.scale is not None or window.empty):
+        findings += _against_window(stats, window, limits)
+    if findings:
+        return findings
+    if reason := _not_judged(stats):
+        return [LOSS_SCALE.skip(stats.subject, reason)]
+    assert window is not None
     if stats.scale is None:
-        return [_not_yet(stats)]
+        return [_no_step_yet(stats, window)]
     if stats.damage:
         return [_damaged(stats)]
-    return [_passed(stats)]
+    return [_passed(stats, window, stats.scale)]
 
 
-def _unjudged(stats: LossScaleStats) -> str:
+def unusable_scale(subject: str, scale: float, since: str, where: Where, hint: str) -> Finding:
+    """The failure of a scale that is zero, negative, infinite, NaN, or too small. since: `from step 3 on`."""
+    message = f"the loss scale must be a positive number whose inverse is finite in float32; it is {scale:.6g} {since}"
+    return LOSS_SCALE.fail(subject, message, where=where, observed=scale, unit="loss scale", hint=hint)
+
+
+def _unusable(stats: LossScaleStats, step: int, scale: float) -> Finding:
+    """A scale of 0, infinity or NaN turns every gradient into 0, infinity or NaN, and GradScaler never leaves it."""
+    before = [skipped for number, _, skipped in stats.trajectory if number < step]
+    where = Where("backward", step=step)
+    if not before:
+        since, hint = f"from the first step on, in all of {len(stats.trajectory)} steps", INIT_SCALE_HINT
+        return unusable_scale(stats.subject, scale, since, where, hint)
+    first = stats.trajectory[0]
+    since = f"from step {step} on, after {power(first[1])} in step {first[0]}"
+    if scale >= 1 or math.isnan(scale):
+        hint = "use a growth_factor near 2, and give scaler.update(new_scale) a finite number only"
+        return unusable_scale(stats.subject, scale, since, where, hint)
+    if skipped := sum(before):
+        since += f" and {skipped} skipped step{'s' * (skipped > 1)}"
+    hint = (
+        "gradients that are infinite or NaN at any scale halve it in every step: mend what makes them (see "
+        "overflow and nonfinite-gradient, and keep that op in float32), and stop a run whose scale falls below 1"
+    )
+    return unusable_scale(stats.subject, scale, since + _skips(stats), _first_op(stats, step), hint)
+
+
+def _collapse(stats: LossScaleStats) -> list[Finding]:
+    """Whether the last steps were all skipped though gradients should be finite, or the scale fell below 1."""
+    if not stats.enabled or not stats.trajectory:
+        return []
+    window = stats.judged_window
+    finite = [scale for scale, _, overflows in stats.verified if not overflows]
+    ends = [end for end in (window.high if window else None, max(finite, default=None)) if end is not None]
+    ceiling = None if stats.hopeless else min(ends, default=None)
+    skipped, all_skipped = skipped_last(stats.trajectory, ceiling), skipped_last(stats.trajectory)
+    at_one_scale = list(takewhile(lambda step: step[2], reversed(stats.trajectory)))
+    constant = len(at_one_scale) >= COLLAPSE and at_one_scale[0][1] >= at_one_scale[-1][1]
+    first, last, steps = stats.trajectory[0][1], stats.last_scale, len(stats.trajectory)
+    observed, limit, unit = float(skipped), float(COLLAPSE), "skipped steps in a row"
+    hint = mend_every_scale(stats)
+    if skipped >= COLLAPSE:
+        up_to = f" at scales up to {power(ceiling)}, where none should overflow" if ceiling else ""
+        text = f"the last {all_skipped} of {steps} steps were all skipped{up_to}"
+    elif constant:
+        text = f"the last {all_skipped} of {steps} steps were all skipped, and the scale never fell"
+        observed = float(all_skipped)
+        hint = (
+            "keep one GradScaler for the whole run and call scaler.update() in each step, with a backoff_factor below 1"
+        )
+    elif last is not None and has_fallen(first, last):
+        text = f"it fell below 1, from {power(first)} to {power(last)}"
+        observed, limit, unit = last, 1.0, "loss scale"
+        if stats.largest_finite is not None and stats.largest_finite < 1:
+            hint = _too_large(first, stats.largest_finite)
+    else:
+        return []
+    settled = skipped < COLLAPSE and is_settled(window, *stats.trajectory[-1][1:])
+    message = f"the loss scale must settle where gradients are finite; {text}{_skips(stats)}"
+    if window:
+        message += f"; {_finite_scales(stats, window)}"
+    if window and window.nonfinite:
+        message += f"; {_nonfinite(window)}"
+    where = _first_op(stats, next((step for step, _, skip in stats.trajectory if skip), None))
+    verdict = Verdict.WARN if settled else Verdict.FAIL
+    shown = Evidence(where=where, observed=observed, limit=limit, unit=unit, hint=hint)
+    return [LOSS_SCALE.finding(verdict, stats.subject, message, **shown)]
+
+
+def _too_large(first: float, finite: float) -> str:
+    """The hint where nothing overflows at a scale below 1: by how much to divide the loss, so that the first serves."""
+    factor = math.ldexp(1.0, math.frexp(first)[1] - math.frexp(finite)[1] + (math.frexp(first)[0] > 0.5))
+    return (
+        f"the loss is too large: its gradients overflow above a loss scale of {power(finite)}; average the loss "
+        f"instead of summing it, or divide it by {power(factor)}, so that the first scale, {power(first)}, serves"
+    )
+
+
+def mend_every_scale(stats: LossScaleStats) -> str:
+    """The hint where no loss scale helps."""
+    if stats.first_op is not None:
+        return f"no loss scale mends this; {mend_nonfinite(stats.first_op)}"
+    return (
+        "what is not finite at any scale comes from the forward pass or from one op of the backward pass, not from the "
+        "scale: see overflow and nonfinite-gradient, and keep that op in float32"
+    )
+
+
+def _first_op(stats: LossScaleStats, step: int | None = None) -> Where:
+    """The op in which the first skipped step overflows, with its own phase and line."""
+    first = stats.first_op or Where("backward")
+    return replace(first, phase=first.phase or "backward", step=step)
+
+
+def _not_judged(stats: LossScaleStats) -> str:
+    window = stats.window
     if not stats.format:
         return "no gradient of 16 bits flows: there is nothing that a loss scale would have to save"
-    if reaches_far(stats.format):
+    if needs_no_scale(stats.format):
         return f"{stats.format} reaches as far as float32: its gradients need no loss scale"
-    if stats.window is None:
+    if window is None:
         return "no unscaled gradient was measured, so that no window of loss scales is known"
-    if not stats.window.nonzero:
-        bad = f", {nonfinite(stats.window)}" if stats.window.nonfinite else ""
+    if not window.nonzero:
+        bad = f", {_nonfinite(window)}" if window.nonfinite else ""
         return f"no measured gradient has a finite, nonzero element{bad}: every loss scale is as good"
     if stats.scale is None and not stats.trajectory:
-        return f"no optimizer was stepped through the scaler; {span(stats.window)}"
+        return f"no optimizer was stepped through the scaler; {_span(window)}"
     return ""
 
 
-def _window(stats: LossScaleStats, limits: Limits) -> list[Finding]:
-    window = known_window(stats)
-    if window is None:
-        return []
+def _against_window(stats: LossScaleStats, window: ScaleWindow, limits: Limits) -> list[Finding]:
     if window.empty:
         return [_empty(stats, window, limits)]
     if stats.scale is None:
         return _never(stats, window)
     real = stats.measured(stats.scale)
-    gone = real[0] if real else window.lost(stats.scale, at_least=True)
-    below = window.low is not None and stats.scale < window.low
-    if below and gone > limits.underflow:
-        return [_below(stats, window, limits)]
+    lost = real[0] if real else window.lost(stats.scale, at_least=True)
+    if window.low is not None and stats.scale < window.low and lost > limits.underflow:
+        return [_below(stats, window, stats.scale, limits)]
     if not stats.enabled and (verdict := _overflows(stats, window)):
         return [_without_scaler(stats, window, verdict)]
-    if real is not None and real[0] > limits.underflow:
-        message = (
-            f"{_required(limits.underflow, window)}; at {power(stats.scale)} the gradients by themselves would lose "
-            f"{percent(window.lost(stats.scale))}, and a real backward pass lost {percent(real[0])}: the rest "
-            f"vanishes on the way"
-        )
-        hint = "no scale mends what is lost in the forward pass: see gradient-underflow for the tensors"
-        place = Where("backward")
-        return [
-            Finding(CHECK, Verdict.WARN, stats.subject, message, place, real[0], limits.underflow, "share lost", hint)
-        ]
-    return []
+    if real is None or real[0] <= limits.underflow:
+        return []
+    message = (
+        f"{_required(limits.underflow, window)}; at {power(stats.scale)} the gradients by themselves would lose "
+        f"{_percent(window.lost(stats.scale))}, and a real backward pass lost {_percent(real[0])}: the rest "
+        f"vanishes on the way"
+    )
+    hint = "no scale mends what is lost in the forward pass: see gradient-underflow for the tensors"
+    shown = _share(Where("backward"), real[0], limits.underflow, hint)
+    return [LOSS_SCALE.warn(stats.subject, message, **shown)]
 
 
 def _empty(stats: LossScaleStats, window: ScaleWindow, limits: Limits) -> Finding:
     lost = window.at(math.ldexp(1.0, window.allowed))
+    in_use = "no scaler is in use"
+    if stats.enabled:
+        in_use = f"in use is {power(stats.scale_in_use)}" if stats.scale_in_use else "no step was taken"
     message = (
         f"{_required(window.share, window)} and nothing may overflow; no loss scale does both: {window.needed_by} "
         f"needs 2^{window.needed} or more, {window.allowed_by} overflows above 2^{window.allowed}, where "
-        f"{percent(lost.lost)} of {lost.tensor} are lost ({evidence(window)}{_in_use(stats)})"
+        f"{_percent(lost.lost)} of {lost.tensor} are lost ({_evidence(window)}; {in_use})"
     )
     hint = (
-        f"{_PART}: {window.needed_by} or {window.allowed_by}; or scale the parts of the loss that they belong to "
-        f"separately"
+        f"{_FLOAT32_MODULE}: {window.needed_by} or {window.allowed_by}; or scale the parts of the loss that they "
+        f"belong to separately"
     )
     verdict = Verdict.FAIL
     if serve := [scale for scale, gone, over in stats.verified if gone <= limits.underflow and not over]:
         verdict = Verdict.WARN
         message += f"; a real backward pass at {power(max(serve))} did both, so not all of this flows in {stats.format}"
-    place = Where("backward", module="" if window.needed_by == POOL else window.needed_by)
-    return Finding(CHECK, verdict, stats.subject, message, place, lost.lost, window.share, "share lost", hint)
+    where = Where("backward", module="" if window.needed_by == POOL else window.needed_by)
+    return LOSS_SCALE.finding(verdict, stats.subject, message, **_share(where, lost.lost, window.share, hint))
 
 
 def _never(stats: LossScaleStats, window: ScaleWindow) -> list[Finding]:
-    """No step was taken: a real run that overflows at the lower end of the window says that none will be."""
+    """No step was taken: a real run that overflows at the lower end of the window shows that none will be."""
     if not any(over and window.low is not None and scale <= window.low for scale, _, over in stats.verified):
         return []
     message = (
-        f"gradients must be finite at some loss scale; {reach(stats, window)}, and none of {len(stats.trajectory)} "
-        f"steps was taken{skips(stats)}"
+        f"gradients must be finite at some loss scale; {_finite_scales(stats, window)}, and none of "
+        f"{len(stats.trajectory)} steps was taken{_skips(stats)}"
     )
-    return [Finding(CHECK, Verdict.FAIL, stats.subject, message, place_of(stats), hint=mend_every_scale(stats))]
+    return [LOSS_SCALE.fail(stats.subject, message, where=_first_op(stats), hint=mend_every_scale(stats))]
 
 
-def _below(stats: LossScaleStats, window: ScaleWindow, limits: Limits) -> Finding:
-    scale = stats.scale or 1.0
+def _below(stats: LossScaleStats, window: ScaleWindow, scale: float, limits: Limits) -> Finding:
     lost, real = window.at(scale), stats.measured(scale)
-    share = real[0] if real else lost.lost
-    using = f"the loss scale {power(scale)}" if stats.enabled else "without a loss scale"
+    text = f"{_percent(lost.lost)} of {lost.tensor}"
+    text = f"the loss scale {power(scale)} loses {text}" if stats.enabled else f"without a loss scale {text} are lost"
+    on_the_way = stats.real_lost.get(lost.tensor)
+    if on_the_way is not None and stats.real_scale == scale and _percent(on_the_way) != _percent(lost.lost):
+        text += (
+            f" by the last rounding alone ({_percent(on_the_way)} in the real backward pass that gradient-underflow "
+            "counts)"
+        )
     message = (
-        f"{_required(limits.underflow, window)}; {using} {'loses ' if stats.enabled else ''}{percent(lost.lost)} of "
-        f"{lost.tensor}{'' if stats.enabled else ' are lost'}{_on_the_way(stats, lost.tensor, lost.lost)}"
-        f"{_measured(stats)}; {span(window)} "
-        f"({evidence(window)}){skips(stats)}"
+        f"{_required(limits.underflow, window)}; {text}{_measured(stats)}; {_span(window)} "
+        f"({_evidence(window)}){_skips(stats)}"
     )
     hint = (
         f"start higher (init_scale=2.0**{window.allowed}) or let the scale grow sooner (a smaller growth_interval)"
         if stats.enabled
         else "scale the loss: torch.amp.GradScaler finds a scale near the upper end; or use bfloat16"
     )
-    place = Where("backward", module="" if lost.tensor == POOL else lost.tensor)
-    return Finding(CHECK, Verdict.FAIL, stats.subject, message, place, share, limits.underflow, "share lost", hint)
+    where = Where("backward", module="" if lost.tensor == POOL else lost.tensor)
+    shown = _share(where, real[0] if real else lost.lost, limits.underflow, hint)
+    return LOSS_SCALE.fail(stats.subject, message, **shown)
 
 
 def _overflows(stats: LossScaleStats, window: ScaleWindow) -> Verdict | None:
-    """Without a scaler: whether the gradients overflow as they are. A real run decides where there is one."""
+    """Without a scaler: whether the gradients overflow unscaled. A real run decides where there is one."""
     if any(over and scale <= 1 for scale, _, over in stats.verified):
         return Verdict.FAIL
     if any(not over and scale >= 1 for scale, _, over in stats.verified):
@@ -156,22 +259,23 @@ def _overflows(stats: LossScaleStats, window: ScaleWindow) -> Verdict | None:
 def _without_scaler(stats: LossScaleStats, window: ScaleWindow, verdict: Verdict) -> Finding:
     message = (
         f"gradients must stay below {format_of(window.format).max:g} in {window.format}; without a loss scale "
-        f"{window.allowed_by} {'overflows' if verdict is Verdict.FAIL else 'would overflow'}; {reach(stats, window)} "
-        f"({evidence(window)})"
+        f"{window.allowed_by} {'overflows' if verdict is Verdict.FAIL else 'would overflow'}; "
+        f"{_finite_scales(stats, window)} ({_evidence(window)})"
     )
-    hint = mend_every_scale(stats) if stats.hopeless else f"average the loss instead of summing it, or {_PART}"
-    place = place_of(stats) if stats.hopeless else Where("backward", module=window.allowed_by)
-    return Finding(CHECK, verdict, stats.subject, message, place, hint=hint)
+    hint = f"average the loss instead of summing it, or {_FLOAT32_MODULE}"
+    where = Where("backward", module=window.allowed_by)
+    if stats.hopeless:
+        hint, where = mend_every_scale(stats), _first_op(stats)
+    return LOSS_SCALE.finding(verdict, stats.subject, message, where=where, hint=hint)
 
 
-def _not_yet(stats: LossScaleStats) -> Finding:
-    window = known_window(stats)
+def _no_step_yet(stats: LossScaleStats, window: ScaleWindow) -> Finding:
     message = (
         f"no step of {len(stats.trajectory)} was taken yet, the scale is going from {power(stats.trajectory[0][1])} to "
-        f"{power(stats.last_scale or stats.trajectory[-1][1])}; {span(window) if window else ''}{skips(stats)}"
+        f"{power(stats.last_scale or stats.trajectory[-1][1])}; {_span(window)}{_skips(stats)}"
     )
     hint = "observe more steps ('steps' in the mapping), or start lower (init_scale)"
-    return Finding(CHECK, Verdict.UNDECIDED, stats.subject, message, hint=hint)
+    return LOSS_SCALE.undecided(stats.subject, message, hint=hint)
 
 
 def _damaged(stats: LossScaleStats) -> Finding:
@@ -181,60 +285,94 @@ def _damaged(stats: LossScaleStats) -> Finding:
         if stats.enabled
         else "scale the loss: torch.amp.GradScaler finds a scale, for float32 parameters; or use bfloat16"
     )
-    return Finding(CHECK, Verdict.FAIL, stats.subject, message, Where("backward"), hint=hint)
+    return LOSS_SCALE.fail(stats.subject, message, where=Where("backward"), hint=hint)
 
 
-def _passed(stats: LossScaleStats) -> Finding:
-    window, scale = known_window(stats), stats.scale
-    if window is None or scale is None:  # pragma: no cover  # `_unjudged` and `_not_yet` come before
-        raise AssertionError("a window and a scale are known here")
+def _passed(stats: LossScaleStats, window: ScaleWindow, scale: float) -> Finding:
     lost = window.at(scale)
-    using = f"the scale in use, {power(scale)}, lies" if stats.enabled else "the scale 1, without a scaler, lies"
-    message = (
-        f"{span(window)}; {using} {_place(window, scale)} and loses {percent(lost.lost)}"
-        f"{f' of {lost.tensor}' if lost.lost else ''}{_measured(stats)} ({evidence(window)})"
-        f"{_early(stats, window)}{skips(stats)}"
+    room = window.allowed - math.log2(scale)
+    position = (
+        f"inside, {room:.3g} binades below the upper end"
+        if window.contains(scale)
+        else f"{-room:.3g} binades above it"
+        if room < 0
+        else f"{window.needed - math.log2(scale):.3g} binades below it"
     )
+    using = f"the scale in use, {power(scale)}, is" if stats.enabled else "the scale 1, without a scaler, is"
+    message = (
+        f"{_span(window)}; {using} {position} and loses {_percent(lost.lost)}"
+        f"{f' of {lost.tensor}' if lost.lost else ''}{_measured(stats)} ({_evidence(window)})"
+    )
+    # An op on the way has larger values than the gradients measured.
+    if over := [tried for tried, _, overflows in stats.verified if overflows and window.contains(tried)]:
+        message += f"; real backward passes overflow from {power(min(over))} on"
+    message += _skips(stats)
     if window.nonfinite:
-        message += f"; {nonfinite(window)}"
-    place, unit = Where("backward"), "share lost"
-    seen = window.nonzero
-    return passed(CHECK, stats.subject, message, seen, where=place, observed=lost.lost, limit=window.share, unit=unit)
+        message += f"; {_nonfinite(window)}"
+    shown = _share(Where("backward"), lost.lost, window.share)
+    return LOSS_SCALE.passed(stats.subject, message, window.nonzero, **shown)
+
+
+def _share(where: Where, observed: float, limit: float, hint: str = "") -> Evidence:
+    return Evidence(where=where, observed=observed, limit=limit, unit="share lost", hint=hint)
 
 
 def _required(share: float, window: ScaleWindow) -> str:
-    return f"at most {percent(share)} of a tensor's nonzero gradient elements may round to zero in {window.format}"
-
-
-def _place(window: ScaleWindow, scale: float) -> str:
-    room = window.allowed - math.log2(scale)
-    if window.contains(scale):
-        return f"inside, {room:.3g} binades below the upper end"
-    return f"{-room:.3g} binades above it" if room < 0 else f"{window.needed - math.log2(scale):.3g} binades below it"
-
-
-def _in_use(stats: LossScaleStats) -> str:
-    if not stats.enabled:
-        return "; no scaler is in use"
-    return f"; in use is {power(stats.scale_in_use)}" if stats.scale_in_use else "; no step was taken"
+    return f"at most {_percent(share)} of a tensor's nonzero gradient elements may round to zero in {window.format}"
 
 
 def _measured(stats: LossScaleStats) -> str:
     real = stats.measured(stats.scale)
     if real is None:
         return ""
-    return f" (in a real backward pass {percent(real[0])}{', and it overflows' if real[1] else ''})"
+    return f" (in a real backward pass {_percent(real[0])}{', and it overflows' if real[1] else ''})"
 
 
-def _on_the_way(stats: LossScaleStats, tensor: str, lost: float) -> str:
-    """What `gradient-underflow` counts of the same tensor at the same scale, where that is another share."""
-    real = stats.real_lost.get(tensor)
-    if real is None or stats.real_scale != stats.scale or percent(real) == percent(lost):
+def _span(window: ScaleWindow) -> str:
+    """The scales of a window."""
+    if window.low is None or window.high is None:
+        return f"no loss scale loses at most {_percent(window.share)} of a tensor and overflows nowhere"
+    return (
+        f"loss scales from {power(window.low)} to {power(window.high)} lose at most {_percent(window.share)} of a "
+        f"tensor in {window.format} and overflow nowhere"
+    )
+
+
+def _finite_scales(stats: LossScaleStats, window: ScaleWindow) -> str:
+    """The scales of the window; those that were tried where real backward passes overflow at all of them."""
+    if not stats.hopeless:
+        return _span(window)
+    tried = [scale for scale, _, _ in stats.verified]
+    return (
+        f"real backward passes overflow at every scale that was tried, from {power(min(tried))} to "
+        f"{power(max(tried))}, so that what overflows is not the scaled gradients"
+    )
+
+
+def _evidence(window: ScaleWindow) -> str:
+    return f"{window.nonzero:,} nonzero elements of {len(window.histograms):,} gradients"
+
+
+def _skips(stats: LossScaleStats) -> str:
+    """How many steps were skipped, whose gradients were not finite, and in which op that began; empty without one."""
+    skipped = [step for step, _, skip in stats.trajectory if skip]
+    if not skipped:
         return ""
-    return f" by the last rounding alone ({percent(real)} in the real backward pass that gradient-underflow counts)"
+    ordered = sorted(stats.skipped_by.items(), key=lambda item: (-item[1], item[0]))
+    names = [f"{name} ({count}x)" for name, count in ordered[:_LISTED]]
+    if len(ordered) > _LISTED:
+        names.append(f"{len(ordered) - _LISTED} more")
+    text = f"; {len(skipped)} of {len(stats.trajectory)} steps were skipped, first step {skipped[0]}"
+    text += f", not finite: {', '.join(names)}" if names else ""
+    return text + (f", first in {stats.first_op}" if stats.first_op else "")
 
 
-def _early(stats: LossScaleStats, window: ScaleWindow) -> str:
-    """Real runs that overflow inside the window: an op on the way has larger values than the gradients measured."""
-    over = [scale for scale, _, bad in stats.verified if bad and window.contains(scale)]
-    return f"; real backward passes overflow from {power(min(over))} on" if over else ""
+def _nonfinite(window: ScaleWindow) -> str:
+    """The elements that are not finite at any scale."""
+    name, count = max(window.nonfinite.items(), key=lambda item: item[1])
+    others = f" and {len(window.nonfinite) - 1} other tensors" if len(window.nonfinite) > 1 else ""
+    return f"{count:,} elements of {name}{others} are infinite or NaN without any scale"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,13 +1,67 @@
-"""What is known of one loss scale, as plain data."""
+"""The steps of a GradScaler, and what is known of one loss scale, as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
-from ampcheck.training.scale.trajectory import ScalerStats
 from ampcheck.training.window import ScaleWindow, is_usable
+
+COLLAPSE = 8
+"""Steps skipped one after the other, with nothing but smaller scales between them, that are no back-off any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerStep:
+    """What a scaler did between two updates, or in one step of the loop where it was not updated.
+
+    step: the number of the loop's step. scale: the one in use. taken, skipped: calls of `scaler.step` that did and did
+    not step their optimizer. new_scale: the one after `update`; None without one. nonfinite: parameters whose gradient
+    was infinite or NaN.
+    """
+
+    step: int
+    scale: float
+    taken: int = 0
+    skipped: int = 0
+    new_scale: float | None = None
+    nonfinite: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerStats:
+    """The steps of one scaler. scaler: its path in the loop. enabled: False where it passes everything through."""
+
+    scaler: str
+    enabled: bool
+    steps: tuple[ScalerStep, ...] = ()
+
+    @property
+    def skipped_by(self) -> dict[str, int]:
+        """How often each parameter was not finite in a skipped step."""
+        return dict(Counter(name for step in self.steps for name in step.nonfinite))
+
+    @property
+    def trajectory(self) -> tuple[tuple[int, float, bool], ...]:
+        """(step, scale, whether no optimizer was stepped) of each scaler step."""
+        return tuple((step.step, step.scale, not step.taken) for step in self.steps if step.taken or step.skipped)
+
+    @property
+    def scale_in_use(self) -> float | None:
+        """The scale of the last step that was taken; None where none was."""
+        return next((step.scale for step in reversed(self.steps) if step.taken), None)
+
+    @property
+    def last_scale(self) -> float | None:
+        """The scale that the next step would have."""
+        if not self.steps:
+            return None
+        last = self.steps[-1]
+        return last.scale if last.new_scale is None else last.new_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +70,11 @@ class LossScaleStats:
 
     format: the 16-bit format in which gradients flow, `""` where none does. window: predicted from the histograms of
     the unscaled gradients; None where none was measured. enabled: whether there is a scaler that scales.
-    scale_in_use: the scale of the last step that was taken; None where none was. last_scale: the one that the next step
-    would have. trajectory: (step, scale, whether no optimizer was stepped) of each scaler step. skipped_by: how often
-    each parameter was not finite in a skipped step. first_op: the op in which a value first became infinite or NaN.
-    verified: (scale, worst share lost, whether a gradient was not finite) of real backward passes. damage: what the
-    scale in use does to the gradients of all parameters together, where another one would save them. real_lost: the
-    share that each parameter lost in the backward pass that `gradient-underflow` judges, at `real_scale`.
+    scale_in_use, last_scale, trajectory, skipped_by: see `ScalerStats`. first_op: the op in which a value first became
+    infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward passes.
+    damage: what the scale in use does to the gradients of all parameters together, where another one would save them.
+    real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
+    `real_scale`.
     """
 
     subject: str
@@ -45,6 +98,16 @@ class LossScaleStats:
         return self.scale_in_use if self.enabled else 1.0
 
     @property
+    def measured_window(self) -> ScaleWindow | None:
+        """The window, where a gradient with a nonzero element was measured."""
+        return self.window if self.window is not None and self.window.nonzero else None
+
+    @property
+    def judged_window(self) -> ScaleWindow | None:
+        """The window of gradients in a format that needs a loss scale."""
+        return self.measured_window if self.format and not needs_no_scale(self.format) else None
+
+    @property
     def unusable(self) -> tuple[int, float] | None:
         """(step, scale) of the first scale that is not positive and finite; of the next step where that is the last."""
         steps = [(step, scale) for step, scale, _ in self.trajectory]
@@ -56,19 +119,19 @@ class LossScaleStats:
     def hopeless(self) -> bool:
         """Whether no step was taken or no scaler is in use, and every real backward pass overflows, at every scale."""
         idle = not self.enabled or self.scale_in_use is None
-        return idle and bool(self.verified) and all(over for _, _, over in self.verified)
+        return idle and bool(self.verified) and all(overflows for _, _, overflows in self.verified)
 
     @property
-    def serves(self) -> float | None:
+    def largest_finite(self) -> float | None:
         """The largest scale at which nothing overflows: of real backward passes where they ran, else predicted."""
         if self.verified:
-            return max((scale for scale, _, over in self.verified if not over), default=None)
-        window = self.window
-        return window.high if window is not None and window.nonzero and not window.nonfinite else None
+            return max((scale for scale, _, overflows in self.verified if not overflows), default=None)
+        window = self.measured_window
+        return window.high if window is not None and not window.nonfinite else None
 
     def measured(self, scale: float | None) -> tuple[float, bool] | None:
         """(worst share lost, whether a gradient was not finite) of the real backward pass at a scale."""
-        return next(((lost, over) for one, lost, over in self.verified if one == scale), None)
+        return next(((lost, overflows) for at, lost, overflows in self.verified if at == scale), None)
 
 
 def loss_scale_stats(
@@ -80,19 +143,41 @@ def loss_scale_stats(
     first_op: Where | None = None,
     verified: Sequence[tuple[float, float, bool]] = (),
 ) -> LossScaleStats:
-    """What a window and the path of a scaler tell together; without a scaler the loss scale is 1."""
-    known = (subject, format, window)
-    told = tuple(sorted(verified))
+    """A window and the steps of a scaler together; without a scaler, or with a disabled one, the loss scale is 1."""
+    runs = tuple(sorted(verified))
     if scaler is None or not scaler.enabled:
-        return LossScaleStats(*known, 1.0, False, first_op=first_op, verified=told)
-    return LossScaleStats(
-        *known,
-        scaler.scale_in_use,
-        True,
-        scaler.last_scale,
-        scaler.trajectory,
-        scaler.skipped_by,
-        first_op,
-        told,
-        scaler.scaler,
-    )
+        return LossScaleStats(subject, format, window, 1.0, False, first_op=first_op, verified=runs)
+    path = (scaler.scale_in_use, True, scaler.last_scale, scaler.trajectory, scaler.skipped_by)
+    return LossScaleStats(subject, format, window, *path, first_op, runs, scaler.scaler)
+
+
+def skipped_last(trajectory: Iterable[tuple[int, float, bool]], ceiling: float | None = None) -> int:
+    """How many steps at the end of a trajectory were skipped one after the other, at scales up to `ceiling`."""
+    count = 0
+    for _, scale, skipped in trajectory:
+        if not skipped:
+            count = 0
+        elif ceiling is None or scale <= ceiling:
+            count += 1
+    return count
+
+
+def has_fallen(first: float, last: float | None) -> bool:
+    """Whether a scale fell below 1 from above. One that was set lower was chosen, for sums of losses say."""
+    return last is not None and last < 1 <= first
+
+
+def is_settled(window: ScaleWindow | None, scale: float, skipped: bool) -> bool:
+    """Whether the last step was taken, at a scale inside the window: a scale that fell so far is where it belongs."""
+    return window is not None and not skipped and window.contains(scale)
+
+
+def needs_no_scale(name: str) -> bool:
+    """Whether a format has the range of float32, so that its gradients need no loss scale."""
+    return format_of(name).min_exponent <= format_of("float32").min_exponent
+
+
+def power(scale: float) -> str:
+    """A scale as text: a power of two with its exponent, `2^16`; small ones, and all others, in digits."""
+    mantissa, exponent = math.frexp(scale)
+    return f"2^{exponent - 1}" if mantissa == 0.5 and not 1 <= scale <= 1024 else f"{scale:.6g}"

@@ -1,14 +1,15 @@
-"""What the updates of a loop conclude. Pure: no PyTorch runs here."""
+"""Checks of the updates of a loop (`stagnation`). Pure: no PyTorch runs here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Verdict, Where, passed
-from ampcheck.training.stagnation.cures import AS_IS, WIDE, Cure
+from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.training.stagnation.cures import AS_IS, WIDE
 from ampcheck.training.stagnation.measure import (
     StagnationStats,
     TensorUpdates,
@@ -16,8 +17,6 @@ from ampcheck.training.stagnation.measure import (
     bad_decay,
     lost_decay,
 )
-
-CHECK = "stagnation"
 
 _WARNED_FROM = 0.5
 _LEAST = 2
@@ -46,12 +45,12 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
     """
     if not stats.steps:
         why = f": {stats.error}" if stats.error else ""
-        return [Finding(CHECK, Verdict.SKIP, stats.subject, f"nothing was looked at: no step came to its end{why}")]
-    found: list[Finding] = []
+        return [STAGNATION.skip(stats.subject, f"nothing was looked at: no step came to its end{why}")]
+    findings: list[Finding] = []
     for role in dict.fromkeys(one.role for one in stats.tensors):
-        found += _of_role(stats, [one for one in stats.tensors if one.role == role and not one.compensates], limits)
-    found += [_vanished(stats, one) for one in stats.vanished]
-    return found or [_passed(stats, limits)]
+        findings += _of_role(stats, [one for one in stats.tensors if one.role == role and not one.compensates], limits)
+    findings += [_vanished(stats, one) for one in stats.vanished]
+    return findings or [_passed(stats, limits)]
 
 
 def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Iterable[Finding]:
@@ -86,34 +85,43 @@ def _is_rounding(one: TensorUpdates, tensors: list[TensorUpdates]) -> bool:
     return one.role == "parameter" and one.pace < 2.0 * format_of(one.dtype).unit_roundoff * largest
 
 
+def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int) -> str:
+    """The message for updates that change nothing. names: `parameters head.weight, head.bias`."""
+    return (
+        f"updates must change what they are added to, but of the updates of {names} in {dtype} "
+        f"{_percent(share)} changed nothing in {_steps(steps)} (limit {_percent(limit)})"
+    )
+
+
 def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict, limits: Limits) -> Finding:
     ranked = _ranked(tensors, lambda one: one.share)
     worst = ranked[0]
     limit = limits.stagnation if verdict is Verdict.FAIL else _WARNED_FROM
     message = (
-        f"updates must change what they are added to, but of the updates of {_names(ranked)} in {worst.dtype} "
-        f"{_percent(worst.share)} changed nothing in {_steps(stats)} (limit {_percent(limit)}): they are below half of "
+        f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, stats.steps)}: they are below half of "
         f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
         f"moves from about {format_of(worst.dtype).unit_roundoff:.2g} of its value on"
     )
-    return _finding(stats, verdict, message, worst, worst.share, limit, _cured(worst))
+    where, hint = _where(worst), _cured(worst)
+    return STAGNATION.finding(
+        verdict, stats.subject, message, where=where, observed=worst.share, limit=limit, unit="share", hint=hint
+    )
 
 
 def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Finding:
     ranked = _ranked(tensors, lost_decay)
     worst = ranked[0]
-    decay = bad_decay(worst)
+    decay, lost = bad_decay(worst), lost_decay(worst)
     what = "weight decay" if worst.role == "parameter" else "decay"
     message = (
         f"a decay must make values smaller, but {what} of {_names(ranked)} by {decay.factor:.6g} leaves "
-        f"{_percent(lost_decay(worst))} of the nonzero elements as they are: in {worst.dtype} a change of "
+        f"{_percent(lost)} of the nonzero elements as they are: in {worst.dtype} a change of "
         f"{1.0 - decay.factor:.2g} is below half of the spacing"
     )
     if worst.role != "parameter":
         message += ", so the values grow and never shrink"
-    return _finding(
-        stats, Verdict.FAIL, message, worst, lost_decay(worst), limits.stagnation, _cured(worst), op=decay.op
-    )
+    where, limit, hint = _where(worst, decay.op), limits.stagnation, _cured(worst)
+    return STAGNATION.fail(stats.subject, message, where=where, observed=lost, limit=limit, unit="share", hint=hint)
 
 
 def _stops(stats: StagnationStats, tensors: list[TensorUpdates]) -> Finding:
@@ -125,14 +133,13 @@ def _stops(stats: StagnationStats, tensors: list[TensorUpdates]) -> Finding:
     message = (
         f"a sum must go on growing, but {_names(ranked)} adds up about {total.increment:.3g} a step in {worst.dtype}, "
         f"which holds whole numbers up to {exact} only: it stops at about {total.stops_at:.4g}, "
-        f"{'now' if not total.steps else f'after about {total.steps} more steps'}, unless it starts anew before"
+        f"{'now' if not total.steps else f'after about {total.steps} more steps'}, unless it is reset before"
     )
-    integral = total.increment == round(total.increment)
-    hint = "keep it in an integer or float32 tensor (an integer buffer is not cast by .bfloat16() or .half())"
-    if not integral:
-        hint = "keep it in float32"
-    cures = _told(worst.cures, worst)
-    return _finding(stats, Verdict.FAIL, message, worst, float(total.steps), None, hint + cures, unit="steps")
+    hint = "keep it in float32"
+    if total.increment == round(total.increment):
+        hint = "keep it in an integer or float32 tensor (an integer buffer is not cast by .bfloat16() or .half())"
+    hint += _replayed(worst)
+    return STAGNATION.fail(stats.subject, message, where=_where(worst), observed=total.steps, unit="steps", hint=hint)
 
 
 def _vanished(stats: StagnationStats, one: VanishedConstant) -> Finding:
@@ -147,55 +154,57 @@ def _vanished(stats: StagnationStats, one: VanishedConstant) -> Finding:
         f"use {one.option or 'a constant'} of at least {one.smallest:.2g}, the smallest value that {one.dtype} holds "
         "(1e-4 keeps its digits), or keep the state in float32 or bfloat16"
     )
-    where = Where("update", op=one.op, file=one.file, line=one.line)
-    limit = format_of(one.dtype).flushes_at
-    return Finding(CHECK, Verdict.FAIL, stats.subject, message, where, abs(one.constant), limit, "", hint)
+    where, limit = Where("update", op=one.op, file=one.file, line=one.line), format_of(one.dtype).flushes_at
+    return STAGNATION.fail(stats.subject, message, where=where, observed=abs(one.constant), limit=limit, hint=hint)
 
 
 def _passed(stats: StagnationStats, limits: Limits) -> Finding:
+    steps = _steps(stats.steps)
     if not stats.narrow:
-        text = f"none of the {stats.looked} tensors that live across steps is narrower than float32 ({_steps(stats)})"
-        return passed(CHECK, stats.subject, text, stats.looked)
+        text = f"none of the {stats.looked} tensors that live across steps is narrower than float32 ({steps})"
+        return STAGNATION.passed(stats.subject, text, stats.looked)
     moved, lost = sum(one.moved for one in stats.tensors), sum(one.lost for one in stats.tensors)
     hidden = sum(stats.coverage.unseen.values())
     anew = sum(one.set_anew > 0 for one in stats.tensors)
     if not moved and hidden:
         text = "the updates of narrow tensors ran where ops are not seen (compiled code, bits, collectives)"
-        return Finding(CHECK, Verdict.SKIP, stats.subject, f"nothing was looked at: {text}")
+        return STAGNATION.skip(stats.subject, f"nothing was looked at: {text}")
     text = f"{stats.narrow} of {stats.looked} tensors that live across steps are narrower than float32"
     if moved:
-        text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {_steps(stats)}"
+        text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {steps}"
     else:
-        text += f"; none of them was updated in {_steps(stats)}"
+        text += f"; none of them was updated in {steps}"
     if anew:
-        text += f"; {anew} are written anew from elsewhere"
+        text += f"; {anew} are overwritten from elsewhere"
     if carried := sum(bool(one.carriers) for one in stats.tensors):
         text += f"; what {carried} of them lose is kept in another tensor"
     if hidden:
         text += f"; {hidden} changes came from ops that cannot be followed"
     worst = max((one.share for one in stats.tensors if not one.compensates), default=0.0)
     seen = moved + anew + stats.looked - stats.narrow  # no update is lost in float32
-    return passed(CHECK, stats.subject, text, seen, observed=worst, limit=limits.stagnation, unit="share")
+    return STAGNATION.passed(stats.subject, text, seen, observed=worst, limit=limits.stagnation, unit="share")
 
 
 def _cured(one: TensorUpdates) -> str:
-    wide = "float32 master weights" if one.role == "parameter" else "float32 for this tensor"
-    return f"keep it exact: {wide}, Kahan summation or stochastic rounding" if not one.cures else _told(one.cures, one)
+    return _replayed(one) or f"keep it exact: {_wide(one)}, Kahan summation or stochastic rounding"
 
 
-def _told(cures: tuple[Cure, ...], one: TensorUpdates) -> str:
-    if not cures:
+def _replayed(one: TensorUpdates) -> str:
+    """What each cure did to the observed updates; empty where none was measured."""
+    if not one.cures:
         return ""
-    steps = cures[0].steps
-    plain = next(cure for cure in cures if cure.name == AS_IS)
-    best = sorted((cure for cure in cures if cure.name != AS_IS), key=lambda cure: cure.error)
-    wide = "float32 master weights" if one.role == "parameter" else "float32 for this tensor"
-    told = ", ".join(str(cure).replace(WIDE, wide, 1) if cure.name == WIDE else str(cure) for cure in best)
+    plain = next(cure for cure in one.cures if cure.name == AS_IS)
+    cures = sorted((cure for cure in one.cures if cure.name != AS_IS), key=lambda cure: cure.error)
+    texts = ", ".join(str(cure).replace(WIDE, _wide(one), 1) if cure.name == WIDE else str(cure) for cure in cures)
     lead = "; replayed" if one.accumulation is not None else "keep it in float32; replayed"
     return (
-        f"{lead} for {steps} steps, as it is {100 * plain.arrives:.0f} % of the change of {one.name} arrives; with "
-        f"{told}"
+        f"{lead} for {plain.steps} steps, as it is {100 * plain.arrives:.0f} % of the change of {one.name} arrives; "
+        f"with {texts}"
     )
+
+
+def _wide(one: TensorUpdates) -> str:
+    return "float32 master weights" if one.role == "parameter" else "float32 for this tensor"
 
 
 def _ranked(tensors: list[TensorUpdates], key: Callable[[TensorUpdates], float]) -> list[TensorUpdates]:
@@ -208,25 +217,13 @@ def _names(ranked: list[TensorUpdates]) -> str:
     return f"{kind} {', '.join(one.name for one in ranked[:_LISTED])}{others}"
 
 
-def _finding(
-    stats: StagnationStats,
-    verdict: Verdict,
-    message: str,
-    worst: TensorUpdates,
-    observed: float,
-    limit: float | None,
-    hint: str,
-    *,
-    op: str = "",
-    unit: str = "share",
-) -> Finding:
-    where = Where("update", worst.module, op or worst.op, worst.file, worst.line)
-    return Finding(CHECK, verdict, stats.subject, message, where, observed, limit, unit, hint)
+def _where(one: TensorUpdates, op: str = "") -> Where:
+    return Where("update", one.module, op or one.op, one.file, one.line)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _steps(stats: StagnationStats) -> str:
-    return "one step" if stats.steps == 1 else f"{stats.steps} steps"
+def _steps(steps: int) -> str:
+    return "one step" if steps == 1 else f"{steps} steps"

@@ -1,13 +1,12 @@
-"""The loss-scale window and the path of the scale, as tables and charts."""
+"""The loss-scale window and the steps of the scaler, as a table and charts."""
 
 from __future__ import annotations
 
 import math
 
+from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
-from ampcheck.training.scale.collapse import CHECK
-from ampcheck.training.scale.stats import LossScaleStats
-from ampcheck.training.scale.words import power
+from ampcheck.training.scale.stats import LossScaleStats, power
 from ampcheck.training.window import ScaleWindow, is_usable
 
 _BEYOND = 3
@@ -18,20 +17,20 @@ _ROWS = 48
 
 def loss_scale_table(stats: LossScaleStats) -> Table | None:
     """One row for each power of two around the window, and for what was verified; None without a gradient."""
-    window = _told(stats)
+    window = stats.measured_window
     if window is None:
         return None
     rows: list[tuple[Scalar, ...]] = []
     for scale in _scales(stats, window):
-        told, real = window.at(scale), stats.measured(scale)
+        predicted, real = window.at(scale), stats.measured(scale)
         rows.append(
             (
                 power(scale),
                 "yes" if window.contains(scale) else "no",
-                told.lost,
-                told.tensor if told.lost else "",
-                told.pooled,
-                told.overflows[0] if told.overflows else "no",
+                predicted.lost,
+                predicted.tensor if predicted.lost else "",
+                predicted.pooled,
+                predicted.overflows[0] if predicted.overflows else "no",
                 None if real is None else real[0],
                 None if real is None else ("yes" if real[1] else "no"),
             )
@@ -46,7 +45,7 @@ def loss_scale_table(stats: LossScaleStats) -> Table | None:
     )
     if stats.scale is not None and is_usable(stats.scale):
         note += f"; in use: {power(stats.scale)}"
-    return Table(f"Loss scales: {stats.subject}", columns, rows, CHECK, note)
+    return Table(f"Loss scales: {stats.subject}", columns, rows, LOSS_SCALE.slug, note)
 
 
 def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
@@ -57,7 +56,7 @@ def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
     steps = [step for step, _, _ in known]
     series = [Series("scale", steps, [y for _, y, _ in known])]
     ends = (min(steps), max(steps))
-    window = _told(stats)
+    window = stats.measured_window
     if window is not None:
         series.append(Series("largest that overflows nowhere", ends, (float(window.allowed),) * 2, "window"))
         series.append(Series("smallest that loses little", ends, (float(window.needed),) * 2, "window"))
@@ -68,41 +67,39 @@ def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
         series.append(Series("skipped step", x, strokes, "skipped"))
     title = f"Loss scale over the steps: {stats.subject}"
     note = "between the two lines of the window no tensor loses more than the share, and none overflows"
-    return Chart("line", title, "step", "log2 of the loss scale", series, check=CHECK, note=note if window else "")
+    return Chart(
+        "line", title, "step", "log2 of the loss scale", series, check=LOSS_SCALE.slug, note=note if window else ""
+    )
 
 
 def window_chart(stats: LossScaleStats) -> Chart | None:
     """The share lost over log2 of the scale, predicted and measured, with the window as a band."""
-    window = _told(stats)
+    window = stats.measured_window
     if window is None:
         return None
     scales = _scales(stats, window)
     x = [math.log2(scale) for scale in scales]
-    told = [window.at(scale) for scale in scales]
+    predicted = [window.at(scale) for scale in scales]
     series = [
-        Series("worst tensor", x, [one.lost for one in told]),
-        Series("all tensors", x, [one.pooled for one in told]),
+        Series("worst tensor", x, [at.lost for at in predicted]),
+        Series("all tensors", x, [at.pooled for at in predicted]),
     ]
-    if real := [(math.log2(scale), lost) for scale, lost, over in stats.verified if not over]:
-        series.append(Series("worst tensor", [one for one, _ in real], [lost for _, lost in real], "measured"))
+    if real := [(math.log2(scale), lost) for scale, lost, overflows in stats.verified if not overflows]:
+        series.append(Series("worst tensor", [at for at, _ in real], [lost for _, lost in real], "measured"))
     if stats.scale is not None and is_usable(stats.scale):
         series.append(Series("scale in use", (math.log2(stats.scale),) * 2, (0.0, 1.0), "in use"))
     bands = () if window.empty else (Band("window", float(window.needed), float(window.allowed)),)
-    title = f"What a loss scale loses: {stats.subject}"
+    title = f"Gradients lost at each loss scale: {stats.subject}"
     note = f"above 2^{window.allowed} {window.allowed_by or 'a gradient'} overflows in {window.format}"
-    return Chart("line", title, "log2 of the loss scale", "share lost", series, bands, CHECK, note)
-
-
-def _told(stats: LossScaleStats) -> ScaleWindow | None:
-    return stats.window if stats.window is not None and stats.window.nonzero else None
+    return Chart("line", title, "log2 of the loss scale", "share lost", series, bands, LOSS_SCALE.slug, note)
 
 
 def _scales(stats: LossScaleStats, window: ScaleWindow) -> list[float]:
-    """Powers of two around both ends, thinned out where they lie far apart, what was verified and what is in use."""
+    """Powers of two around both ends, thinned out between ends far apart, the verified ones and the one in use."""
     ends = (window.needed, window.allowed)
     between = range(max(min(ends) - _BEYOND, -1022), min(max(ends) + _BEYOND, 1023) + 1)
     stride = math.ceil(len(between) / _ROWS)
-    kept = {e for e in between if e % stride == 0 or min(abs(e - end) for end in ends) <= _BEYOND}
-    scales = {math.ldexp(1.0, e) for e in kept} | {scale for scale, _, _ in stats.verified}
+    exponents = {e for e in between if e % stride == 0 or min(abs(e - end) for end in ends) <= _BEYOND}
+    scales = {math.ldexp(1.0, e) for e in exponents} | {scale for scale, _, _ in stats.verified}
     in_use = {stats.scale} if stats.scale is not None and is_usable(stats.scale) else set()
     return sorted(scales | in_use)

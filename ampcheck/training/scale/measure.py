@@ -1,0 +1,165 @@
+"""The steps of each GradScaler, and the window of loss scales: predicted in float64, verified by real backward passes.
+
+The prediction needs the gradients of one step only; the step runs again at the ends of the predicted window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Where
+from ampcheck.training.distributed.ranks import gather
+from ampcheck.training.gradients.underflow import GradientLoss, GradientShadow, GradientStats
+from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep, loss_scale_stats
+from ampcheck.training.window import FEW, ScaleWindow, scale_window
+
+MOVES = 8
+"""By how many powers of two an end of the window moves at most, where a real run contradicts the histograms."""
+
+
+def measure_scalers(events: Iterable[Event]) -> dict[str, ScalerStats]:
+    """The steps of every scaler among recorded events, by its path in the loop.
+
+    A scaler without a `scaler.step` has no steps. A disabled scaler has scale 1.
+    """
+    by_scaler: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.act in (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE):
+            by_scaler[event.who].append(event)
+    return {
+        who: ScalerStats(who, any(event.enabled for event in own), tuple(_scaler_steps(own)))
+        for who, own in by_scaler.items()
+    }
+
+
+def _scaler_steps(events: Sequence[Event]) -> Iterator[ScalerStep]:
+    calls: list[Event] = []
+    for event in events:
+        if calls and calls[-1].step != event.step:
+            yield from _scaler_step(calls)
+            calls = []
+        if event.act in (Act.SCALER_STEP, Act.UPDATE):
+            calls.append(event)
+        if event.act is Act.UPDATE:
+            yield from _scaler_step(calls)
+            calls = []
+    yield from _scaler_step(calls)
+
+
+def _scaler_step(calls: Sequence[Event]) -> Iterator[ScalerStep]:
+    """The step that calls of `scaler.step`, and of `scaler.update` at their end, make up."""
+    scale = next((call.scale for call in calls if call.scale is not None), None)
+    if calls and scale is None and not calls[0].enabled:
+        scale = 1.0
+    if scale is None:
+        return
+    taken = sum(call.act is Act.SCALER_STEP and not call.skipped for call in calls)
+    skipped = [call for call in calls if call.act is Act.SCALER_STEP and call.skipped]
+    names = dict.fromkeys(name for call in skipped for name in call.nonfinite)
+    yield ScalerStep(calls[0].step, scale, taken, len(skipped), calls[-1].new_scale, tuple(names))
+
+
+def in_succession(scalers: Mapping[str, ScalerStats]) -> dict[str, ScalerStats]:
+    """Scalers at one path (`scaler`, `scaler#2`, ...) of which each begins after the one before has ended, as one."""
+    merged: dict[str, ScalerStats] = {}
+    heads: dict[str, str] = {}
+    for who, scaler in scalers.items():
+        head = heads.setdefault(who.partition("#")[0], who)
+        before = merged.get(head)
+        if before is None or not (before.steps and scaler.steps and before.steps[-1].step < scaler.steps[0].step):
+            merged[who] = scaler
+        else:
+            merged[head] = ScalerStats(head, before.enabled or scaler.enabled, before.steps + scaler.steps)
+    return merged
+
+
+def measure_loss_scale(
+    loop: TrainingLoop,
+    gradients: GradientStats,
+    shadow: GradientShadow | None,
+    events: Sequence[Event],
+    limits: Limits,
+    *,
+    first_op: Where | None = None,
+) -> list[LossScaleStats]:
+    """The window of the step in `gradients`, at `limits.underflow`, and the steps of each scaler.
+
+    The step runs again at both ends of the window, and one power of two beyond; where it loses more, or an op inside
+    overflows, the end moves.
+    """
+    scalers = tuple(scaler for scaler in in_succession(measure_scalers(events)).values() if scaler.enabled)
+    window: ScaleWindow | None = None
+    verified: dict[float, tuple[float, bool, str]] = {}
+    if gradients.histograms and gradients.format == "float16":
+        weights = [name for name in gradients.histograms if name not in gradients.outputs]
+        window = scale_window(gradients.histograms, share=limits.underflow, dtype="float16", binding=weights)
+        if shadow is not None and window.nonzero:
+            window, verified = _verified(window, shadow, gradients.scale)
+    runs = [(scale, lost, overflows) for scale, (lost, overflows, _) in verified.items()]
+    lost = {loss.name: loss.lost for loss in gradients.gradients if loss.kind == "parameter" and loss.known}
+    stats = (
+        loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=runs)
+        for scaler in (scalers or (None,))
+    )
+    return [replace(one_scaler, real_scale=gradients.scale, real_lost=lost) for one_scaler in stats]
+
+
+def _verified(
+    window: ScaleWindow, shadow: GradientShadow, scale: float
+) -> tuple[ScaleWindow, dict[float, tuple[float, bool, str]]]:
+    """The window with the ends that real backward passes confirm; what each of them lost, by its scale."""
+    verified: dict[float, tuple[float, bool, str]] = {}
+
+    def run(exponent: int) -> tuple[float, bool, str]:
+        at = math.ldexp(1.0, exponent)
+        if at not in verified:
+            verified[at] = _worst(shadow.beside(at / scale)[0])
+        return verified[at]
+
+    needed, allowed = window.needed, window.allowed
+    if window.empty:
+        run(needed)
+        run(allowed)
+        return window, verified
+    last = needed + MOVES
+    while run(needed)[0] > window.share and needed < min(last, allowed):
+        needed += 1
+    last = needed - MOVES
+    while needed > last and run(needed - 1)[0] <= window.share:
+        needed -= 1
+    by = window.allowed_by
+    last = allowed - MOVES
+    while allowed > max(last, needed - 1) and run(allowed)[1]:
+        by, allowed = run(allowed)[2], allowed - 1
+    if needed < allowed == last and run(allowed)[1] and not run(needed)[1]:  # an op inside overflows much earlier
+        finite = needed
+        while allowed - finite > 1:
+            middle = (finite + allowed) // 2
+            finite, allowed = (finite, middle) if run(middle)[1] else (middle, allowed)
+        by, allowed = run(allowed)[2], finite
+    last = allowed + MOVES
+    while needed <= allowed < last and not run(allowed + 1)[1]:
+        allowed += 1
+    return replace(window, needed=needed, allowed=allowed, allowed_by=by), verified
+
+
+def _worst(losses: dict[tuple[str, str], GradientLoss]) -> tuple[float, bool, str]:
+    """The worst share that a parameter lost, whether anything overflowed, and what."""
+    weights = [loss for loss in losses.values() if loss.kind == "parameter" and loss.known]
+    known = sum(loss.known for loss in weights)
+    pooled = sum(max(0, loss.zero - loss.reverse) for loss in weights) / known if known else 0.0
+    worst = max([pooled, *(loss.lost for loss in weights if loss.known >= FEW)])
+    overflows = [loss.name for loss in losses.values() if loss.nonfinite]
+    return worst, bool(overflows), overflows[0] if overflows else ""
+
+
+def first_skipped(events: Sequence[Event]) -> int | None:
+    """The first step that a scaler skipped, of all ranks together; None without one."""
+    here = next((event.step for event in events if event.act is Act.SCALER_STEP and event.skipped), None)
+    return min((step for step in gather(here) if step is not None), default=None)
