@@ -19,11 +19,11 @@ from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import modules_of
-from ampcheck.training.monitor.checks import check_watched
-from ampcheck.training.monitor.monitor import TrainingWatch
-from ampcheck.training.monitor.report import watched_charts, watched_tables
-from ampcheck.training.monitor.stats import WatchStats
-from ampcheck.training.monitor.unwrapped import plain_optimizer
+from ampcheck.training.monitor.checks import check_monitored
+from ampcheck.training.monitor.monitor import TrainingMonitor
+from ampcheck.training.monitor.optimizers import plain_optimizer
+from ampcheck.training.monitor.stats import MonitorStats
+from ampcheck.training.monitor.views import monitor_charts, monitor_tables
 
 
 class _Asked:
@@ -67,7 +67,9 @@ class SeenTraining(_Asked):
     compiled: what it sees inside compiled graphs; None where the model has none.
     """
 
-    def __init__(self, training: TrainingWatch, name: str, limits: Limits, device: str, compiled: Seen | None) -> None:
+    def __init__(
+        self, training: TrainingMonitor, name: str, limits: Limits, device: str, compiled: Seen | None
+    ) -> None:
         self._training, self._name, self._limits, self._device = training, name, limits, device
         self.compiled = compiled
 
@@ -75,7 +77,7 @@ class SeenTraining(_Asked):
         """Tell the loss of a step, a number or a tensor of one element. It is charted; the last must be finite."""
         self._training.step(loss)
 
-    def stats(self) -> WatchStats:
+    def stats(self) -> MonitorStats:
         """The statistics of gradients, updates and the loss scale so far."""
         return self._training.read(self._name)
 
@@ -85,10 +87,10 @@ class SeenTraining(_Asked):
         stats = self.stats()
         run = Run(
             environment=environment(self._device),
-            findings=tuple(check_watched(stats, self._limits)),
+            findings=tuple(check_monitored(stats, self._limits)),
             coverage=stats.coverage,
-            tables=watched_tables(stats, self._limits),
-            charts=watched_charts(stats, self._limits),
+            tables=monitor_tables(stats, self._limits),
+            charts=monitor_charts(stats, self._limits),
             title=f"the training of {self._name}",
         )
         if self.compiled is None:
@@ -207,7 +209,7 @@ def _watching(
         if optimizer is None:
             yield inside
             return
-        training = TrainingWatch(_optimizers(optimizer), scaler, _names(roots), every=every)
+        training = TrainingMonitor(_optimizers(optimizer), scaler, _names(roots), every=every)
         stack.enter_context(training.watching())
         yield SeenTraining(training, known, allowed, device, inside)
 
