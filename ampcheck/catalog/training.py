@@ -221,5 +221,6 @@ TF32 = Check(
     "left in.",
     "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a "
     "baseline; torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
+    unit="unit roundoffs of float32",
     subjects=(Kind.TRAINING, Kind.CALL),
 )

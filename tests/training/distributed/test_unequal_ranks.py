@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck.core.run import Run, Verdict
-from ampcheck.training.distributed.together import lost
+from ampcheck.training.distributed.ranks import is_failed_collective
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
@@ -107,8 +107,8 @@ def test_a_loss_that_is_nan_on_one_rank_alone_does_not_part_them(runs_of):
 
 
 def test_only_failed_collectives_are_taken_for_lost_ranks():
-    assert lost("RuntimeError: [unbound_buffer.cc:78] Timed out waiting 6000ms for recv")
-    assert lost("RuntimeError: Application timeout caused pair closure")
-    assert lost("DistBackendError: NCCL error in: x")
-    assert not lost("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
-    assert not lost("ValueError: nccl is no word for a number")
+    assert is_failed_collective("RuntimeError: [unbound_buffer.cc:78] Timed out waiting 6000ms for recv")
+    assert is_failed_collective("RuntimeError: Application timeout caused pair closure")
+    assert is_failed_collective("DistBackendError: NCCL error in: x")
+    assert not is_failed_collective("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert not is_failed_collective("ValueError: nccl is no word for a number")

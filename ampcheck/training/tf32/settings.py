@@ -1,4 +1,4 @@
-"""What makes a float32 baseline something else: flags, and the measured error of float32 products on the device."""
+"""Settings that change the precision of float32, and the measured error of float32 products on a device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from ampcheck.catalog.training import TF32
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Scalar, Table, Verdict, passed
+from ampcheck.core.run import Finding, Scalar, Table
 from ampcheck.torchtools.global_state import deterministic
 
 UNIT = format_of("float32").unit_roundoff
@@ -43,9 +44,9 @@ _FLAGS = (
     "backends.mkldnn.enabled",
     "utils.deterministic.fill_uninitialized_memory",
 )
-"""Attributes below `torch`. Before 2.9 there is no `fp32_precision`; what a PyTorch lacks is left out."""
+"""Attributes below `torch`. Before 2.9 there is no `fp32_precision`; flags that a PyTorch lacks are left out."""
 
-_PROGRAM = {
+_CUDA = {
     "matmul": ("backends.cuda.matmul.fp32_precision", "backends.cuda.matmul.allow_tf32"),
     "convolution": (
         "backends.cudnn.conv.fp32_precision",
@@ -53,12 +54,30 @@ _PROGRAM = {
         "backends.cudnn.allow_tf32",
     ),
 }
-"""Which flags decide about a product on CUDA, the newer interface first."""
+"""The flags of a product on CUDA, the newer interface first."""
+
+_CPU = {
+    "matmul": ("backends.mkldnn.matmul.fp32_precision",),
+    "convolution": ("backends.mkldnn.conv.fp32_precision",),
+}
+
+_HINTS = {
+    (True, "convolution"): (
+        "torch.backends.cudnn.allow_tf32 = False, or torch.backends.cudnn.conv.fp32_precision = 'ieee' (2.9)"
+    ),
+    (True, "matmul"): "torch.set_float32_matmul_precision('highest') (torch.backends.cuda.matmul.allow_tf32 = False)",
+    (False, "convolution"): "torch.backends.mkldnn.conv.fp32_precision = 'ieee'",
+    (False, "matmul"): "torch.set_float32_matmul_precision('highest')",
+}
+"""By whether the device is CUDA, and the kind of product."""
+
+_FORMATS = {"TF32 or float16": 2.0**-11, "bfloat16": 2.0**-8, "three products of bfloat16": 2.0**-17}
+"""The usual error of a product whose operands are rounded to a format."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductError:
-    """The relative error, in the Euclidean norm, of one float32 product against float64.
+    """The relative error, in the Euclidean norm, of one float32 product compared with float64.
 
     name: `matmul`, `convolution` or `gradient of a linear layer`. terms: how many products each element sums.
     error: in unit roundoffs of float32 (2^-24).
@@ -68,13 +87,18 @@ class ProductError:
     terms: int
     error: float
 
+    @property
+    def kind(self) -> str:
+        """`matmul` or `convolution`."""
+        return self.name if self.name in _CUDA else "matmul"
+
 
 @dataclass(frozen=True, slots=True)
 class ConfounderStats:
-    """Settings outside the model that change what float32 means, and what was measured under them.
+    """Settings outside the model that change the precision of float32, and the errors that were measured under them.
 
     flags: by their names in PyTorch. flushes: whether this thread flushes subnormals to zero on the CPU.
-    nondeterministic: ops without a deterministic kernel that a step called, with how often; None where not looked at.
+    nondeterministic: ops without a deterministic kernel that a step called, with how often; None where not measured.
     """
 
     subject: str
@@ -93,35 +117,31 @@ def measure_confounders(
 
     Takes milliseconds; changes no setting and draws nothing from the generators of the program.
     """
-    place = torch.device(device)
+    where = torch.device(device)
     flags = _flags()
     flushes = bool(torch.full((1,), format_of("float32").smallest_subnormal * 4).mul(0.5).eq(0).item())
     try:
-        with torch.inference_mode(False), torch.autocast(place.type, enabled=False):
-            products = (_matmul(place), _convolution(place), _linear(place))
+        with torch.inference_mode(False), torch.autocast(where.type, enabled=False):
+            products = _products(where)
     except (RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        return ConfounderStats(subject, str(place), flags, (), flushes, unmeasured=reason)
-    return ConfounderStats(subject, str(place), flags, products, flushes)
+        return ConfounderStats(subject, str(where), flags, (), flushes, unmeasured=reason)
+    return ConfounderStats(subject, str(where), flags, products, flushes)
 
 
 def _flags() -> dict[str, Scalar]:
-    found: dict[str, Scalar] = {}
-    for name in _FLAGS:
-        value = _read(attrgetter(name))
-        if value is not None:
-            found[name] = value
+    flags: dict[str, Scalar] = {name: value for name in _FLAGS if (value := _read(attrgetter(name))) is not None}
     precision = _read(lambda _: torch.get_float32_matmul_precision())
-    found["float32_matmul_precision"] = _REFUSED if precision is None else precision
-    found["use_deterministic_algorithms"] = torch.are_deterministic_algorithms_enabled()
-    return found
+    flags["float32_matmul_precision"] = _REFUSED if precision is None else precision
+    flags["use_deterministic_algorithms"] = torch.are_deterministic_algorithms_enabled()
+    return flags
 
 
 def _read(read: Callable[[Any], Any]) -> Scalar:
     """A flag; PyTorch refuses to read the old ones once a program has set their successors, and the other way round."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the old names warn that they are old
+            warnings.simplefilter("ignore")  # the old names are deprecated
             value = read(torch)
     except AttributeError:
         return None
@@ -130,26 +150,22 @@ def _read(read: Callable[[Any], Any]) -> Scalar:
     return value if isinstance(value, (bool, str, int)) or value is None else str(value)
 
 
-def _matmul(device: torch.device) -> ProductError:
+def _products(device: torch.device) -> tuple[ProductError, ...]:
+    functional = torch.nn.functional
     a, b = _normal(256, 256, seed=1), _normal(256, 256, seed=2)
-    out = a.to(device) @ b.to(device)
-    return ProductError("matmul", 256, relative_error(out, a.double() @ b.double()))
-
-
-def _convolution(device: torch.device) -> ProductError:
+    matmul = relative_error(a.to(device) @ b.to(device), a.double() @ b.double())
     x, weight = _normal(2, 32, 16, 16, seed=3), _normal(64, 32, 3, 3, seed=4)
-    out = torch.nn.functional.conv2d(x.to(device), weight.to(device))
-    exact = torch.nn.functional.conv2d(x.double(), weight.double())
-    return ProductError("convolution", 32 * 9, relative_error(out, exact))
-
-
-def _linear(device: torch.device) -> ProductError:
-    x, weight, pulled = _normal(256, 128, seed=5), _normal(192, 128, seed=6), _normal(256, 192, seed=7)
+    exact = functional.conv2d(x.double(), weight.double())
+    convolution = relative_error(functional.conv2d(x.to(device), weight.to(device)), exact)
+    x, weight, grad = _normal(256, 128, seed=5), _normal(192, 128, seed=6), _normal(256, 192, seed=7)
     with torch.enable_grad():
-        held = weight.to(device, copy=True).requires_grad_()
-        out = torch.nn.functional.linear(x.to(device), held)
-        (gradient,) = torch.autograd.grad(out, held, pulled.to(device))
-    return ProductError("gradient of a linear layer", 256, relative_error(gradient, pulled.double().T @ x.double()))
+        parameter = weight.to(device, copy=True).requires_grad_()
+        (gradient,) = torch.autograd.grad(functional.linear(x.to(device), parameter), parameter, grad.to(device))
+    return (
+        ProductError("matmul", 256, matmul),
+        ProductError("convolution", 32 * 9, convolution),
+        ProductError("gradient of a linear layer", 256, relative_error(gradient, grad.double().T @ x.double())),
+    )
 
 
 def _normal(*shape: int, seed: int) -> torch.Tensor:
@@ -166,7 +182,7 @@ def relative_error(value: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def allowed_error(terms: int, limits: Limits) -> float:
-    """What float32 explains of a product that sums `terms`, in its unit roundoffs.
+    """The error that float32 explains of a product that sums `terms`, in its unit roundoffs.
 
     Roundings of random sign grow with the square root of their number (Higham, Accuracy and Stability, section 2.8);
     a fast algorithm (Winograd's) has a few times that. TF32 is some 4,000 away, bfloat16 30,000.
@@ -177,32 +193,30 @@ def allowed_error(terms: int, limits: Limits) -> float:
 def measure_nondeterminism(step: Callable[[], Any]) -> dict[str, int]:
     """The ops that `torch.use_deterministic_algorithms` would refuse in one step, with how often they were called.
 
-    The step runs in deterministic mode with warnings in place of errors; the mode is restored, Inductor's as well. What
-    the step raises is raised.
+    The step runs in deterministic mode with warnings in place of errors; the mode is restored, Inductor's as well. An
+    exception of the step is raised.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with deterministic():
             step()
-    told = Counter(str(one.message).partition(" does not have a deterministic implementation") for one in caught)
-    for one in caught:
-        if " deterministic implementation" not in str(one.message):
+    ops: Counter[str] = Counter()
+    for warning in caught:
+        op, separator, _ = str(warning.message).partition(" does not have a deterministic implementation")
+        ops.update((op,) if separator else ())
+        if " deterministic implementation" not in str(warning.message):
             with suppress(Warning):  # a filter of the program's that makes errors of warnings
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    found: Counter[str] = Counter()
-    for (op, separator, _), count in told.items():
-        if separator:
-            found[op] += count
-    return dict(found)
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return dict(ops)
 
 
 def check_tf32(stats: ConfounderStats, limits: Limits) -> list[Finding]:
-    """Whether a product in float32 is one, by its measured error. The finding names the flag to turn."""
-    check = "tf32"
+    """Whether products in float32 have the error of float32. The finding names the flag to change."""
     if not stats.products:
-        why = stats.unmeasured or "no product was measured"
-        return [Finding(check, Verdict.SKIP, stats.subject, f"the error of float32 could not be measured: {why}")]
-    found = []
+        reason = stats.unmeasured or "no product was measured"
+        return [TF32.skip(stats.subject, f"the error of float32 could not be measured: {reason}")]
+    findings = []
+    on_cuda = stats.device.startswith("cuda")
     for one in stats.products:
         limit = allowed_error(one.terms, limits)
         if one.error <= limit:
@@ -210,82 +224,54 @@ def check_tf32(stats: ConfounderStats, limits: Limits) -> list[Finding]:
         message = (
             f"a product in float32 on {stats.device} must be off by no more than its roundings, {limit * UNIT:.2g} of "
             f"its norm; the {one.name} is off by {one.error * UNIT:.2g}, {one.error:,.0f} unit roundoffs "
-            f"({_like(one.error)}){_told_flags(stats, one.name)}"
+            f"({_like(one.error)}){_flag_values(stats, one.kind, on_cuda)}"
         )
-        found.append(
-            Finding(
-                check, Verdict.WARN, stats.subject, message, observed=one.error, limit=limit,
-                unit="unit roundoffs of float32", hint=_hint(stats.device, one.name),
-            )
-        )  # fmt: skip
-    if found:
-        return found
+        hint = _HINTS[on_cuda, one.kind]
+        findings.append(TF32.warn(stats.subject, message, observed=one.error, limit=limit, hint=hint))
+    if findings:
+        return findings
     errors = ", ".join(f"{one.name} {one.error * UNIT:.2g}" for one in stats.products)
     worst = max(stats.products, key=lambda one: one.error / allowed_error(one.terms, limits))
-    text = f"products in float32 on {stats.device} are float32 by their measured errors ({errors}){_elsewhere(stats)}"
+    text = f"products in float32 on {stats.device} are float32 by their measured errors ({errors}){_on_ampere(stats)}"
     limit = allowed_error(worst.terms, limits)
-    unit = "unit roundoffs of float32"
     seen = len(stats.products)
-    return [passed(check, stats.subject, text, seen, observed=worst.error, limit=limit, unit=unit)]
+    return [TF32.passed(stats.subject, text, seen, observed=worst.error, limit=limit)]
 
 
 def _like(error: float) -> str:
-    """Which format an error of this size is usual for, to the nearest power: rounded operands err by about u."""
-    known = {"TF32 or float16": 2.0**-11, "bfloat16": 2.0**-8, "three products of bfloat16": 2.0**-17}
-    nearest = min(known, key=lambda name: abs(math.log2(max(error, 1e-9) * UNIT / known[name])))
-    return f"as of {nearest}"
+    """The format whose usual error is nearest, by its power."""
+    return f"as of {min(_FORMATS, key=lambda name: abs(math.log2(max(error, 1e-9) * UNIT / _FORMATS[name])))}"
 
 
-def _kind(product: str) -> str:
-    return product if product in _PROGRAM else "matmul"
+def _flag_values(stats: ConfounderStats, kind: str, on_cuda: bool) -> str:
+    names = (_CUDA if on_cuda else _CPU)[kind]
+    known = {name: stats.flags.get(name) for name in names}
+    flags = [f"torch.{name} is {value!r}" for name, value in known.items() if value not in (None, _REFUSED)]
+    if kind == "matmul":
+        flags.append(f"float32_matmul_precision is {stats.flags.get('float32_matmul_precision')!r}")
+    return f"; {', '.join(flags)}" if flags else ""
 
 
-def _told_flags(stats: ConfounderStats, product: str) -> str:
-    if stats.device.startswith("cuda"):
-        names: tuple[str, ...] = _PROGRAM[_kind(product)]
-    else:
-        names = (f"backends.mkldnn.{'conv' if product == 'convolution' else 'matmul'}.fp32_precision",)
-    told = [f"torch.{name} is {stats.flags[name]!r}" for name in names if stats.flags.get(name) not in (None, _REFUSED)]
-    if _kind(product) == "matmul":
-        told.append(f"float32_matmul_precision is {stats.flags.get('float32_matmul_precision')!r}")
-    return f"; {', '.join(told)}" if told else ""
-
-
-def _hint(device: str, product: str) -> str:
-    if device.startswith("cuda") and _kind(product) == "convolution":
-        return "torch.backends.cudnn.allow_tf32 = False, or torch.backends.cudnn.conv.fp32_precision = 'ieee' (2.9)"
-    if device.startswith("cuda"):
-        return "torch.set_float32_matmul_precision('highest') (torch.backends.cuda.matmul.allow_tf32 = False)"
-    if _kind(product) == "convolution":
-        return "torch.backends.mkldnn.conv.fp32_precision = 'ieee'"
-    return "torch.set_float32_matmul_precision('highest')"
-
-
-def _elsewhere(stats: ConfounderStats) -> str:
-    """What the flags would do on an NVIDIA GPU (Ampere and later), where this is none or an older one."""
+def _on_ampere(stats: ConfounderStats) -> str:
+    """The effect of the flags on an NVIDIA GPU (Ampere and later), where this is none or an older one."""
     lowered = []
-    for product, names in _PROGRAM.items():
-        value = _in_force(stats.flags, names)
-        if value in ("tf32", True):
-            lowered.append(f"a {product}")
+    for kind, names in _CUDA.items():
+        # The first flag that is set decides; `none` leaves it to the setting for all backends.
+        values = (stats.flags.get(name) for name in (*names, "backends.fp32_precision"))
+        if next((value for value in values if value not in (None, _REFUSED, "none")), None) in ("tf32", True):
+            lowered.append(f"a {kind}")
     if not lowered:
         return ""
     return f"; by the flags as they are, {' and '.join(lowered)} in float32 would run in TF32 on an Ampere GPU or later"
 
 
-def _in_force(flags: Mapping[str, Scalar], names: tuple[str, ...]) -> Scalar:
-    """The first of the flags that decides; `none` leaves it to the setting for all backends."""
-    values = (flags.get(name) for name in (*names, "backends.fp32_precision"))
-    return next((value for value in values if value not in (None, _REFUSED, "none")), None)
-
-
 def confounders_table(stats: ConfounderStats) -> Table:
     """Flags and measurements, one a row."""
-    rows: list[tuple[Scalar, ...]] = [(name, value) for name, value in stats.flags.items()]
+    rows: list[tuple[Scalar, ...]] = list(stats.flags.items())
     rows.append(("subnormals flushed to zero on the CPU (this thread)", stats.flushes))
     rows += [(f"error of float32, {one.name}", one.error * UNIT) for one in stats.products]
     if stats.nondeterministic is not None:
         rows.append(("ops without a deterministic kernel in a step", len(stats.nondeterministic)))
         rows += [(f"  {op}", f"{count}x") for op, count in stats.nondeterministic.items()]
     note = "errors are relative, against float64; float32 rounds to 6.0e-08, TF32 to 4.9e-04"
-    return Table(f"What float32 means here: {stats.device}", ("setting", "value"), rows, "tf32", note)
+    return Table(f"What float32 means here: {stats.device}", ("setting", "value"), rows, str(TF32), note)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.confounders.operands import check_operands, measure_operands
-from ampcheck.training.confounders.settings import (
+from ampcheck.training.tf32.operands import check_operands, measure_operands
+from ampcheck.training.tf32.settings import (
     ConfounderStats,
     ProductError,
     allowed_error,
@@ -112,7 +112,7 @@ def pytester_free_python() -> Callable[[str], str]:
     def run(statement: str) -> str:
         code = (
             f"import torch; {statement}\n"
-            "from ampcheck.training.confounders.settings import measure_confounders\nprint(measure_confounders().flags)"
+            "from ampcheck.training.tf32.settings import measure_confounders\nprint(measure_confounders().flags)"
         )
         done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
         return done.stdout
@@ -177,7 +177,7 @@ def test_a_matmul_of_operands_that_lost_bits_is_found_with_its_place(bits: int) 
     (finding,) = check_operands(stats, LIMITS)
     assert finding.verdict is Verdict.FAIL
     assert finding.where.op == "aten::mm"
-    assert finding.where.file.endswith("test_confounders.py")
+    assert finding.where.file.endswith("test_tf32.py")
     exact = a.double() @ b.double()
     error = float(((cut(a, bits) @ cut(b, bits)).double() - exact).norm() / exact.norm()) * 2**24
     assert finding.observed == pytest.approx(error)
