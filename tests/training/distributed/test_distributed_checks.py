@@ -136,6 +136,7 @@ def call(rank, addends, result, ranks=(0, 1), **more):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(*[st.floats(-8, 8, width=16)] * 2), min_size=1, max_size=40), st.booleans())
 def test_an_exact_sum_or_mean_has_no_error(pairs, average):
