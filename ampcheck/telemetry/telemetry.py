@@ -217,7 +217,7 @@ class Telemetry:
                 sites[stats.key] = sites[stats.key] + stats if stats.key in sites else stats
         measured = [graph for graph in self._graphs if graph.calls]
         variants = [graph.variants for graph in self._graphs if graph.variants is not None]
-        differences = [difference for one in variants if (difference := one.difference()) is not None]
+        differences = [difference for v in variants if (difference := v.difference()) is not None]
         unseen = Counter(self._unseen)
         unseen.update(f"graphs whose full statistics could not be compiled: {v.failure}" for v in variants if v.failure)
         unseen.update(_OTHER_STRIDES for v in variants if v.other_strides)

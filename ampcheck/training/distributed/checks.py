@@ -31,15 +31,15 @@ def check_distributed(stats: DistributedStats, limits: Limits) -> list[Finding]:
 
 
 def _collectives(stats: DistributedStats, limits: Limits) -> list[Finding]:
-    low = [one for one in stats.collectives if format_of(one.format).bits <= 16]
-    if findings := [finding for one in low if (finding := _judge(stats, one, limits)) is not None]:
+    low = [total for total in stats.collectives if format_of(total.format).bits <= 16]
+    if findings := [finding for total in low if (finding := _judge(stats, total, limits)) is not None]:
         return findings
     if not stats.collectives:
         text = f"{stats.steps} steps on {stats.world} ranks added nothing up over ranks"
         return [REDUCE_PRECISION.skip(stats.subject, ": ".join((text, *stats.raised[:1])))]
-    calls = sum(one.calls for one in stats.collectives)
-    formats = ", ".join(sorted({one.format for one in stats.collectives}))
-    worst = max((one.ratio for one in low), default=0.0)
+    calls = sum(total.calls for total in stats.collectives)
+    formats = ", ".join(sorted({total.format for total in stats.collectives}))
+    worst = max((total.ratio for total in low), default=0.0)
     text = f"{calls} sums over {stats.world} ranks in {formats}"
     text += f": the worst in 16 bits has the error of {worst:.2g} roundings" if low else ", none of them in 16 bits"
     if stats.target and low:
@@ -48,45 +48,47 @@ def _collectives(stats: DistributedStats, limits: Limits) -> list[Finding]:
     return [REDUCE_PRECISION.passed(stats.subject, text, calls, **evidence)]
 
 
-def _judge(stats: DistributedStats, one: CollectiveStats, limits: Limits) -> Finding | None:
+def _judge(stats: DistributedStats, total: CollectiveStats, limits: Limits) -> Finding | None:
     """The gravest defect of a sum in 16 bits; None where there is none."""
-    beyond = next((p for p in one.predicted if p.ratio > limits.reduction or p.overflows), None)
-    target = next((p for p in one.predicted if p.world == stats.target), None)
+    beyond = next((p for p in total.predicted if p.ratio > limits.reduction or p.overflows), None)
+    target = next((p for p in total.predicted if p.world == stats.target), None)
     overflow = Verdict.WARN if stats.scaled else Verdict.FAIL
     verdict, limit, unit = Verdict.FAIL, limits.reduction, "roundings"
     ring = "in a ring whose addends are like those measured here"
     observed: float
-    if one.overflowed:
-        verdict, observed, limit, unit = overflow, one.overflowed, 0.0, "elements"
-        text = f"{one.overflowed} of {one.followed} followed elements are infinite where the exact sum is not"
+    if total.overflowed:
+        verdict, observed, limit, unit = overflow, total.overflowed, 0.0, "elements"
+        text = f"{total.overflowed} of {total.followed} followed elements are infinite where the exact sum is not"
         text += "; the scaler backs off until they are not" if stats.scaled else ""
-    elif one.vanished > limits.underflow:
-        observed, limit, unit = one.vanished, limits.underflow, "share"
-        cast = " once they were cast for the collective" if one.cast else ""
-        text = f"{one.vanished:.1%} of the sums that are not zero become zero{cast} ({one.followed} elements followed)"
-    elif one.ratio > limits.reduction:
-        observed = one.ratio
-        text = f"its relative error is {one.error:.2g}, that of {one.ratio:.2g} roundings of the exact sum"
+    elif total.vanished > limits.underflow:
+        observed, limit, unit = total.vanished, limits.underflow, "share"
+        cast = " once they were cast for the collective" if total.cast else ""
+        text = (
+            f"{total.vanished:.1%} of the sums that are not zero become zero{cast} ({total.followed} elements followed)"
+        )
+    elif total.ratio > limits.reduction:
+        observed = total.ratio
+        text = f"its relative error is {total.error:.2g}, that of {total.ratio:.2g} roundings of the exact sum"
     elif target is not None and target.ratio > limits.reduction:
         observed = target.ratio
         text = f"over {target.world} processes, {ring}, it has the error of {target.ratio:.2g} roundings"
-        text += f" (relative {target.error:.2g}; here {one.ratio:.2g} roundings)"
+        text += f" (relative {target.error:.2g}; here {total.ratio:.2g} roundings)"
     elif target is not None and target.overflows:
         verdict, observed, limit, unit = overflow, 1.0, 0.0, "sums"
-        text = f"over {target.world} processes, {ring}, the sum is beyond {format_of(one.format).max:.5g}"
+        text = f"over {target.world} processes, {ring}, the sum is beyond {format_of(total.format).max:.5g}"
     elif target is None and beyond is not None:
         verdict, observed = Verdict.WARN, beyond.ratio
         text = (
-            f"here it has the error of {one.ratio:.2g} roundings of the exact sum, over {beyond.world} processes, "
+            f"here it has the error of {total.ratio:.2g} roundings of the exact sum, over {beyond.world} processes, "
             f"{ring}, {'it overflows' if beyond.overflows else f'{beyond.ratio:.2g}'}"
         )
     else:
         return None
     message = (
-        f"a sum over ranks must keep the digits of its format, and its range; {one.op} over {one.world} ranks adds up "
-        f"in {one.format}: {text}"
+        f"a sum over ranks must keep the digits of its format, and its range; {total.op} over {total.world} ranks adds "
+        f"up in {total.format}: {text}"
     )
-    where = Where(phase=one.phase, op=one.op, file=one.file, line=one.line)
+    where = Where(phase=total.phase, op=total.op, file=total.file, line=total.line)
     return REDUCE_PRECISION.finding(
         verdict, stats.subject, message, where=where, observed=observed, limit=limit, unit=unit, hint=_HINT
     )
@@ -129,21 +131,31 @@ def distributed_tables(stats: DistributedStats) -> list[Table]:
     """The sums over ranks, the tensors of each rank, and the gradients of all ranks together."""
     sums: list[tuple[Scalar, ...]] = [
         (
-            f"{one.op} ({one.phase})",
-            f"{one.file}:{one.line}" if one.file else "",
-            *(one.format, one.world, one.calls, one.elements, one.error, one.once, one.vanished),
-            ", ".join(f"{p.ratio:.2g} at {p.world}" for p in one.predicted[:: max(len(one.predicted) // 4, 1)]),
+            f"{total.op} ({total.phase})",
+            f"{total.file}:{total.line}" if total.file else "",
+            *(total.format, total.world, total.calls, total.elements, total.error, total.once, total.vanished),
+            ", ".join(f"{p.ratio:.2g} at {p.world}" for p in total.predicted[:: max(len(total.predicted) // 4, 1)]),
         )
-        for one in sorted(stats.collectives, key=lambda one: -one.ratio)
+        for total in sorted(stats.collectives, key=lambda total: -total.ratio)
     ]
     columns = (
         *("collective", "where", "format", "ranks", "calls", "elements", "relative error", "of one rounding"),
         *("became zero", "roundings over more processes"),
     )
-    state = [(one.rank, one.role, one.dtype, one.tensors, one.bytes) for one in stats.state]
+    state = [(entry.rank, entry.role, entry.dtype, entry.tensors, entry.bytes) for entry in stats.state]
     gradients = [
-        (name, one.dtype, one.numel, one.nonzero, one.zeros, one.subnormals, one.nonfinite, one.amax, one.norm)
-        for name, one in stats.gradients.items()
+        (
+            name,
+            entry.dtype,
+            entry.numel,
+            entry.nonzero,
+            entry.zeros,
+            entry.subnormals,
+            entry.nonfinite,
+            entry.amax,
+            entry.norm,
+        )
+        for name, entry in stats.gradients.items()
     ]
     note = f"replicas differ: {', '.join(stats.differing[:5])}" if stats.differing else ""
     tables = (

@@ -122,23 +122,23 @@ class CollectiveMode(TorchDispatchMode):
         reductions = list(reducer(args))
         line = users_line(sys._getframe())
         with _disable_current_modes(), torch.no_grad():
-            calls = [self._begin(base, line, one) for one in reductions]
+            calls = [self._begin(base, line, reduction) for reduction in reductions]
         out = func(*args, **kwargs)
         with _disable_current_modes(), torch.no_grad():
             _wait(out)
             results = list(out) if isinstance(out, (list, tuple)) else [out]
-            for number, (call, one) in enumerate(zip(calls, reductions, strict=True)):
-                if call is not None and one.is_mine(call.ranks):
-                    result = one.result if one.result is not None else results[number]
+            for number, (call, reduction) in enumerate(zip(calls, reductions, strict=True)):
+                if call is not None and reduction.is_mine(call.ranks):
+                    result = reduction.result if reduction.result is not None else results[number]
                     call.result = _sample(result, len(call.parts))
         return out
 
-    def _begin(self, base: str, line: tuple[str, int | None], one: _Reduction) -> Call | None:
+    def _begin(self, base: str, line: tuple[str, int | None], reduction: _Reduction) -> Call | None:
         """Record the addends; None where the call is only counted."""
-        first = one.parts[0]
+        first = reduction.parts[0]
         if isinstance(values_of(first), Unmeasured) or not first.is_floating_point():
             return None
-        ranks = tuple(dist.get_process_group_ranks(one.group))
+        ranks = tuple(dist.get_process_group_ranks(reduction.group))
         number = self._numbers[ranks]
         self._numbers[ranks] += 1
         if len(ranks) < 2:
@@ -146,7 +146,7 @@ class CollectiveMode(TorchDispatchMode):
         phase = "forward" if first.requires_grad or self.inside else "update"
         if torch._C._current_graph_task_id() != -1:  # private name of torch 2.4 to 2.13
             phase = "backward"
-        elements = sum(part.numel() for part in one.parts)
+        elements = sum(part.numel() for part in reduction.parts)
         fmt = format_of(first.dtype).name
         call = Call(ranks, number, base, phase, fmt, elements, *line)
         self.calls.append(call)
@@ -154,10 +154,10 @@ class CollectiveMode(TorchDispatchMode):
         self._followed[key] += 1
         if self._followed[key] > min(max(_CALLS // len(ranks), 16), 128):
             return None
-        call.parts = [_sample(part, len(one.parts)) for part in one.parts]
+        call.parts = [_sample(part, len(reduction.parts)) for part in reduction.parts]
         if cast := self._casts.pop(_key(first), None):  # the collective overwrites it
             call.factor = cast.factor
-            if cast.sample is not None and len(one.parts) == 1:
+            if cast.sample is not None and len(reduction.parts) == 1:
                 call.wide = cast.sample.tolist()
         return call
 
@@ -202,7 +202,7 @@ _Args: TypeAlias = "tuple[Any, ...]"
 
 
 def _boxed_group(args: _Args) -> Any:
-    boxed = next(one for one in args if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one))
+    boxed = next(value for value in args if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value))
     return dist.ProcessGroup.unbox(boxed)
 
 
@@ -211,7 +211,7 @@ def _named_group(args: _Args) -> Any:
 
     # Private name of torch 2.4 to 2.13: a functional collective gets its group by name.
     resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
-    return resolve([one for one in args if isinstance(one, str)][-1])
+    return resolve([value for value in args if isinstance(value, str)][-1])
 
 
 def _split(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
@@ -219,7 +219,9 @@ def _split(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
 
 
 def _reduce(args: _Args, rooted: bool = True) -> Iterator[_Reduction]:
-    root = next(one for one in args[1:] if isinstance(one, int) and not isinstance(one, bool)) if rooted else None
+    root = (
+        next(value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)) if rooted else None
+    )
     return (_Reduction([tensor], tensor, _boxed_group(args), root) for tensor in args[0])
 
 
@@ -257,11 +259,11 @@ _REDUCERS: dict[tuple[str, str], Callable[[_Args], Iterator[_Reduction]]] = {
 
 
 def _wait(out: Any) -> None:
-    for one in out if isinstance(out, (list, tuple)) else [out]:
-        if isinstance(one, torch.ScriptObject):
-            torch._C._distributed_c10d.Work.unbox(one).wait()
+    for result in out if isinstance(out, (list, tuple)) else [out]:
+        if isinstance(result, torch.ScriptObject):
+            torch._C._distributed_c10d.Work.unbox(result).wait()
         else:
-            for _, tensor in tensors(one):
+            for _, tensor in tensors(result):
                 torch.ops._c10d_functional.wait_tensor(tensor)
 
 

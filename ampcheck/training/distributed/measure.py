@@ -92,11 +92,11 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
     mine.autocast = {name: ", ".join(sorted(seen)) for name, seen in states.items()}
     ranks = gather(mine)
     sums = on_first(collectives.calls, lambda calls: compare_sums(calls, target))
-    modules = [name for name in states if all(name in one.autocast for one in ranks)]
+    modules = [name for name in states if all(name in record.autocast for record in ranks)]
     seen = {
         "ranks": len(ranks),
         "steps": taken,
-        "sums over ranks": sum(one.calls for one in sums),
+        "sums over ranks": sum(record.calls for record in sums),
         "gradients": len(merged),
         "modules": len(modules),
         "other collectives": sum(collectives.others.values()),
@@ -106,16 +106,16 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
         loop.name,
         len(ranks),
         taken,
-        raised=tuple(error for one in ranks for error in one.raised),
+        raised=tuple(error for record in ranks for error in record.raised),
         gradients=merged,
         differing=differing,
-        state=tuple(state for one in ranks for state in one.state),
+        state=tuple(state for record in ranks for state in record.state),
         collectives=tuple(sums),
-        sums=tuple(stats for one in ranks for stats in one.sums),
-        norms=_merged_norms([one.norms for one in ranks]),
-        autocast=_differences(modules, [one.autocast for one in ranks]),
+        sums=tuple(stats for record in ranks for stats in record.sums),
+        norms=_merged_norms([record.norms for record in ranks]),
+        autocast=_differences(modules, [record.autocast for record in ranks]),
         modules=len(modules),
-        settings=_differences(_SETTINGS, [one.settings for one in ranks]),
+        settings=_differences(_SETTINGS, [record.settings for record in ranks]),
         scaled=any(scaler.is_enabled() for scaler in loop.reached.scalers.values()),
         target=target,
         coverage=Coverage(seen, dict(unseen)),
@@ -148,14 +148,14 @@ def merge_health(
     merged: dict[str, TensorHealth] = {}
     plain: dict[str, TensorHealth] = {}
     differing: dict[str, None] = {}
-    for of_rank in gather({name: one for name, one in records.items() if isinstance(one, LocalHealth)}):
-        for name, one in of_rank.items():
-            if one.sharded:
-                if not one.copy:
-                    merged[name] = merged[name] + one.health if name in merged else one.health
+    for of_rank in gather({name: record for name, record in records.items() if isinstance(record, LocalHealth)}):
+        for name, record in of_rank.items():
+            if record.sharded:
+                if not record.copy:
+                    merged[name] = merged[name] + record.health if name in merged else record.health
             elif name not in plain:
-                merged[name] = plain[name] = one.health
-            elif plain[name] != one.health:
+                merged[name] = plain[name] = record.health
+            elif plain[name] != record.health:
                 differing[name] = None
     return merged, tuple(differing)
 
@@ -173,7 +173,7 @@ def _state(loop: TrainingLoop) -> list[RankState]:
 
 def _differences(names: Sequence[str], ranks: list[dict[str, str]]) -> dict[str, dict[str, tuple[int, ...]]]:
     """The names of which the ranks have different values, and which."""
-    values = {name: by_value([one.get(name, "None") for one in ranks]) for name in names}
+    values = {name: by_value([record.get(name, "None") for record in ranks]) for name in names}
     return {name: ranks_of for name, ranks_of in values.items() if len(ranks_of) > 1}
 
 
@@ -183,7 +183,7 @@ def _merged_norms(ranks: list[list[NormStats]]) -> tuple[NormStats, ...]:
     same = len(set(map(len, ranks))) == 1
     for number, first in enumerate(merged):
         if first.sharded:
-            parts = [one[number].exact for one in ranks] if same else [None]
+            parts = [record[number].exact for record in ranks] if same else [None]
             known = [part for part in parts if part is not None]
             whole = sum(part**first.order for part in known) ** (1 / first.order) if len(known) == len(parts) else None
             merged[number] = replace(first, exact=whole)

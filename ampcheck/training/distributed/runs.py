@@ -106,14 +106,14 @@ def _titled(ranks: list[tuple[Titled, ...]]) -> Iterator[Titled]:
     """Tables or charts: once where they are the same on several ranks, else each with the numbers of its ranks."""
     groups: dict[str, list[tuple[set[int], Titled]]] = {}
     for rank, shown in enumerate(ranks):
-        for one in shown:
-            alike = groups.setdefault(one.title, [])
-            known = next((numbers for numbers, other in alike if other == one), None)
+        for item in shown:
+            alike = groups.setdefault(item.title, [])
+            known = next((numbers for numbers, other in alike if other == item), None)
             if known is None:
-                alike.append(({rank}, one))
+                alike.append(({rank}, item))
             else:
                 known.add(rank)
     for title, alike in groups.items():
-        for numbers, one in alike:
+        for numbers, item in alike:
             everywhere = len(numbers) == len(ranks)
-            yield one if everywhere else replace(one, title=f"{title} ({name_ranks(sorted(numbers))})")
+            yield item if everywhere else replace(item, title=f"{title} ({name_ranks(sorted(numbers))})")

@@ -35,19 +35,21 @@ def compare_sums(ranks: Sequence[Sequence[Call]], target: int | None) -> list[Co
             if len({(call.op, call.format, call.elements) for call in group}) == 1:
                 lines[len(members), first.op, first.phase, first.format, first.file, first.line].append(group)
     stats = (_at_one_line(groups, target, len(ranks)) for groups in lines.values())
-    return [one for one in stats if one is not None]
+    return [comparison for comparison in stats if comparison is not None]
 
 
 def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> CollectiveStats | None:
     first = groups[0][0]
     fmt = format_of(first.format)
-    compared = [one for group in groups if (one := _compare(group, fmt)) is not None]
+    compared = [comparison for group in groups if (comparison := _compare(group, fmt)) is not None]
     if not compared:
         return None
-    judged = [one for one in compared if one.finite]
-    worst = max(judged or compared, key=lambda one: one.error / one.once if one.once else 0.0)
-    nonzero = sum(one.nonzero for one in compared)
-    addends = torch.cat([one.addends for one in compared], dim=1)[:, :_EMULATED]
+    judged = [comparison for comparison in compared if comparison.finite]
+    worst = max(
+        judged or compared, key=lambda comparison: comparison.error / comparison.once if comparison.once else 0.0
+    )
+    nonzero = sum(comparison.nonzero for comparison in compared)
+    addends = torch.cat([comparison.addends for comparison in compared], dim=1)[:, :_EMULATED]
     usable = addends[:, addends.isfinite().all(0)]
     predicted: tuple[Prediction, ...] = ()
     # A group that is a part of the world does not grow with it.
@@ -60,12 +62,12 @@ def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> Co
         len(first.ranks),
         calls=len(groups),
         elements=max(group[0].elements for group in groups),
-        followed=sum(one.followed for one in compared),
+        followed=sum(comparison.followed for comparison in compared),
         error=worst.error,
         once=worst.once,
-        vanished=sum(one.vanished for one in compared) / nonzero if nonzero else 0.0,
-        overflowed=sum(one.overflowed for one in compared),
-        cast=any(one.cast for one in compared),
+        vanished=sum(comparison.vanished for comparison in compared) / nonzero if nonzero else 0.0,
+        overflowed=sum(comparison.overflowed for comparison in compared),
+        cast=any(comparison.cast for comparison in compared),
         divided=compared[0].divided,
         predicted=predicted,
         file=first.file,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 from ampcheck.catalog.numerics import COVERAGE, NONFINITE_GRADIENT, OVERFLOW
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, STAGNATION
+from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.gradients.checks import larger_scale_hint
@@ -65,110 +66,94 @@ def _losses(stats: MonitorStats) -> Iterator[Finding]:
     count = len(stats.losses)
     if not count:
         return
-    bad = [step for step, loss in enumerate(stats.losses) if not math.isfinite(loss)]
-    if bad and bad[-1] == count - 1:
+    bad = sum(not math.isfinite(loss) for loss in stats.losses)
+    if not math.isfinite(stats.losses[-1]):
         first = next((step + 1 for step in reversed(range(count)) if math.isfinite(stats.losses[step])), 0)
         message = f"the loss must be finite; it is {stats.losses[-1]} in the last of {count} steps"
         hint = "ampcheck.audit names the op where the first infinity or NaN appears"
-        where = Where("forward", step=first)
-        yield OVERFLOW.fail(stats.subject, message, where=where, observed=len(bad), limit=0, unit="steps", hint=hint)
+        yield OVERFLOW.fail(stats.subject, message, **_evidence(Where("forward", step=first), bad, 0, "steps", hint))
         return
-    before = f", after {len(bad)} that were not" if bad else ""
+    before = f", after {bad} that were not" if bad else ""
     yield OVERFLOW.passed(stats.subject, f"the last of {count} losses is finite{before}", count)
 
 
 def _nonfinite_gradient(stats: MonitorStats) -> list[Finding]:
     guarded = {optimizer.name for optimizer in stats.optimizers if optimizer.guarded}
-    measured = [one for one in stats.parameters if one.gradient is not None]
-    if not measured:
-        return [NONFINITE_GRADIENT.skip(stats.subject, _unmeasured(stats))]
     findings = []
-    for one in measured:
-        gradient, update = one.gradient, one.update
-        assert gradient is not None
-        where = _where(one, "backward", gradient.first)
+    for param, gradient in stats.gradients:
+        health, update = gradient.health, param.update
         if update is not None and update.poisoned:
             message = (
-                f"weights must stay finite; {one.name} held an infinity or NaN after {update.poisoned:,} of "
+                f"weights must stay finite; {param.name} held an infinity or NaN after {update.poisoned:,} of "
                 f"{update.calls:,} measured steps"
             )
             hint = "step through torch.amp.GradScaler, which leaves out a step with such gradients; see overflow"
-            where = _where(one, "update", gradient.first if gradient.bad else None)
-            findings.append(
-                NONFINITE_GRADIENT.fail(
-                    stats.subject, message, where=where, observed=update.poisoned, limit=0, unit="steps", hint=hint
-                )
-            )
-        elif gradient.bad and one.optimizer not in guarded:
-            health = gradient.health
+            where = _where(param, "update", gradient.first if gradient.bad else None)
+            evidence = _evidence(where, update.poisoned, 0, "steps", hint)
+            findings.append(NONFINITE_GRADIENT.fail(stats.subject, message, **evidence))
+        elif gradient.bad and param.optimizer not in guarded:
             message = (
-                f"a step must be made with finite gradients; that of {one.name} was not in {gradient.bad:,} of "
+                f"a step must be made with finite gradients; that of {param.name} was not in {gradient.bad:,} of "
                 f"{gradient.calls:,} measured steps ({health.infs:,} infinities, {health.nans:,} NaN), and the "
                 "optimizer was stepped; its weights stayed finite"
             )
             hint = "leave such a step out (torch.amp.GradScaler does), or mend what overflows in forward"
-            findings.append(
-                NONFINITE_GRADIENT.warn(
-                    stats.subject, message, where=where, observed=gradient.bad, limit=0, unit="steps", hint=hint
-                )
-            )
+            evidence = _evidence(_where(param, "backward", gradient.first), gradient.bad, 0, "steps", hint)
+            findings.append(NONFINITE_GRADIENT.warn(stats.subject, message, **evidence))
+    if not stats.gradients:
+        return [NONFINITE_GRADIENT.skip(stats.subject, _unmeasured(stats))]
     skipped = f"; {stats.skipped:,} more were left out by the scaler" if stats.skipped else ""
     text = f"{stats.measured:,} measured steps were made with finite gradients{skipped}"
-    return _worst(findings) or [NONFINITE_GRADIENT.passed(stats.subject, text, _gradients(measured))]
+    seen = sum(gradient.calls for _, gradient in stats.gradients)
+    return _worst(findings) or [NONFINITE_GRADIENT.passed(stats.subject, text, seen)]
 
 
 def _underflow(stats: MonitorStats, limits: Limits) -> list[Finding]:
     """Only warnings: without a reference, an element that was flushed looks like one that is zero."""
-    measured = [one for one in stats.parameters if one.gradient]
-    nothing = all(one.gradient and one.gradient.vanished == one.gradient.calls for one in measured)
-    judged = [one for one in measured if stats.is_scaled or nothing or _in_float16(one)]
+    nothing = all(gradient.vanished == gradient.calls for _, gradient in stats.gradients)
+    judged = [
+        (param, gradient)
+        for param, gradient in stats.gradients
+        if stats.is_scaled or nothing or gradient.health.dtype == "float16" or gradient.cut
+    ]
     if not judged:
         return []
     hint = f"{larger_scale_hint(2.0 if stats.is_scaled else 1.0)}; ampcheck.audit compares with a float32 backward"
     findings = []
-    for one in judged:
-        gradient = one.gradient
-        assert gradient is not None
+    for param, gradient in judged:
         health, calls = gradient.health, gradient.calls
         zeros = health.zeros / health.finite if health.nonzero else 0.0
         if calls >= _SEVERAL and gradient.vanished == calls:
             zeros = 1.0
             message = (
-                f"gradients must not vanish; that of {one.name} was zero altogether in each of {calls:,} measured "
+                f"gradients must not vanish; that of {param.name} was zero altogether in each of {calls:,} measured "
                 "steps (float16 flushes what is too small, or nothing depends on it)"
             )
         elif zeros > limits.underflow and 2 * gradient.cut > calls:
             message = (
-                f"at most {limits.underflow:.0%} of a gradient may become zero; of {one.name} {zeros:.0%} is zero, and "
-                f"the rest ends abruptly at the smallest number of float16 in {gradient.cut:,} of {calls:,} measured "
-                "steps: what is smaller was flushed"
+                f"at most {limits.underflow:.0%} of a gradient may become zero; of {param.name} {zeros:.0%} is zero, "
+                f"and the rest ends abruptly at the smallest number of float16 in {gradient.cut:,} of {calls:,} "
+                "measured steps: what is smaller was flushed"
             )
         else:
             continue
-        where = _where(one, "backward")
-        findings.append(
-            GRADIENT_UNDERFLOW.warn(
-                stats.subject, message, where=where, observed=zeros, limit=limits.underflow, hint=hint
-            )
-        )
+        evidence = _evidence(_where(param, "backward"), zeros, limits.underflow, GRADIENT_UNDERFLOW.unit, hint)
+        findings.append(GRADIENT_UNDERFLOW.warn(stats.subject, message, **evidence))
     text = f"none of {len(judged)} gradients shows the marks of flushing (no proof: nothing was compared)"
-    return _worst(findings) or [GRADIENT_UNDERFLOW.passed(stats.subject, text, _gradients(judged))]
+    seen = sum(gradient.calls for _, gradient in judged)
+    return _worst(findings) or [GRADIENT_UNDERFLOW.passed(stats.subject, text, seen)]
 
 
-def _in_float16(one: ParameterStats) -> bool:
-    return one.gradient is not None and (one.gradient.health.dtype == "float16" or one.gradient.cut > 0)
-
-
-def _loss_scale(stats: MonitorStats, limits: Limits) -> Iterator[Finding]:
+def _loss_scale(stats: MonitorStats, limits: Limits) -> list[Finding]:
     scaler, subject = stats.scaler, stats.subject
     if scaler is None:
-        return
-    if not scaler.enabled or not stats.attempts:
-        reason = "no optimizer was stepped through the scaler"
-        yield LOSS_SCALE.skip(subject, reason if scaler.enabled else "the scaler is switched off (enabled=False)")
-        return
+        return []
+    if not scaler.enabled:
+        return [LOSS_SCALE.skip(subject, "the scaler is switched off (enabled=False)")]
+    if not stats.attempts:
+        return [LOSS_SCALE.skip(subject, "no optimizer was stepped through the scaler")]
     scales, last = scaler.scales, scaler.scales[-1] if scaler.scales else math.nan
-    worst = max(stats.optimizers, key=lambda one: one.skipped_last)
+    worst = max(stats.optimizers, key=lambda optimizer: optimizer.skipped_last)
     trailing, where = worst.skipped_last, Where("update", step=worst.skipped[-1] if worst.skipped else None)
     names = ", ".join(f"{name} ({count:,}x)" for name, count in list(scaler.culprits.items())[:_LISTED])
     history = _history(stats)
@@ -181,36 +166,31 @@ def _loss_scale(stats: MonitorStats, limits: Limits) -> Iterator[Finding]:
     if unusable is not None:
         since = f"{f'after {unusable:,} updates' if unusable else 'from the first step on'} {known}"
         where = Where("update", step=unusable)
-        yield unusable_scale(subject, scales[unusable], since, where, hint if unusable else INIT_SCALE_HINT)
-    elif scales and has_fallen(scales[0], last):
+        return [unusable_scale(subject, scales[unusable], since, where, hint if unusable else INIT_SCALE_HINT)]
+    if scales and has_fallen(scales[0], last):
         settled = is_settled(window_of(stats, limits), last, trailing > 0)
         message = f"the loss scale must stay at 1 or above; it fell to {last:g} {known}"
         hint = "its gradients are that large: average the loss instead of summing it" if settled else hint
-        verdict = Verdict.WARN if settled else Verdict.FAIL
-        yield LOSS_SCALE.finding(
-            verdict, subject, message, where=where, observed=last, limit=1, unit="loss scale", hint=hint
-        )
-    elif trailing >= _LASTING and trailing < worst.attempts:
+        build = LOSS_SCALE.warn if settled else LOSS_SCALE.fail
+        return [build(subject, message, **_evidence(where, last, 1, "loss scale", hint))]
+    if trailing >= _LASTING and trailing < worst.attempts:
         message = f"a scaler that backs off must find a scale; the last {trailing:,} steps were skipped {known}"
-        yield LOSS_SCALE.fail(subject, message, where=where, observed=trailing, limit=_LASTING, unit="steps", hint=hint)
-    elif not stats.steps:
+        return [LOSS_SCALE.fail(subject, message, **_evidence(where, trailing, _LASTING, "steps", hint))]
+    if not stats.steps:
         message = f"steps must be made; all {stats.attempts:,} were skipped so far {known}"
         hint = "start lower (init_scale) or run longer: GradScaler halves the scale until the gradients are finite"
-        yield LOSS_SCALE.warn(subject, message, where=where, observed=stats.attempts, limit=0, unit="steps", hint=hint)
-    elif len(scales) < 2:
+        return [LOSS_SCALE.warn(subject, message, **_evidence(where, stats.attempts, 0, "steps", hint))]
+    if len(scales) < 2:
         message = f"scaler.update() must follow the steps; it was not called in {stats.attempts:,} of them"
-        yield LOSS_SCALE.warn(subject, message, hint="call scaler.update() once after all optimizers")
-    elif (often := _skipped_too_often(stats)) is not None:
+        return [LOSS_SCALE.warn(subject, message, hint="call scaler.update() once after all optimizers")]
+    if (often := _skipped_too_often(stats)) is not None:
         share, usual = often
         message = (
             f"once a scale is found, a step is skipped when it has grown too far, one in "
             f"{scaler.growth_interval + 1:,}; {share:.0%} were {known}"
         )
-        yield LOSS_SCALE.warn(
-            subject, message, where=where, observed=share, limit=usual, unit="of the steps", hint=hint
-        )
-    else:
-        yield LOSS_SCALE.passed(subject, history, stats.attempts)
+        return [LOSS_SCALE.warn(subject, message, **_evidence(where, share, usual, "of the steps", hint))]
+    return [LOSS_SCALE.passed(subject, history, stats.attempts)]
 
 
 def _history(stats: MonitorStats) -> str:
@@ -241,7 +221,7 @@ def _skipped_too_often(stats: MonitorStats) -> tuple[float, float] | None:
 
 
 def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
-    narrow = [(one, one.update) for one in stats.parameters if one.update is not None and one.update.due]
+    narrow = [(param, update) for param in stats.parameters if (update := param.update) is not None and update.due]
     if not narrow:
         return []
     rising = {o.name for o in stats.optimizers if o.rates and o.rates[-1] > o.rates[0] * (1 + 1e-6)}
@@ -251,31 +231,27 @@ def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
         "otherwise stochastic rounding, Kahan summation or a larger learning rate"
     )
     findings = []
-    for one, update in narrow:
+    for param, update in narrow:
         share = update.unchanged / update.due
-        if share <= limits.stagnation or (one.still is not None and one.still <= limits.stagnation):
+        if share <= limits.stagnation or (param.still is not None and param.still <= limits.stagnation):
             continue
-        if _is_compensated(one, update) or _is_stochastic(update):
+        if _is_compensated(param, update) or _is_stochastic(update):
             continue
-        lost = one.optimizer in nearest or _is_lost(update)
-        message = lost_updates(one.name, one.dtype, share, limits.stagnation, update.calls)
-        if one.still is not None:
-            message += f", and {one.still:.0%} of its elements are what they were at the first"
-        if one.optimizer in rising:
+        lost = param.optimizer in nearest or _is_lost(update)
+        message = lost_updates(param.name, param.dtype, share, limits.stagnation, update.calls)
+        if param.still is not None:
+            message += f", and {param.still:.0%} of its elements are what they were at the first"
+        if param.optimizer in rising:
             message += " (the learning rate still rises)"
-        if one.optimizer not in nearest:
+        if param.optimizer not in nearest:
             message += (
                 f"; of a sample stochastic rounding would have moved about {update.expected:.3g} in these steps, and "
                 f"{update.moved:,} moved" + ("" if lost else ", which does not tell how this optimizer rounds")
             )
-        lasting = update.calls >= _SEVERAL and update.due >= _MANY and one.optimizer not in rising
-        verdict, where = Verdict.FAIL if lasting and lost else Verdict.WARN, _where(one, "update")
-        limit, unit = limits.stagnation, "of the updates"
-        findings.append(
-            STAGNATION.finding(
-                verdict, stats.subject, message, where=where, observed=share, limit=limit, unit=unit, hint=hint
-            )
-        )
+        lasting = update.calls >= _SEVERAL and update.due >= _MANY and param.optimizer not in rising
+        build = STAGNATION.fail if lasting and lost else STAGNATION.warn
+        evidence = _evidence(_where(param, "update"), share, limits.stagnation, "of the updates", hint)
+        findings.append(build(stats.subject, message, **evidence))
     text = f"the updates of {len(narrow)} parameters change them"
     return _worst(findings) or [STAGNATION.passed(stats.subject, text, sum(update.calls for _, update in narrow))]
 
@@ -290,9 +266,9 @@ def _is_stochastic(update: UpdateSum) -> bool:
     return update.expected >= _MANY / 2 and update.expected / 2 <= update.moved <= 4 * update.expected
 
 
-def _is_compensated(one: ParameterStats, update: UpdateSum) -> bool:
+def _is_compensated(param: ParameterStats, update: UpdateSum) -> bool:
     """Whether the optimizer keeps what the parameter drops. It would have arrived by now if it did so for long."""
-    return one.compensated and not (_is_lost(update) and update.expected >= 2 * sampled(one.numel))
+    return param.compensated and not (_is_lost(update) and update.expected >= 2 * sampled(param.numel))
 
 
 def _coverage(stats: MonitorStats) -> Finding:
@@ -301,7 +277,7 @@ def _coverage(stats: MonitorStats) -> Finding:
         text += f"; not looked at: {unseen}"
     if not stats.measured:
         return COVERAGE.skip(stats.subject, _unmeasured(stats))
-    if not any(one.gradient for one in stats.parameters):
+    if not stats.gradients:
         message = (
             f"a gradient must have been measured; in {stats.measured:,} measured steps no parameter had one: {text}"
         )
@@ -316,13 +292,12 @@ def _unmeasured(stats: MonitorStats) -> str:
     return f"no gradient was there in {stats.measured:,} measured steps"
 
 
-def _where(one: ParameterStats, phase: str, step: int | None = None) -> Where:
-    return Where(phase, module=one.name.rpartition(".")[0], step=step)
+def _where(param: ParameterStats, phase: str, step: int | None = None) -> Where:
+    return Where(phase, module=param.name.rpartition(".")[0], step=step)
 
 
-def _gradients(parameters: Iterable[ParameterStats]) -> int:
-    """How many gradients were measured."""
-    return sum(one.gradient.calls for one in parameters if one.gradient)
+def _evidence(where: Where, observed: float, limit: float, unit: str, hint: str) -> Evidence:
+    return {"where": where, "observed": observed, "limit": limit, "unit": unit, "hint": hint}
 
 
 def _worst(findings: list[Finding]) -> list[Finding]:

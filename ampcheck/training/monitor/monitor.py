@@ -77,7 +77,9 @@ class TrainingMonitor:
     ) -> None:
         self.every, self.scaler = every, scaler
         many = len(optimizers) > 1
-        self._steps = [_Steps(f"optimizer.{i}" if many else "optimizer", one) for i, one in enumerate(optimizers)]
+        self._steps = [
+            _Steps(f"optimizer.{i}" if many else "optimizer", optimizer) for i, optimizer in enumerate(optimizers)
+        ]
         self._names, self._keys = dict(names), dict[int, int]()
         self._parameters: list[_Parameter] = []
         self._gradients: dict[tuple[torch.device, str, Plan], GradientSums] = {}
@@ -118,7 +120,7 @@ class TrainingMonitor:
     @torch.no_grad()
     def _compare(self) -> None:
         """Compare parameters with their first values and with the optimizers' state, while they are referenced."""
-        alive = {key: (one, one.tensor) for key, one in enumerate(self._parameters) if one.tensor is not None}
+        alive = {key: (param, param.tensor) for key, param in enumerate(self._parameters) if param.tensor is not None}
         still = self._updates.still({key: tensor for key, (_, tensor) in alive.items()})
         for key, (parameter, tensor) in alive.items():
             parameter.still = still.get(key)
@@ -226,7 +228,7 @@ class TrainingMonitor:
     def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             known = scaler is self.scaler and scaler.is_enabled()
-            steps = next((one for one in self._steps if known and one.optimizer is unwrapped(optimizer)), None)
+            steps = next((steps for steps in self._steps if known and steps.optimizer is unwrapped(optimizer)), None)
             if steps is None:
                 return original(scaler, optimizer, *args, **kwargs)
             steps.stepped = False
@@ -267,16 +269,16 @@ class TrainingMonitor:
         self._compare()
         parameters = [
             ParameterStats(
-                one.name,
-                one.steps.name,
-                one.dtype,
-                one.numel,
+                param.name,
+                param.steps.name,
+                param.dtype,
+                param.numel,
                 gradients.get(key),
                 updates.get(key),
-                one.still,
-                one.compensated,
+                param.still,
+                param.compensated,
             )
-            for key, one in enumerate(self._parameters)
+            for key, param in enumerate(self._parameters)
         ]
         return MonitorStats(
             subject,

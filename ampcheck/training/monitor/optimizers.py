@@ -56,16 +56,16 @@ def is_compensated(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) ->
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
-        kept = local(value)
-        if kept.shape != plain.shape or not kept.numel() or kept.layout is not torch.strided:
+        tensor = local(value)
+        if tensor.shape != plain.shape or not tensor.numel() or tensor.layout is not torch.strided:
             continue
-        if kept.dtype.itemsize >= 4:
-            if bool((kept.to(plain.dtype) == plain).float().mean() > 0.9):
+        if tensor.dtype.itemsize >= 4:
+            if bool((tensor.to(plain.dtype) == plain).float().mean() > 0.9):
                 return True
             continue
         if name in _MOMENTS or rounds_to_nearest(optimizer):
             continue
-        if bool((kept != 0).any() & (kept.abs() <= spacing(plain.double(), format_of(plain.dtype))).all()):
+        if bool((tensor != 0).any() & (tensor.abs() <= spacing(plain.double(), format_of(plain.dtype))).all()):
             return True
     return False
 

@@ -34,7 +34,7 @@ class GradientSum:
             self.health + other.health,
             self.calls + other.calls,
             self.bad + other.bad,
-            min((one.first for one in (self, other) if one.bad), default=other.first),
+            min((gradients.first for gradients in (self, other) if gradients.bad), default=other.first),
             self.vanished + other.vanished,
             self.subnormal + other.subnormal,
             self.cut + other.cut,
@@ -160,6 +160,11 @@ class MonitorStats:
         return sum(len(optimizer.skipped) for optimizer in self.optimizers)
 
     @property
+    def gradients(self) -> list[tuple[ParameterStats, GradientSum]]:
+        """The parameters with a measured gradient, and it."""
+        return [(param, gradient) for param in self.parameters if (gradient := param.gradient) is not None]
+
+    @property
     def is_scaled(self) -> bool:
         """Whether a scaler is in use."""
         return self.scaler is not None and self.scaler.enabled
@@ -168,13 +173,13 @@ class MonitorStats:
     def coverage(self) -> Coverage:
         """What was measured, and what was not."""
         unseen = Counter(self.unseen)
-        if without := sum(one.gradient is None for one in self.parameters):
+        if without := len(self.parameters) - len(self.gradients):
             unseen["parameters of which no gradient was measured"] += without
         seen = {
             "optimizer steps": self.steps,
             "measured steps": self.measured,
-            "gradients": sum(one.gradient.calls for one in self.parameters if one.gradient),
-            "updates": sum(one.update.calls for one in self.parameters if one.update),
+            "gradients": sum(gradient.calls for _, gradient in self.gradients),
+            "updates": sum(param.update.calls for param in self.parameters if param.update),
         }
         if self.scaler is not None and self.scaler.enabled:
             seen["loss scales"] = len(self.scaler.scales)

@@ -114,11 +114,11 @@ class GradientSums(_Rows):
     ) -> None:
         """Gradients of one step. keys: of their parameters; scale: the loss scale that they were divided by."""
         index = self._index(tuple(keys))
-        stored = tuple(one.numel - one.unstored for one in pending)
-        for key, one in zip(keys, pending, strict=True):
+        stored = tuple(health.numel - health.unstored for health in pending)
+        for key, health in zip(keys, pending, strict=True):
             row = self._rows[key]
-            self._numel[row] += one.numel
-            self._unstored[row] += one.unstored
+            self._numel[row] += health.numel
+            self._unstored[row] += health.unstored
             self._calls[row] += 1
         if stored not in self._stored:
             if len(self._stored) > _CHUNK:
@@ -178,10 +178,10 @@ class GradientSums(_Rows):
 
 
 def _matrix(pending: Sequence[PendingHealth]) -> torch.Tensor:
-    tensors = [one.packed for one in pending if isinstance(one.packed, torch.Tensor)]
+    tensors = [health.packed for health in pending if isinstance(health.packed, torch.Tensor)]
     if len(tensors) == len(pending):
         return torch.stack(tensors)
-    rows = [one.packed.tolist() if isinstance(one.packed, torch.Tensor) else one.packed for one in pending]
+    rows = [health.packed.tolist() if isinstance(health.packed, torch.Tensor) else health.packed for health in pending]
     return torch.from_numpy(np.array(rows, dtype=np.float64))
 
 

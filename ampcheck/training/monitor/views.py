@@ -26,12 +26,12 @@ def window_of(stats: MonitorStats, limits: Limits) -> ScaleWindow | None:
     if not stats.is_scaled:
         return None
     histograms = {}
-    for one in stats.parameters:
-        health = one.gradient.health if one.gradient else None
-        if health is not None and health.nonzero and health.histogram is not None:
+    for param, gradient in stats.gradients:
+        health = gradient.health
+        if health.nonzero and health.histogram is not None:
             # Health counts 2**e <= |g| < 2**(e + 1), a window 2**(b - 1) < |g| <= 2**b: they part at powers of two.
             counts = {exponent + 1: count for exponent, count in health.histogram}
-            histograms[one.name] = GradientHistogram(counts, health.amax, health.zeros, health.nonfinite)
+            histograms[param.name] = GradientHistogram(counts, health.amax, health.zeros, health.nonfinite)
     return scale_window(histograms, share=limits.underflow, dtype="float16") if histograms else None
 
 
@@ -46,7 +46,9 @@ def monitor_charts(stats: MonitorStats, limits: Limits) -> tuple[Chart, ...]:
 
 
 def _parameters(stats: MonitorStats) -> Table:
-    ordered = sorted((one for one in stats.parameters if one.gradient or one.update), key=_badness, reverse=True)
+    ordered = sorted(
+        (param for param in stats.parameters if param.gradient or param.update), key=_badness, reverse=True
+    )
     columns = (
         *("parameter", "dtype", "elements", "gradient rms", "largest", "smallest", "zeros", "subnormal", "inf or NaN"),
         *("update by weight", "unchanged", "measured"),
@@ -55,23 +57,23 @@ def _parameters(stats: MonitorStats) -> Table:
     note = f"every {stats.every}; gradients unscaled; {shares}holds as such at the loss scale"
     if len(ordered) > _ROWS:
         note = f"{_ROWS} of {len(ordered)} parameters, the worst first; {note}"
-    rows = tuple(_row(one, stats.is_scaled) for one in ordered[:_ROWS])
+    rows = tuple(_row(param, stats.is_scaled) for param in ordered[:_ROWS])
     return Table(f"Gradients and updates: {stats.subject}", columns, rows, str(GRADIENT_UNDERFLOW), note)
 
 
-def _badness(one: ParameterStats) -> tuple[float, ...]:
-    gradient, update = one.gradient, one.update
+def _badness(param: ParameterStats) -> tuple[float, ...]:
+    gradient, update = param.gradient, param.update
     zeros = gradient.health.zeros / gradient.health.numel if gradient and gradient.health.numel else 0.0
     unchanged = (update.unchanged_share if update else None) or 0.0
     return (update.poisoned if update else 0, gradient.bad if gradient else 0, unchanged, zeros)
 
 
-def _row(one: ParameterStats, scaled: bool) -> tuple[Scalar, ...]:
-    gradient, update = one.gradient, one.update
+def _row(param: ParameterStats, scaled: bool) -> tuple[Scalar, ...]:
+    gradient, update = param.gradient, param.update
     health = gradient.health if gradient else TensorHealth.empty()
     known = scaled or health.dtype == "float16"
     return (
-        *(one.name, one.dtype, one.numel, health.rms, health.amax, health.amin if health.nonzero else None),
+        *(param.name, param.dtype, param.numel, health.rms, health.amax, health.amin if health.nonzero else None),
         health.zeros / health.numel if health.numel else None,
         gradient.subnormal / health.nonzero if gradient and health.nonzero and known else None,
         health.nonfinite,
@@ -146,7 +148,7 @@ def _losses(stats: MonitorStats) -> Iterator[Chart]:
 
 
 def _ranges(stats: MonitorStats) -> Iterator[Chart]:
-    spans = [(one.name, span) for one in stats.parameters if one.gradient and (span := _span(one.gradient.health))]
+    spans = [(param.name, span) for param, gradient in stats.gradients if (span := _span(gradient.health))]
     if not spans:
         return
     note = "gradients of the measured steps, unscaled"
@@ -158,7 +160,7 @@ def _ranges(stats: MonitorStats) -> Iterator[Chart]:
     scale = stats.scaler.scales[-1] if stats.scaler and stats.scaler.scales else 0.0
     if 0 < scale < math.inf:
         bands = _bands(f"float16 at scale {scale:g}", math.log2(scale))
-    elif any(one.gradient and one.gradient.health.dtype == "float16" for one in stats.parameters):
+    elif any(gradient.health.dtype == "float16" for _, gradient in stats.gradients):
         bands = _bands("float16", 0.0)
     yield Chart(
         "range",

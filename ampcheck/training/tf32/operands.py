@@ -118,7 +118,9 @@ class OperandMode(TorchDispatchMode):
         for product, split in self._reduced:
             if not split[0]:
                 lines[product.op, product.file, product.line].append(product)
-        worst = (max(same, key=lambda one: -1.0 if one.error is None else one.error) for same in lines.values())
+        worst = (
+            max(same, key=lambda product: -1.0 if product.error is None else product.error) for same in lines.values()
+        )
         counts = map(len, lines.values())
         reduced = tuple(replace(product, calls=calls) for product, calls in zip(worst, counts, strict=True))
         return OperandStats(subject, self._products, reduced, raised)
@@ -151,7 +153,9 @@ class OperandMode(TorchDispatchMode):
         return self._origins.get(_key(tensor))
 
     def _follow(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> None:
-        inputs = [(one, origin) for _, one in tensors((args, kwargs)) if (origin := self._origin(one)) is not None]
+        inputs = [
+            (tensor, origin) for _, tensor in tensors((args, kwargs)) if (origin := self._origin(tensor)) is not None
+        ]
         if not inputs or out.layout is not torch.strided:
             return
         source, origin = inputs[0]
@@ -159,7 +163,7 @@ class OperandMode(TorchDispatchMode):
             if inputs[1][1].family is origin.family:
                 origin.family[0] = True
         elif name in _SHAPES:
-            moved = func(*map_tensors(lambda one: origin.values if one is source else one, args), **kwargs)
+            moved = func(*map_tensors(lambda tensor: origin.values if tensor is source else tensor, args), **kwargs)
             self._remember(out, moved, origin.family)
         elif out.shape == origin.values.shape and (_is_on_bits(name, func, source, out) or name in _KEEPING):
             self._remember(out, origin.values, origin.family)
@@ -171,14 +175,16 @@ class OperandMode(TorchDispatchMode):
             return
         self._products += 1
         pair = args[_PRODUCTS[name] :][:2]
-        origins = [(one, origin, _lost_bits(one, origin.values)) for one in pair if (origin := self._origin(one))]
-        reduced = [(one, origin, bits) for one, origin, bits in origins if bits >= _LOST]
+        origins = [
+            (tensor, origin, _lost_bits(tensor, origin.values)) for tensor in pair if (origin := self._origin(tensor))
+        ]
+        reduced = [(tensor, origin, bits) for tensor, origin, bits in origins if bits >= _LOST]
         if not reduced:
             return
         error = None
         if self._measured < _MEASURED:
             self._measured += 1
-            error = _error(func, args, kwargs, out, {id(one): origin.values for one, origin, _ in reduced})
+            error = _error(func, args, kwargs, out, {id(tensor): origin.values for tensor, origin, _ in reduced})
         bits = min(bits for _, _, bits in reduced)
         product = ReducedProduct(name, *users_line(sys._getframe()), bits, _terms(name, pair, args), error)
         self._reduced.append((product, reduced[0][1].family))
@@ -203,7 +209,7 @@ def _lost_bits(value: torch.Tensor, origin: torch.Tensor) -> int:
     """
     if value.shape != origin.shape or value.dtype is not torch.float32 or not value.numel():
         return 0
-    bits, before = (one.contiguous().view(torch.int32) & (2**23 - 1) for one in (value.detach(), origin))
+    bits, before = (tensor.contiguous().view(torch.int32) & (2**23 - 1) for tensor in (value.detach(), origin))
     zeros = next((count - 1 for count in range(1, 24) if bool((bits & (2**count - 1)).any())), 23)
     if not _LOST <= zeros < 23:
         return 0
@@ -217,8 +223,8 @@ def _lost_bits(value: torch.Tensor, origin: torch.Tensor) -> int:
 def _error(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor, origins: dict[int, torch.Tensor]
 ) -> float | None:
-    def exact(one: torch.Tensor) -> torch.Tensor:
-        origin = origins.get(id(one), one)
+    def exact(tensor: torch.Tensor) -> torch.Tensor:
+        origin = origins.get(id(tensor), tensor)
         return origin.detach().double() if origin.is_floating_point() else origin
 
     try:
@@ -252,26 +258,26 @@ def measure_operands(function: Callable[[], Any], subject: str = "subject") -> O
 def check_operands(stats: OperandStats, limits: Limits) -> list[Finding]:
     """Whether every product in float32 had float32 operands (check `tf32`)."""
     findings = []
-    for one in stats.reduced:
-        limit = allowed_error(one.terms, limits)
-        if one.error is not None and one.error <= limit:
+    for product in stats.reduced:
+        limit = allowed_error(product.terms, limits)
+        if product.error is not None and product.error <= limit:
             continue
         error = (
             ""
-            if one.error is None
+            if product.error is None
             else (
-                f"; it is off by {one.error * UNIT:.2g} of its norm against float64, where float32 explains "
+                f"; it is off by {product.error * UNIT:.2g} of its norm against float64, where float32 explains "
                 f"{limit * UNIT:.2g}"
             )
         )
         message = (
-            f"a product in float32 must be given float32 operands; {one.op.removeprefix('aten::')} was given, "
-            f"{one.calls:,}x, float32 in name only: the last {one.bits} of 23 mantissa bits were cut off{error}"
+            f"a product in float32 must be given float32 operands; {product.op.removeprefix('aten::')} was given, "
+            f"{product.calls:,}x, float32 in name only: the last {product.bits} of 23 mantissa bits were cut off{error}"
         )
         hint = "multiply the float32 tensors themselves, or cast to float16 or bfloat16, so that the dtype says it"
-        where = Where(op=one.op, file=one.file, line=one.line)
-        build = TF32.fail if one.bits <= _WIDEST else TF32.warn
-        findings.append(build(stats.subject, message, where=where, observed=one.error, limit=limit, hint=hint))
+        where = Where(op=product.op, file=product.file, line=product.line)
+        build = TF32.fail if product.bits <= _WIDEST else TF32.warn
+        findings.append(build(stats.subject, message, where=where, observed=product.error, limit=limit, hint=hint))
     if findings:
         return sorted(findings, key=lambda finding: -(finding.observed or 0.0))[:LISTED]
     if stats.raised:

@@ -217,21 +217,21 @@ def check_tf32(stats: ConfounderStats, limits: Limits) -> list[Finding]:
         return [TF32.skip(stats.subject, f"the error of float32 could not be measured: {reason}")]
     findings = []
     on_cuda = stats.device.startswith("cuda")
-    for one in stats.products:
-        limit = allowed_error(one.terms, limits)
-        if one.error <= limit:
+    for product in stats.products:
+        limit = allowed_error(product.terms, limits)
+        if product.error <= limit:
             continue
         message = (
             f"a product in float32 on {stats.device} must be off by no more than its roundings, {limit * UNIT:.2g} of "
-            f"its norm; the {one.name} is off by {one.error * UNIT:.2g}, {one.error:,.0f} unit roundoffs "
-            f"({_like(one.error)}){_flag_values(stats, one.kind, on_cuda)}"
+            f"its norm; the {product.name} is off by {product.error * UNIT:.2g}, {product.error:,.0f} unit roundoffs "
+            f"({_like(product.error)}){_flag_values(stats, product.kind, on_cuda)}"
         )
-        hint = _HINTS[on_cuda, one.kind]
-        findings.append(TF32.warn(stats.subject, message, observed=one.error, limit=limit, hint=hint))
+        hint = _HINTS[on_cuda, product.kind]
+        findings.append(TF32.warn(stats.subject, message, observed=product.error, limit=limit, hint=hint))
     if findings:
         return findings
-    errors = ", ".join(f"{one.name} {one.error * UNIT:.2g}" for one in stats.products)
-    worst = max(stats.products, key=lambda one: one.error / allowed_error(one.terms, limits))
+    errors = ", ".join(f"{product.name} {product.error * UNIT:.2g}" for product in stats.products)
+    worst = max(stats.products, key=lambda product: product.error / allowed_error(product.terms, limits))
     text = f"products in float32 on {stats.device} are float32 by their measured errors ({errors}){_on_ampere(stats)}"
     limit = allowed_error(worst.terms, limits)
     seen = len(stats.products)
@@ -269,7 +269,7 @@ def confounders_table(stats: ConfounderStats) -> Table:
     """Flags and measurements, one a row."""
     rows: list[tuple[Scalar, ...]] = list(stats.flags.items())
     rows.append(("subnormals flushed to zero on the CPU (this thread)", stats.flushes))
-    rows += [(f"error of float32, {one.name}", one.error * UNIT) for one in stats.products]
+    rows += [(f"error of float32, {product.name}", product.error * UNIT) for product in stats.products]
     if stats.nondeterministic is not None:
         rows.append(("ops without a deterministic kernel in a step", len(stats.nondeterministic)))
         rows += [(f"  {op}", f"{count}x") for op, count in stats.nondeterministic.items()]
