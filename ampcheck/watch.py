@@ -24,18 +24,18 @@ from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import OpObservation, observation_run
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.telemetry.checks import CHECKS as VALUE_CHECKS
-from ampcheck.telemetry.checks import check_telemetry, tables
+from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import modules_of
 from ampcheck.training.monitor.checks import CHECKS as TRAINING_CHECKS
-from ampcheck.training.monitor.checks import check_watched
-from ampcheck.training.monitor.monitor import TrainingWatch
-from ampcheck.training.monitor.report import watched_charts, watched_tables
-from ampcheck.training.monitor.stats import WatchStats
-from ampcheck.training.monitor.unwrapped import plain_optimizer
+from ampcheck.training.monitor.checks import check_monitored
+from ampcheck.training.monitor.monitor import TrainingMonitor
+from ampcheck.training.monitor.views import monitor_charts, monitor_tables
+from ampcheck.training.monitor.stats import MonitorStats
+from ampcheck.training.monitor.optimizers import plain_optimizer
 
 GRAPH_CHECKS = ("graph-break", "recompile", "eager-fallback", "cache-artifacts", "cudagraph")
 
@@ -52,7 +52,7 @@ class WatchedStats:
     graphs: GraphStats | None = None
     ops: NumericsStats | None = None
     values: TelemetryStats | None = None
-    training: WatchStats | None = None
+    training: MonitorStats | None = None
 
 
 class _Monitor(Protocol):
@@ -213,7 +213,7 @@ def watched(
             raise UsageError("a watch of compiled code cannot contain another: watch one compiled model at a time")
         monitors.append(_Values(shown, Telemetry(modules, level=Level(level), every=every), bounds, device))
     if "training" in families:
-        training = TrainingWatch(optimizers, scaler, _parameter_names(modules), every=every)
+        training = TrainingMonitor(optimizers, scaler, _parameter_names(modules), every=every)
         monitors.append(_Training(shown, training, bounds, device))
     return Watched(monitors, wanted, shown)
 
@@ -352,27 +352,27 @@ class _Values:
             environment=environment(self._device),
             findings=tuple(check_telemetry(stats, self._limits)),
             coverage=stats.coverage,
-            tables=tables(stats),
+            tables=telemetry_tables(stats),
         )
 
 
 class _Training:
     family = "training"
 
-    def __init__(self, name: str, watch: TrainingWatch, limits: Limits, device: str) -> None:
+    def __init__(self, name: str, watch: TrainingMonitor, limits: Limits, device: str) -> None:
         self._name, self.watch, self._limits, self._device = name, watch, limits, device
 
     def enter(self, stack: ExitStack) -> None:
         stack.enter_context(self.watch.watching())
 
-    def stats(self) -> WatchStats:
+    def stats(self) -> MonitorStats:
         return self.watch.read(self._name)
 
-    def run(self, stats: WatchStats) -> Run:
+    def run(self, stats: MonitorStats) -> Run:
         return Run(
             environment=environment(self._device),
-            findings=tuple(check_watched(stats, self._limits)),
+            findings=tuple(check_monitored(stats, self._limits)),
             coverage=stats.coverage,
-            tables=watched_tables(stats, self._limits),
-            charts=watched_charts(stats, self._limits),
+            tables=monitor_tables(stats, self._limits),
+            charts=monitor_charts(stats, self._limits),
         )

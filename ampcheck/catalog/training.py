@@ -217,7 +217,8 @@ TF32 = Check(
     "PyTorch sets torch.backends.cudnn.allow_tf32 by default; torch.set_float32_matmul_precision('high') or "
     "'medium' somewhere in the program; a library that sets either; an emulation of TF32 by bit tricks that was "
     "left in.",
-    "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a baseline; "
-    "torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
+    "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a "
+    "baseline; torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
+    unit="unit roundoffs of float32",
     subjects=(Kind.TRAINING, Kind.CALL),
 )

@@ -107,6 +107,12 @@ class Finding:
     hint: str = ""
     seen: int | None = None
 
+    @property
+    def key(self) -> tuple[Scalar, ...]:
+        """Equal for findings that differ in their numbers, wording or step alone, such as those of several ranks."""
+        where = self.where
+        return self.check, self.verdict.value, self.subject, where.phase, where.module, where.op, where.file, where.line
+
 
 def passed(
     check: str,

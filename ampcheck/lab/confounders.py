@@ -19,8 +19,13 @@ from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Tab
 from ampcheck.lab.expectations import Expectations
 from ampcheck.lab.loops import AMP_BFLOAT16, FLOAT32, Loop, Mode
 from ampcheck.lab.registry import check_of
-from ampcheck.training.confounders.settings import ConfounderStats, check_tf32, confounders_table, measure_confounders
 from ampcheck.training.stagnation.shadows import spacing
+from ampcheck.training.tf32.settings import (
+    ConfounderStats,
+    check_tf32,
+    confounders_table,
+    measure_confounders,
+)
 
 CHECK = check_of("confounders")
 

@@ -11,7 +11,7 @@ from ampcheck.core.run import Band, Chart, Scalar, Series, Table
 from ampcheck.health import TensorHealth
 from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats
-from ampcheck.telemetry import checks as telemetry
+from ampcheck.telemetry.checks import telemetry_tables
 
 ROWS = 60
 """Rows of one table or chart; beyond it the worst are shown."""
@@ -20,7 +20,7 @@ ROWS = 60
 def tables(stats: NumericsStats, limits: Limits) -> tuple[Table, ...]:
     """Where each output, module and gradient lies against its limit, and the ops that lost values; of compiled code
     what was measured inside its graphs."""
-    inside = telemetry.tables(replace(stats.inside, subject=who(stats))) if stats.inside is not None else ()
+    inside = telemetry_tables(replace(stats.inside, subject=who(stats))) if stats.inside is not None else ()
     return (*(table for table in (_errors(stats, limits), _losses(stats)) if table is not None), *inside)
 
 

@@ -1,10 +1,12 @@
 """Statistics from inside the graphs that `torch.compile` makes, forward and backward.
 
-sites       which values of a lowered graph are measured, and what the user calls them
-statistics  the reductions that are appended to the graph, and how their one packed result is read
-owners      which module's weights a call of a graph runs with: blocks that share a graph are told apart
-passes      a documented hook, where graphs cannot be had in another way
-telemetry   the plain graph and its measured twin side by side, sampled, and what they gave
-stats       the frozen record: one site, all sites
-checks      pure functions from the record to findings
+sites           the values of a lowered graph that are measured, with their names in the user's model
+statistics      the reductions that are appended to the graph, and the layout of their packed result
+owners          the modules that a call of a graph runs with: blocks that share a graph
+accumulators    sums of the packed results over the calls of a graph
+graph_variants  the plain graph and its variants with statistics
+passes          the documented hook of Inductor, where graphs are not accessible otherwise
+telemetry       instrumentation and sampling
+stats           the frozen record: one site, all sites
+checks          pure functions from the record to findings
 """

@@ -1,280 +1,254 @@
-"""What the statistics inside compiled graphs say. Pure functions from `TelemetryStats` to findings."""
+"""Checks on the statistics inside compiled graphs. Pure functions from `TelemetryStats` to findings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ampcheck.catalog.numerics import COVERAGE, FLUSH, HEADROOM, NONFINITE_GRADIENT, OVERFLOW, SILENT_ZERO
+from ampcheck.core.check import Check, first_findings
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Scalar, Table, Verdict, passed
+from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 
-CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
-"""The checks that telemetry can judge, in the order in which a reader wants them."""
-
-_LISTED = 5
 _ROWS = 40
 
 
 def check_telemetry(stats: TelemetryStats, limits: Limits, *, harmed: bool | None = None) -> list[Finding]:
-    """The findings of `CHECKS`.
+    """`overflow`, `nonfinite-gradient`, `silent-zero`, `flush`, `headroom` and `coverage`, in this order.
 
-    harmed: whether what came out of the run was judged to be wrong; None where nobody judged it (a user's own loop):
-    then what is found fails when its damage is seen further on in the graphs.
+    harmed: whether the results of the run were judged to be wrong; None where they were not judged (a user's own loop):
+    then a defect fails when its damage is seen later in the graphs.
     """
-    if skipped := _nothing(stats):
-        return [skipped]
+    if stats.skipped:
+        return [COVERAGE.skip(stats.subject, f"compiled graphs cannot be watched: {stats.skipped}")]
+    unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
+    if not stats.measured:
+        return [_nothing_measured(stats, unseen)]
+    text = f"{stats.coverage} were looked at inside compiled graphs" + (f"; not looked at: {unseen}" if unseen else "")
     return [
         *_overflow(stats, harmed),
         *_gradients(stats, harmed),
-        *_vanished(stats, harmed),
-        *_flushed(stats, limits),
+        *_silent_zero(stats, harmed),
+        *_flush(stats, limits),
         *_headroom(stats, limits),
-        _passed_coverage(stats),
+        COVERAGE.passed(stats.subject, text, _finite_sites(stats.sites)),
     ]
 
 
-def _passed_coverage(stats: TelemetryStats) -> Finding:
-    unseen = _unseen(stats)
-    text = f"{stats.coverage} were looked at inside compiled graphs" + (f"; not looked at: {unseen}" if unseen else "")
-    return passed("coverage", stats.subject, text, _alive(stats.sites))
+def flush_hint(where: Where) -> str:
+    """How to keep small values of a 16-bit op."""
+    if where.phase == "backward":
+        return "scale the loss (torch.amp.GradScaler), use bfloat16, or keep this op in float32"
+    return "scale the values up before this op, use bfloat16, or keep it in float32"
 
 
-def _unseen(stats: TelemetryStats) -> str:
-    return "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
-
-
-def _nothing(stats: TelemetryStats) -> Finding | None:
-    unseen = _unseen(stats)
-    if stats.skipped:
-        return Finding("coverage", Verdict.SKIP, stats.subject, f"compiled graphs cannot be watched: {stats.skipped}")
-    if stats.measured:
-        return None
+def _nothing_measured(stats: TelemetryStats, unseen: str) -> Finding:
     what = unseen or "Inductor compiled no graph: the model was not called inside, or is not compiled by it"
-    message = f"a value of a compiled graph must have been measured; none was: {what}"
     wider = "without autocast and 16-bit weights nothing is rounded to 16 bits: level='all' looks at all values; "
     hint = (
         "call what torch.compile returned inside the block, with backend='inductor'; "
         f"{wider if stats.level != 'all' else ''}eager mode is judged by assert_numerics"
     )
-    return Finding("coverage", Verdict.FAIL, stats.subject, message, hint=hint)
+    message = f"a value of a compiled graph must have been measured; none was: {what}"
+    return COVERAGE.fail(stats.subject, message, hint=hint)
 
 
 def _overflow(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
-    """Forward: a value that is not finite, where nothing that it was computed from was so."""
-    check = "overflow"
-    sites = [site for site in stats.sites if site.where.phase == "forward"]
-    if not sites:
-        return [Finding(check, Verdict.SKIP, stats.subject, "no forward value was measured inside compiled graphs")]
-    found = []
-    for place, site in enumerate(sites):
+    """Forward values that are not finite though computed from finite values."""
+    forward, backward = _in_phase(stats, "forward"), _in_phase(stats, "backward")
+    if not forward:
+        return [OVERFLOW.skip(stats.subject, "no forward value was measured inside compiled graphs")]
+    findings = []
+    for number, site in enumerate(forward):
         if harmed is False and not site.overflowed:
-            continue  # what the reference has as well, or a mask: a judge has found nothing wrong with what came out
-        if not site.born or (site.fed and not site.overflowed and any(one.bad for one in sites[:place])):
+            continue  # the reference has it as well, or it is a mask: the outputs were judged to be right
+        if not site.born or (site.fed and not site.overflowed and any(earlier.bad for earlier in forward[:number])):
             continue
-        later = sites[place + 1 :] + [one for one in stats.sites if one.where.phase == "backward"]
-        carried = [one for one in later if one.bad]
-        lost = bool(carried) or not later if harmed is None else harmed
-        text = f"; {len(carried)} later values carry it on" if carried else "; no later measured value is inf or NaN"
+        later = forward[number + 1 :] + backward
+        carried = sum(bool(value.bad) for value in later)
+        fails = (bool(carried) or not later) if harmed is None else harmed
+        text = f"; {carried} later values carry it on" if carried else "; no later measured value is inf or NaN"
         message = (
-            f"finite values must stay finite; {_counts(site)} of {_what(site)} in {site.bad:,} of {site.calls:,} "
-            f"measured calls{text if harmed is None or carried else ''}"
+            f"finite values must stay finite; {_bad_elements(site)} of {_value(site)} in {site.bad:,} of "
+            f"{site.calls:,} measured calls{text if harmed is None or carried else ''}"
         )
-        found.append(
-            _finding(
-                stats, check, Verdict.FAIL if lost else Verdict.WARN, site, message, _overflow_hint(site), site.bad
-            )
-        )
-    return _most(found) or [_passed(stats, check, f"no value of {len(sites)} became inf or NaN in forward", sites)]
+        wider = "" if site.format == "bfloat16" else ", or use bfloat16"
+        hint = f"keep this op in float32 (torch.autocast(enabled=False) around it), scale its inputs down{wider}"
+        verdict = Verdict.FAIL if fails else Verdict.WARN
+        findings.append(_finding(OVERFLOW, verdict, stats, site, message, hint, site.bad, unit="calls"))
+    return _judged(OVERFLOW, stats, findings, f"no value of {len(forward)} became inf or NaN in forward", forward)
 
 
-def _gradients(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
-    """Backward: a GradScaler skips a step with an infinite gradient now and then, so only what never ends fails."""
-    check = "nonfinite-gradient"
-    sites = [site for site in stats.sites if site.where.phase == "backward"]
+def _gradients(stats: TelemetryStats, harmed: bool | None) -> Iterator[Finding]:
+    """Backward values that are not finite. A GradScaler skips steps with infinite gradients: only lasting ones fail."""
+    sites = _in_phase(stats, "backward")
     if not sites:
-        return []
-    if any(site.bad for site in stats.sites if site.where.phase == "forward"):
-        if not any(site.bad for site in sites):
-            return [_passed(stats, check, f"no value of {len(sites)} became inf or NaN in backward", sites)]
-        text = "backward starts from values that are inf or NaN in forward: see overflow"
-        return [Finding(check, Verdict.SKIP, stats.subject, text)]
+        return
+    text = f"no value of {len(sites)} became inf or NaN in backward"
+    if any(site.bad for site in _in_phase(stats, "forward")):
+        if any(site.bad for site in sites):
+            text = "backward starts from values that are inf or NaN in forward: see overflow"
+            yield NONFINITE_GRADIENT.skip(stats.subject, text)
+        else:
+            yield from _judged(NONFINITE_GRADIENT, stats, [], text, sites)
+        return
     born = [site for site in sites if site.born]
-    found = []
-    for site in sorted((s for s in born if s.last or s.bad == s.calls), key=lambda s: s.bad < s.calls)[:1]:
-        # One call tells nothing of the next: a scaler starts too high on purpose.
-        always = site.bad == site.calls > 1 and harmed is not False
+    lasting = [site for site in born if site.last or site.bad == site.calls]
+    if lasting:
+        site = min(lasting, key=lambda s: s.bad < s.calls)
         message = (
-            f"gradients must be finite; {_counts(site)} of {_what(site)} in {site.bad:,} of {site.calls:,} measured "
-            f"calls, first in call {site.first}"
+            f"gradients must be finite; {_bad_elements(site)} of {_value(site)} in {site.bad:,} of {site.calls:,} "
+            f"measured calls, first in call {site.first}"
         )
         hint = "a GradScaler that backs off ends this after a few steps; otherwise see what overflows in forward there"
-        verdict = Verdict.FAIL if always else Verdict.WARN
-        found.append(_finding(stats, check, verdict, site, message, hint, site.bad))
-    passing = sum(site.bad for site in born)
-    text = f"no value of {len(sites)} became inf or NaN in backward" if not passing else _passing(born)
-    return found or [_passed(stats, check, text, sites)]
+        # One call says nothing about the next: a scaler starts too high on purpose.
+        verdict = Verdict.FAIL if site.bad == site.calls > 1 and harmed is not False else Verdict.WARN
+        yield _finding(NONFINITE_GRADIENT, verdict, stats, site, message, hint, site.bad, unit="calls")
+        return
+    if born:
+        worst = max(born, key=lambda site: site.bad)
+        text = f"gradients overflowed in {worst.bad:,} of {worst.calls:,} measured calls and are finite again"
+    yield from _judged(NONFINITE_GRADIENT, stats, [], text, sites)
 
 
-def _passing(born: list[SiteStats]) -> str:
-    worst = max(born, key=lambda site: site.bad)
-    return f"gradients overflowed in {worst.bad:,} of {worst.calls:,} measured calls and are finite again"
-
-
-def _vanished(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
-    """A cast that makes a whole tensor zero, in every measured call."""
-    check = "silent-zero"
+def _silent_zero(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
+    """Casts that make a whole tensor zero, in every measured call."""
     casts = [site for site in stats.sites if site.cast]
     if not casts:
-        return [Finding(check, Verdict.SKIP, stats.subject, "no cast to 16 bits was measured inside compiled graphs")]
-    found = []
-    for site in casts:
-        if not site.emptied or site.emptied < site.calls:
-            continue
+        return [SILENT_ZERO.skip(stats.subject, "no cast to 16 bits was measured inside compiled graphs")]
+    findings = []
+    for site in filter(_is_emptied, casts):
         message = (
-            f"a cast must leave something of what it is given; {_what(site)} became zero altogether in each of "
-            f"{site.calls:,} measured calls ({site.flushed:,} nonzero elements, the largest {site.amax:.3g})"
+            f"a tensor must not vanish; {_value(site)} became zero altogether in each of {site.calls:,} measured calls "
+            f"({site.flushed:,} nonzero elements, the largest {site.amax:.3g})"
         )
-        backward = site.where.phase == "backward"
-        fails = harmed if harmed is not None else backward
-        hint = (
-            "scale the loss (torch.amp.GradScaler), or use bfloat16"
-            if backward
-            else "scale the values up before this cast, use bfloat16, or keep this op in float32"
-        )
-        verdict = Verdict.FAIL if fails else Verdict.WARN
-        found.append(_finding(stats, check, verdict, site, message, hint, site.flushed))
-    return _most(found) or [_passed(stats, check, f"none of {len(casts)} casts made everything zero", casts)]
+        verdict = Verdict.FAIL if (site.where.phase == "backward" if harmed is None else harmed) else Verdict.WARN
+        findings.append(_finding(SILENT_ZERO, verdict, stats, site, message, flush_hint(site.where), site.flushed))
+    return _judged(SILENT_ZERO, stats, findings, f"none of {len(casts)} casts made everything zero", casts)
 
 
-def _flushed(stats: TelemetryStats, limits: Limits) -> list[Finding]:
-    """Casts that can have lost more of a tensor's norm than a rounding does."""
-    check = "flush"
+def _flush(stats: TelemetryStats, limits: Limits) -> list[Finding]:
+    """Casts that may have lost more of a tensor's norm than a rounding does."""
     casts = [site for site in stats.sites if site.cast]
-    found = []
-    for site in casts:
-        roundoff = format_of(site.format).unit_roundoff
-        if site.lost <= limits.flush * roundoff or (site.emptied and site.emptied == site.calls):
-            continue
-        message = (
-            f"what is too small for {site.format} may be at most {limits.flush * roundoff:.2g} of a tensor's norm; in "
-            f"{_what(site)} {site.flushed:,} of {site.nonzero:,} nonzero elements became zero, up to {site.lost:.2g} "
-            f"of it"
-        )
-        hint = (
-            "scale the loss (torch.amp.GradScaler), use bfloat16, or keep this op in float32"
-            if site.where.phase == "backward"
-            else "scale the values up before this cast, use bfloat16, or keep this op in float32"
-        )
-        limit = limits.flush * roundoff
-        place = site.where
-        unit = "of the norm, at most"
-        found.append(Finding(check, Verdict.WARN, stats.subject, message, place, site.lost, limit, unit, hint))
     if not casts:
         return []
-    return _most(found) or [_passed(stats, check, f"{len(casts)} casts flushed no more than a rounding loses", casts)]
+    findings = []
+    for site in casts:
+        allowed = limits.flush * format_of(site.format).unit_roundoff
+        if site.lost <= allowed or _is_emptied(site):
+            continue
+        message = (
+            f"at most {allowed:.2g} of a tensor's norm may flush to zero; {_value(site)} lost up to {site.lost:.2g}: "
+            f"{site.flushed:,} of {site.nonzero:,} nonzero elements"
+        )
+        hint = flush_hint(site.where)
+        findings.append(_finding(FLUSH, Verdict.WARN, stats, site, message, hint, site.lost, allowed, "of the norm"))
+    return _judged(FLUSH, stats, findings, f"{len(casts)} casts flushed no more than a rounding loses", casts)
 
 
 def _headroom(stats: TelemetryStats, limits: Limits) -> list[Finding]:
-    """Forward values near the end of a 16-bit format; gradients are held near it by a loss scale on purpose."""
-    check = "headroom"
-    narrow = [s for s in stats.sites if s.where.phase == "forward" and format_of(s.format).bits <= 16 and not s.bad]
-    found = []
+    """Forward values near the end of a 16-bit format; a loss scale keeps gradients near it on purpose."""
+    narrow = [s for s in _in_phase(stats, "forward") if format_of(s.format).bits <= 16 and not s.bad]
+    if not narrow:
+        return []
+    findings = []
     for site in narrow:
-        room = format_of(site.format).max / site.amax if site.amax else float("inf")
+        top = format_of(site.format).max
+        room = top / site.amax if site.amax else float("inf")
         if room >= limits.headroom:
             continue
         message = (
-            f"values must stay a factor of {limits.headroom:g} below {format_of(site.format).max:.6g}; {_what(site)} "
-            f"reached {site.amax:.6g}, a factor of {room:.3g}"
+            f"values must stay {limits.headroom:g}x below the maximum of {site.format}; {_value(site)} reaches "
+            f"{site.amax:.5g}, {room:.2f}x below {top:.6g}"
         )
-        hint = "scale its inputs down, use bfloat16, or keep this op in float32"
-        found.append(
-            Finding(check, Verdict.WARN, stats.subject, message, site.where, room, limits.headroom, "factor", hint)
-        )
-    if not narrow:
-        return []
-    return _most(found) or [
-        _passed(stats, check, f"{len(narrow)} values of 16 bits keep their distance from the end", narrow)
-    ]
+        hint = "normalise or scale before this op, or keep it in bfloat16 or float32"
+        limit = limits.headroom
+        findings.append(_finding(HEADROOM, Verdict.WARN, stats, site, message, hint, room, limit, "x below max"))
+    text = f"{len(narrow)} values of 16 bits are far from the maximum of their format"
+    return _judged(HEADROOM, stats, findings, text, narrow)
 
 
-def _counts(site: SiteStats) -> str:
-    parts = [
-        f"{count:,} elements {what}"
-        for count, what in ((site.overflowed, f"beyond {site.format}"), (site.infs, "inf"), (site.nans, "NaN"))
-        if count
-    ]
-    return ", ".join(parts) + f" among {site.numel:,}"
+def _in_phase(stats: TelemetryStats, phase: str) -> list[SiteStats]:
+    return [site for site in stats.sites if site.where.phase == phase]
 
 
-def _what(site: SiteStats) -> str:
-    value = f"the {'cast to' if site.cast else 'result in'} {site.format} of "
+def _is_emptied(site: SiteStats) -> bool:
+    return 0 < site.emptied == site.calls
+
+
+def _bad_elements(site: SiteStats) -> str:
+    counts = ((site.overflowed, f"beyond {site.format}"), (site.infs, "inf"), (site.nans, "NaN"))
+    return ", ".join(f"{count:,} elements {what}" for count, what in counts if count) + f" among {site.numel:,}"
+
+
+def _value(site: SiteStats) -> str:
     name = site.weight or f"{site.where.op.removeprefix('aten::')} in {site.where.module or '(the root)'}"
     line = f" ({site.where.file}:{site.where.line})" if site.where.file else ""
-    return value + name + line
-
-
-def _overflow_hint(site: SiteStats) -> str:
-    wider = "" if site.format == "bfloat16" else ", or use bfloat16"
-    return f"keep this op in float32 (torch.autocast(enabled=False) around it), scale its inputs down{wider}"
+    return f"the {'cast to' if site.cast else 'result in'} {site.format} of {name}{line}"
 
 
 def _finding(
-    stats: TelemetryStats, check: str, verdict: Verdict, site: SiteStats, message: str, hint: str, observed: float
+    check: Check,
+    verdict: Verdict,
+    stats: TelemetryStats,
+    site: SiteStats,
+    message: str,
+    hint: str,
+    observed: float,
+    limit: float = 0.0,
+    unit: str = "elements",
 ) -> Finding:
-    where = replace(site.where, step=site.first if site.first >= 0 else None)
-    return Finding(check, verdict, stats.subject, message, where, float(observed), 0.0, "calls", hint)
+    where = replace(site.where, step=site.first) if unit == "calls" and site.first >= 0 else site.where
+    return check.finding(
+        verdict, stats.subject, message, where=where, observed=observed, limit=limit, unit=unit, hint=hint
+    )
 
 
-def _passed(stats: TelemetryStats, check: str, text: str, sites: Sequence[SiteStats]) -> Finding:
-    return passed(check, stats.subject, f"{text} ({stats.coverage})", _alive(sites))
+def _judged(
+    check: Check, stats: TelemetryStats, findings: list[Finding], text: str, sites: Sequence[SiteStats]
+) -> list[Finding]:
+    """The first findings, or the pass."""
+    passed = check.passed(stats.subject, f"{text} ({stats.coverage})", _finite_sites(sites))
+    return first_findings(findings) or [passed]
 
 
-def _alive(sites: Sequence[SiteStats]) -> int:
-    """How many sites had a finite value; one that was inf or NaN throughout cannot lose any."""
+def _finite_sites(sites: Sequence[SiteStats]) -> int:
+    """Sites with a finite value; one that was always inf or NaN cannot lose any."""
     return sum(site.numel > site.infs + site.nans for site in sites)
 
 
-def _most(found: list[Finding]) -> list[Finding]:
-    ordered = sorted(found, key=lambda f: f.verdict is not Verdict.FAIL)
-    return ordered[:_LISTED]
-
-
-def tables(stats: TelemetryStats) -> tuple[Table, ...]:
-    """The sites that lost or nearly lost something first, then those nearest to the end of their format."""
+def telemetry_tables(stats: TelemetryStats) -> tuple[Table, ...]:
+    """The sites with the greatest losses first, then those nearest to the maximum of their format."""
     if not stats.sites:
         return ()
     ordered = sorted(
         stats.sites, key=lambda s: (-s.bad, -s.lost, -(s.amax / format_of(s.format).max if s.amax else 0.0))
     )
-    rows = [_row(site) for site in ordered[:_ROWS]]
     columns = (
-        "phase", "module", "value", "format", "amax", "smallest", "zeros", "flushed", "subnormal", "inf or NaN",
-        "calls", "source",
-    )  # fmt: skip
-    shares = "zeros, flushed and subnormal are shares of all elements"
-    note = f"level {stats.level}, every {stats.every}; {shares}"
+        *("phase", "module", "value", "format", "amax", "smallest", "zeros", "flushed", "subnormal", "inf or NaN"),
+        *("calls", "source"),
+    )
+    note = f"level {stats.level}, every {stats.every}; zeros, flushed and subnormal are shares of all elements"
     if len(ordered) > _ROWS:
         note = f"{_ROWS} of {len(ordered)} values, those that lost most first; {note}"
     if stats.perturbation is not None:
-        same = "measuring changed no result" if not stats.perturbation else _changed(stats)
-        note += f"; {same}"
-    return (Table(f"Inside the compiled graphs: {stats.subject}", columns, rows, "overflow", note),)
-
-
-def _changed(stats: TelemetryStats) -> str:
-    return f"measuring changed results of {stats.perturbed} graphs, by at most {stats.perturbation:.2g}"
+        changed = f"measuring changed results of {stats.perturbed} graphs, by at most {stats.perturbation:.2g}"
+        note += f"; {changed if stats.perturbation else 'measuring changed no result'}"
+    rows = [_row(site) for site in ordered[:_ROWS]]
+    return (Table(f"Inside the compiled graphs: {stats.subject}", columns, rows, str(OVERFLOW), note),)
 
 
 def _row(site: SiteStats) -> tuple[Scalar, ...]:
-    whole = max(site.numel, 1)
-    value = site.weight or site.where.op
-    source = f"{site.where.file}:{site.where.line}" if site.where.file else ""
-    bad = site.overflowed + site.infs + site.nans
+    where, numel = site.where, max(site.numel, 1)
     return (
-        site.where.phase, site.where.module or "(root)", ("cast of " if site.cast else "") + value, site.format,
-        site.amax, site.smallest, site.zeros / whole, site.flushed / whole, site.subnormals / whole, bad,
-        site.calls, source,
-    )  # fmt: skip
+        where.phase,
+        where.module or "(root)",
+        ("cast of " if site.cast else "") + (site.weight or where.op),
+        *(site.format, site.amax, site.smallest),
+        *(count / numel for count in (site.zeros, site.flushed, site.subnormals)),
+        site.overflowed + site.infs + site.nans,
+        site.calls,
+        f"{where.file}:{where.line}" if where.file else "",
+    )

@@ -1,38 +1,34 @@
-"""One graph in its variants: plain, with the lean statistics, with the full ones; and two of them on equal inputs."""
+"""One graph in its variants: plain, with the lean statistics, with the full ones; and comparisons of two of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
 
 from ampcheck.core.errors import brief
+from ampcheck.telemetry.accumulators import Accumulator
 from ampcheck.torchtools.dynamo import Runnable
 
-_RINGS = 3
+_INCOMPLETE_CALLS = 3
+"""Calls with incomplete lean statistics after which a graph is always measured in full."""
 
 _COMPARED_BYTES = 1 << 30
-"""Results of more bytes are not held twice to compare them: that memory may not be there."""
+"""Results of more bytes are not kept twice to compare them: that memory may not be there."""
 
 
-class Account(Protocol):
-    """Where the packed statistics of a call go."""
+class GraphVariants:
+    """One graph three times: plain, with the lean statistics, and, once these are incomplete, with the full ones.
 
-    def keep(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
-        """The statistics of one call, lean or full."""
+    On the CPU a call whose lean statistics are incomplete is run again with the full ones, on equal inputs and random
+    numbers; on a device the next measured call is. The first measured call also runs the plain variant, to detect
+    whether measuring changes a result.
 
-    def rings(self, packed: torch.Tensor) -> bool:
-        """Whether lean statistics leave something open, as far as that can be told without waiting for the device."""
-
-
-class Twins:
-    """One graph three times: plain, with the lean statistics, and, once these leave something open, with the full ones.
-
-    On the CPU the call in which the lean statistics ring is run again with the full ones, on equal inputs and random
-    numbers; on a device the next measured call is. A graph that rings again and again is measured in full from then on.
-    The first measured call also runs the plain variant, to tell whether measuring changes a result.
+    written: inputs that every variant writes to. donated: inputs whose memory only the plain variant reuses.
+    single_run: why the graph may run only once on the same inputs, "" where it may run again. aside: results always
+    come from the plain graph, and the statistics from a second run.
     """
 
     def __init__(
@@ -42,116 +38,102 @@ class Twins:
         full: Callable[[], Runnable],
         written: frozenset[int] = frozenset(),
         donated: frozenset[int] = frozenset(),
-        alone: str = "",
+        single_run: str = "",
         aside: bool = False,
     ) -> None:
-        """written: inputs that every variant writes to; donated: inputs whose memory only the plain one reuses; alone:
-        why the graph may run only once on the same inputs, "" where it may run again; aside: results always come from
-        the plain graph, and the statistics from a run beside it."""
-        self.plain, self._lean, self._make_full = plain, lean, full
+        self.plain, self._lean, self._compile_full = plain, lean, full
         self._written, self._donated = written, donated
+        self.single_run, self.aside = single_run, aside
         self._full: Runnable | None = None
         self._differences: list[torch.Tensor] | None = None
-        self._rang = 0
-        self._due = False
+        self._incomplete = 0
+        self._full_is_next = False
         self.failure = ""
-        self.alone = alone
-        self.aside = aside
-        self.elsewhere = False
-        """Whether the outputs of the measured variant lie otherwise in memory; then only the plain one runs."""
+        self.other_strides = False
+        """Whether the outputs of the measured variant have other strides; then only the plain one runs."""
 
-    def run(self, inputs: list[Any], call: int, account: Account) -> Sequence[Any]:
-        """Run with statistics; gives the graph's own outputs."""
-        if self.aside and not self.alone:
-            return self._beside(inputs, call, account)
-        if self._differences is None and not self.alone:
-            return self._compared(inputs, call, account)
-        if self.elsewhere:
+    def run(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
+        """Run with statistics; returns the graph's own outputs."""
+        if self.aside and not self.single_run:
+            return self._run_aside(inputs, call, accumulator)
+        if self._differences is None and not self.single_run:
+            return self._run_compared(inputs, call, accumulator)
+        if self.other_strides:
             return self.plain(inputs)
-        if (self._due or self._rang >= _RINGS) and (full := self._compiled_full()) is not None:
-            self._due = False
-            return self._kept_of(full(inputs), call, account, full=True)
+        if (self._full_is_next or self._incomplete >= _INCOMPLETE_CALLS) and (full := self._full_variant()) is not None:
+            self._full_is_next = False
+            outputs = full(inputs)
+            accumulator.add(call, _own(outputs[-1]), full=True)
+            return outputs[:-1]
         again, states = None, _random_states(inputs)
-        if not self.alone and not any(device for device, _ in states):  # else they only keep memory alive
-            again = self._copied(inputs, self._written)
+        if not self.single_run and not any(device for device, _ in states):  # else the copies only cost memory
+            again = _copied(inputs, self._written)
         outputs = self._lean(inputs)
         packed = _own(outputs[-1])
-        if account.rings(packed):
-            self._rang += 1
+        if accumulator.is_incomplete(packed):
+            self._incomplete += 1
             if again is None:
-                self._due = True
-            elif (full := self._compiled_full()) is not None:
+                self._full_is_next = True
+            elif (full := self._full_variant()) is not None:
                 _restore(states)
-                self._kept_of(full(again), call, account, full=True)
+                accumulator.add(call, _own(full(again)[-1]), full=True)
                 return outputs[:-1]
-        account.keep(call, packed, full=False)
+        accumulator.add(call, packed, full=False)
         return outputs[:-1]
 
-    def _beside(self, inputs: list[Any], call: int, account: Account) -> Sequence[Any]:
+    def _run_aside(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
         states = _random_states(inputs)
-        packed = _own(self._lean(self._copied(inputs, self._written))[-1])
+        packed = _own(self._lean(_copied(inputs, self._written))[-1])
         _restore(states)
-        full = self._compiled_full() if account.rings(packed) else None
+        full = self._full_variant() if accumulator.is_incomplete(packed) else None
         if full is not None:
-            packed = _own(full(self._copied(inputs, self._written))[-1])
+            packed = _own(full(_copied(inputs, self._written))[-1])
             _restore(states)
-        account.keep(call, packed, full=full is not None)
+        accumulator.add(call, packed, full=full is not None)
         return self.plain(inputs)
 
-    def _compiled_full(self) -> Runnable | None:
+    def _full_variant(self) -> Runnable | None:
         if self._full is None and not self.failure:
             try:
-                self._full = self._make_full()
-            except Exception as error:  # noqa: BLE001  # the user's run goes on with what the lean statistics tell
+                self._full = self._compile_full()
+            except Exception as error:  # noqa: BLE001  # the user's run goes on with the lean statistics
                 self.failure = brief(error)
         return self._full
 
-    @staticmethod
-    def _kept_of(outputs: Sequence[Any], call: int, account: Account, *, full: bool) -> Sequence[Any]:
-        account.keep(call, _own(outputs[-1]), full=full)
-        return outputs[:-1]
-
     def release(self) -> None:
         """Keep only the plain graph."""
-        self._lean, self._full, self._make_full = self.plain, None, _released
+        self._lean, self._full, self._compile_full = self.plain, None, _released
 
     def difference(self) -> float | None:
         """The largest relative difference that measuring made to an output; None where both have not run."""
-        if self._differences is None:
-            return None
-        return max((float(d) for d in self._differences), default=0.0)
+        return None if self._differences is None else max(map(float, self._differences), default=0.0)
 
-    def _compared(self, inputs: list[Any], call: int, account: Account) -> Sequence[Any]:
-        """Twice the plain variant, then the measured one. Where two plain runs differ already (sums by atomic
-        additions), nothing can be told of an output."""
+    def _run_compared(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
+        """Run the plain variant twice, then the measured one. An output of which two plain runs differ already (sums by
+        atomic additions) is not compared."""
         states = _random_states(inputs)
         if self._written and any(device for device, _ in states):  # a CUDA graph knows its inputs by their memory
-            self.alone = "graphs on a device that write to their inputs: not run beside their plain twin"
-            return self.run(inputs, call, account)
+            self.single_run = "graphs on a device that write to their inputs: not compared with the plain graph"
+            return self.run(inputs, call, accumulator)
         plain: list[list[Any]] = []
         for _ in range(2):
-            given = self._copied(inputs, self._written | self._donated)
-            plain.append([_own(one) if isinstance(one, torch.Tensor) else one for one in self.plain(given)])
+            copies = _copied(inputs, self._written | self._donated)
+            plain.append([_own(value) if isinstance(value, torch.Tensor) else value for value in self.plain(copies)])
             _restore(states)
-            if sum(one.nbytes for one in plain[0] if isinstance(one, torch.Tensor)) > _COMPARED_BYTES:
-                self.alone = "graphs whose results are too large to be held beside those of their plain twin"
-                del plain, given
-                return self.run(inputs, call, account)
+            if sum(value.nbytes for value in plain[0] if isinstance(value, torch.Tensor)) > _COMPARED_BYTES:
+                self.single_run = "graphs whose results are too large to be compared with those of the plain graph"
+                del plain, copies
+                return self.run(inputs, call, accumulator)
         self._differences = []
-        outputs = list(self.run(inputs, call, account))
-        for place, (one, again, measured) in enumerate(zip(*plain, outputs, strict=True)):
-            if isinstance(one, torch.Tensor) and one.numel():
-                noise = _difference(one, again) > 0
-                self._differences.append(torch.where(noise, 0.0, _difference(one, measured)))
-                if one.stride() != measured.stride():
-                    self.elsewhere = True
-                    outputs[place] = one
+        outputs = list(self.run(inputs, call, accumulator))
+        for number, (value, again, measured) in enumerate(zip(*plain, outputs, strict=True)):
+            if isinstance(value, torch.Tensor) and value.numel():
+                noise = _difference(value, again) > 0
+                self._differences.append(torch.where(noise, 0.0, _difference(value, measured)))
+                if value.stride() != measured.stride():
+                    self.other_strides = True
+                    outputs[number] = value
         return outputs
-
-    @staticmethod
-    def _copied(inputs: Sequence[Any], changed: frozenset[int]) -> list[Any]:
-        """The inputs for a run after which there is another: those that it changes are copied."""
-        return [_twin(one) if place in changed else one for place, one in enumerate(inputs)]
 
 
 def _released() -> Runnable:
@@ -159,23 +141,22 @@ def _released() -> Runnable:
 
 
 def written_inputs(module: fx.GraphModule) -> frozenset[int]:
-    """The places of the inputs that a lowered graph writes to."""
-    places = {node: i for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder")}
-    found: set[int] = set()
-    for node in module.graph.nodes:
-        if not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write and given in places:
-                found.add(places[given])
-    return frozenset(found)
+    """The numbers of the inputs that a lowered graph writes to."""
+    numbers = {node: i for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder")}
+    return frozenset(
+        numbers[value]
+        for node in module.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write and value in numbers
+    )
 
 
 def runs_once(module: fx.GraphModule) -> str:
     """Why a graph may not be run twice on the same inputs; "" where it may.
 
-    Ops of PyTorch's own namespaces compute and no more; a custom op may do anything, and a collective that one rank
-    runs again waits for the others for ever.
+    Ops of PyTorch's own namespaces have no side effects; a custom op may have any, and a collective that one rank runs
+    again waits for the others forever.
     """
     for node in module.graph.nodes:
         target = node.target
@@ -190,8 +171,13 @@ _PURE = frozenset(
 )
 
 
-def _twin(value: Any) -> Any:
-    """A copy that lies in memory as the tensor does, on which compiled code relies; `clone` would close gaps."""
+def _copied(inputs: Sequence[Any], changed: frozenset[int]) -> list[Any]:
+    """The inputs for a run after which there is another: those that it changes are copied."""
+    return [_copy(value) if number in changed else value for number, value in enumerate(inputs)]
+
+
+def _copy(value: Any) -> Any:
+    """A copy with the strides of the tensor, on which compiled code relies; `clone` would close gaps."""
     if not isinstance(value, torch.Tensor):
         return value
     if any(step == 0 and size > 1 for size, step in zip(value.shape, value.stride(), strict=True)):
@@ -204,24 +190,22 @@ def _own(packed: torch.Tensor) -> torch.Tensor:
     return packed if packed.device.type == "cpu" else packed.clone()
 
 
-def _difference(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _difference(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """The norm of the difference over the norm, in float64 and on the device; 0 exactly where all values agree."""
-    if one.is_floating_point() and one.dtype.itemsize == 1:
-        one, other = one.float(), other.float()  # float8 compares with nothing
-    same = (one == other) | ((one != one) & (other != other))
-    if not (one.is_floating_point() or one.is_complex()):
+    if value.is_floating_point() and value.dtype.itemsize == 1:
+        value, other = value.float(), other.float()  # float8 has no comparison
+    same = (value == other) | ((value != value) & (other != other))
+    if not (value.is_floating_point() or value.is_complex()):
         return (~same).any().double()
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    apart = torch.where(same, 0.0, one.to(wide) - other.to(wide))
-    size = torch.linalg.vector_norm(torch.where(one.isfinite(), one.to(wide), 0.0))
-    found = torch.linalg.vector_norm(apart)
-    return torch.where(same.all(), 0.0, torch.where(size > 0, found / size, torch.inf)).nan_to_num(torch.inf, torch.inf)
+    wide = torch.complex128 if value.is_complex() else torch.float64
+    error = torch.linalg.vector_norm(torch.where(same, 0.0, value.to(wide) - other.to(wide)))
+    size = torch.linalg.vector_norm(torch.where(value.isfinite(), value.to(wide), 0.0))
+    return torch.where(same.all(), 0.0, torch.where(size > 0, error / size, torch.inf)).nan_to_num(torch.inf, torch.inf)
 
 
 def _random_states(inputs: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
-    states = [("", torch.get_rng_state())]
-    kinds = {one.device for one in inputs if isinstance(one, torch.Tensor) and one.device.type == "cuda"}
-    return states + [(str(device), torch.cuda.get_rng_state(device)) for device in sorted(kinds, key=str)]
+    devices = {str(value.device) for value in inputs if isinstance(value, torch.Tensor) and value.device.type == "cuda"}
+    return [("", torch.get_rng_state()), *((name, torch.cuda.get_rng_state(name)) for name in sorted(devices))]
 
 
 def _restore(states: Sequence[tuple[str, torch.Tensor]]) -> None:

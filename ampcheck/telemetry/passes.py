@@ -1,14 +1,15 @@
-"""The way into Inductor's graphs through its documented pass hook, for a release whose other interfaces are not known.
+"""Access to Inductor's graphs through its documented pass hook, for a release whose other interfaces are not known.
 
-`torch._inductor.config.post_grad_custom_pre_pass` (2.3 and later) is handed each graph before it is lowered, and may
-change it. It cannot give a graph twice or another output: so an op takes the packed statistics out, in every call.
+`torch._inductor.config.post_grad_custom_pre_pass` (2.3 and later) receives each graph before it is lowered, and may
+change it. It cannot return two graphs or add an output: an op passes the packed statistics on, in every call.
 """
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -17,41 +18,41 @@ from ampcheck.telemetry.sites import Level, Site, select_sites
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.torchtools import dynamo
 
-Keep = Callable[[torch.Tensor], None]
-"""What is done with the packed statistics of one call; the tensor is nobody else's."""
+Sink: TypeAlias = "Callable[[torch.Tensor], None]"
+"""Accumulates the packed statistics of one call, in a tensor of its own."""
 
-_KEEPERS: dict[int, Keep] = {}
-_LOCK = threading.Lock()
+_SINKS: dict[int, Sink] = {}
+_SLOTS = itertools.count()
+_HOOK = "torch._inductor.config.post_grad_custom_pre_pass"
+_CACHES = ("torch._inductor.config.fx_graph_cache", "torch._functorch.config.enable_autograd_cache")
 
 
 @contextmanager
-def passing(
-    level: Level, take: Callable[[str, tuple[Site, ...], Layout], Keep], lost: Callable[[Exception], None]
+def instrumented(
+    level: Level, sink_of: Callable[[str, tuple[Site, ...], Layout], Sink], on_error: Callable[[Exception], None]
 ) -> Iterator[None]:
     """Add statistics to every graph that Inductor compiles inside.
 
-    take: is told of each graph (its phase, sites and layout) and says what to do with the statistics of its calls;
-    lost: is told why a graph could not be measured. Compiled code is neither taken from caches nor put into them
-    meanwhile: statistics belong to this process. Raises `UsageError` where the hook is missing.
+    sink_of: returns the sink of a graph from its phase, sites and layout. on_error: receives the reason why a graph
+    could not be measured. Compiled code is neither taken from caches nor put into them meanwhile: statistics belong to
+    this process. Raises `UsageError` where the hook is missing.
     """
 
-    def changed(graph: fx.Graph) -> None:
+    def custom_pass(graph: fx.Graph) -> None:
         before(graph)
         try:
-            phase = dynamo.BACKWARD if any(_is_tangent(node) for node in graph.nodes) else dynamo.FORWARD
+            tangents = any(node.op == "placeholder" and node.name.startswith("tangents") for node in graph.nodes)
+            phase = dynamo.BACKWARD if tangents else dynamo.FORWARD
             sites = select_sites(graph, level, phase)
             if sites and (module := graph.owning_module) is not None:
-                _append(module, sites, lambda layout: take(phase, tuple(sites.values()), layout))
-        except Exception as error:  # noqa: BLE001  # whatever a graph holds that we do not know, the user's run goes on
-            lost(error)
+                layout = append_statistics(module, sites, full=True)
+                _redirect_statistics(graph, sink_of(phase, tuple(sites.values()), layout))
+        except Exception as error:  # noqa: BLE001  # an unknown construct in the graph must not end the user's run
+            on_error(error)
 
     before = dynamo.setting(_HOOK) or (lambda graph: None)
-    with dynamo.configured({_HOOK: changed, **dict.fromkeys(_CACHES, False)}):
+    with dynamo.configured({_HOOK: custom_pass, **dict.fromkeys(_CACHES, False)}):
         yield
-
-
-_HOOK = "torch._inductor.config.post_grad_custom_pre_pass"
-_CACHES = ("torch._inductor.config.fx_graph_cache", "torch._functorch.config.enable_autograd_cache")
 
 
 def available() -> bool:
@@ -64,32 +65,26 @@ def available() -> bool:
     return True
 
 
-def _append(module: fx.GraphModule, sites: dict[fx.Node, Site], take: Callable[[Layout], Keep]) -> None:
-    layout = append_statistics(module, sites, full=True)
-    graph = module.graph
+def _redirect_statistics(graph: fx.Graph, sink: Sink) -> None:
+    """Pass the last output, the packed statistics, to a sink instead."""
     output = list(graph.nodes)[-1]
     *outputs, packed = output.args[0]
     output.args = (tuple(outputs),)
-    with _LOCK:
-        slot = len(_KEEPERS)
-        _KEEPERS[slot] = take(layout)
+    slot = next(_SLOTS)
+    _SINKS[slot] = sink
     with graph.inserting_before(output):
-        graph.call_function(_taker(), (packed, slot)).meta["val"] = None
+        graph.call_function(_sink_op(), (packed, slot)).meta["val"] = None
 
 
-def _is_tangent(node: fx.Node) -> bool:
-    return node.op == "placeholder" and node.name.startswith("tangents")
-
-
-def _taker() -> torch._ops.OpOverload:
-    """The op that hands statistics out. It says that it writes to them, since an op without an effect is removed."""
+def _sink_op() -> torch._ops.OpOverload:
+    """The op that passes statistics on. It declares that it writes to them, since an op without effect is removed."""
     if not hasattr(torch.ops.ampcheck, "take_statistics"):
-        unsafe = getattr(torch.Tag, "cudagraph_unsafe", None)  # a replay would not come by here (2.9)
+        unsafe = getattr(torch.Tag, "cudagraph_unsafe", None)  # a replay would not call it (2.9)
         tags = (unsafe,) if unsafe is not None else None
 
         @torch.library.custom_op("ampcheck::take_statistics", mutates_args=("packed",), tags=tags)
         def take_statistics(packed: torch.Tensor, slot: int) -> None:
-            _KEEPERS[slot](packed.clone())
+            _SINKS[slot](packed.clone())
 
-    found: torch._ops.OpOverload = torch.ops.ampcheck.take_statistics.default
-    return found
+    op: torch._ops.OpOverload = torch.ops.ampcheck.take_statistics.default
+    return op

@@ -1,4 +1,4 @@
-"""Which values of a lowered graph are measured, and what the user calls them."""
+"""The values of a lowered graph that are measured, with their names in the user's model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from itertools import zip_longest
 
 import torch
 from torch import fx
@@ -41,18 +41,11 @@ MOVES = frozenset(
         ),
     )
 )
-"""What only moves values that were measured where they came to be, or fills in constants."""
+"""Ops that only move values, which are measured where they are computed, or fill in constants."""
 
 PRODUCTS = (
-    "mm",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "convolution",
-    "_scaled_dot_product",
-    "_scaled_mm",
-    "_grouped_mm",
-    "einsum",
+    *("mm", "addmm", "bmm", "baddbmm", "convolution", "einsum"),
+    *("_scaled_dot_product", "_scaled_mm", "_grouped_mm"),
 )
 """Ops that run in libraries of their own: their 16-bit result is rounded before anything else is computed from it."""
 
@@ -73,10 +66,10 @@ class Site:
 
     format: the format whose thresholds count. cast: whether a wider value is rounded to it here; without it the value
     is in that format already. op: of the user's model, such as `aten::gelu`. weight: the path of the parameter or
-    buffer that is measured, "" for what was computed; nth: which of the values it is that are alike in all of this (the
+    buffer that is measured, "" for a computed value; nth: its number among values that are alike in all of this (the
     gradients of both operands of one product). before: sites that this value was computed from without another site
     between; fed: it depends on inputs of the graph that are no weights; infinite: a constant that is not finite is
-    written into it. order: its place in the graph.
+    written into it. order: its number in the graph.
     """
 
     phase: str
@@ -95,16 +88,16 @@ class Site:
     order: int = 0
 
     def where(self, module: str) -> Where:
-        """The place for a finding, with the module's path in the whole model."""
+        """The location for a finding, with the module's path in the whole model."""
         return Where(self.phase, module, self.op, self.file, self.line)
 
 
 def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[str] = ()) -> dict[fx.Node, Site]:
-    """The nodes of a lowered graph to measure, in its order, with what is told of them.
+    """The sites of a lowered graph by their nodes, in its order.
 
     phase: of the graph. sources: what each input of the graph is in the user's frame.
     """
-    found: dict[fx.Node, tuple[fx.Node, torch.dtype, bool]] = {}
+    selected: dict[fx.Node, _Selected] = {}
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -112,27 +105,27 @@ def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[st
         if not isinstance(value, torch.Tensor) or value.dtype not in MEASURED or value.layout is not torch.strided:
             continue
         if any(isinstance(n, int) and n == 0 for n in value.shape) or _is_of_unknown_size(value):
-            continue  # of nothing there is no largest; the check that there is something would end the user's run
+            continue  # nothing has no largest element; a check for that at run time would end the user's run
         source = node.args[0] if node.target in CASTS else None
-        if isinstance(source, fx.Node) and isinstance(held := source.meta.get("val"), torch.Tensor):
-            if value.dtype.itemsize == 2 and held.dtype in WIDE:
-                if source not in found or not found[source][2]:
-                    found[source] = (node, value.dtype, True)
-            elif level is Level.ALL and held.is_floating_point() and node not in found:
-                found[node] = (node, value.dtype, False)
+        if isinstance(source, fx.Node) and isinstance(operand := source.meta.get("val"), torch.Tensor):
+            if value.dtype.itemsize == 2 and operand.dtype in WIDE:
+                if source not in selected or not selected[source].cast:
+                    selected[source] = _Selected(node, value.dtype, cast=True)
+            elif level is Level.ALL and operand.is_floating_point() and node not in selected:
+                selected[node] = _Selected(node, value.dtype)
             continue
-        if node.target in MOVES or node in found:
+        if node.target in MOVES or node in selected:
             continue
-        if level is Level.ALL or (level is Level.OPS and _leaves_op(node)) or _rounds(node, value):
-            found[node] = (node, value.dtype, False)
-    return _described(graph, found, phase, sources)
+        rounds = value.dtype.itemsize == 2 and is_product(node)
+        if level is Level.ALL or (level is Level.OPS and _leaves_op(node)) or rounds:
+            selected[node] = _Selected(node, value.dtype)
+    return _sites(graph, selected, phase, sources)
 
 
 def of_unknown_size(graph: fx.Graph) -> int:
-    """How many results are as large as their values say (those of `nonzero`, or of a mask): they are not measured."""
+    """How many results have a size that depends on values (those of `nonzero`, or of a mask): they are not measured."""
     values = [node.meta.get("val") for node in graph.nodes if node.op == "call_function"]
-    floats = [one for one in values if isinstance(one, torch.Tensor) and one.dtype in MEASURED]
-    return sum(_is_of_unknown_size(one) for one in floats)
+    return sum(isinstance(v, torch.Tensor) and v.dtype in MEASURED and _is_of_unknown_size(v) for v in values)
 
 
 def _is_of_unknown_size(value: torch.Tensor) -> bool:
@@ -141,15 +134,24 @@ def _is_of_unknown_size(value: torch.Tensor) -> bool:
     return bool(free_unbacked_symbols(value))
 
 
-def _rounds(node: fx.Node, value: torch.Tensor) -> bool:
-    name = getattr(node.target, "__name__", "").partition(".")[0]
-    return value.dtype.itemsize == 2 and name.startswith(PRODUCTS)
+def is_product(node: fx.Node) -> bool:
+    """Whether a node is computed by a library, not in a kernel of Inductor's."""
+    return getattr(node.target, "__name__", "").startswith(PRODUCTS)
 
 
 def _leaves_op(node: fx.Node) -> bool:
-    """Whether the value is a result of the user's op, not a step on the way to it."""
+    """Whether the value is a result of the user's op, not an intermediate value of its decomposition."""
     key = node.meta.get("original_aten"), node.meta.get("seq_nr")
     return any((user.meta.get("original_aten"), user.meta.get("seq_nr")) != key for user in node.users)
+
+
+@dataclass(frozen=True, slots=True)
+class _Selected:
+    """A measured node. label: the node that has its op, module and line."""
+
+    label: fx.Node
+    dtype: torch.dtype
+    cast: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,64 +166,53 @@ class _Past:
         return _Past(self.sites | other.sites, self.fed or other.fed, self.infinite or other.infinite)
 
 
-def _described(
-    graph: fx.Graph, found: dict[fx.Node, tuple[fx.Node, torch.dtype, bool]], phase: str, sources: Sequence[str]
+def _sites(
+    graph: fx.Graph, selected: dict[fx.Node, _Selected], phase: str, sources: Sequence[str]
 ) -> dict[fx.Node, Site]:
     sites: dict[fx.Node, Site] = {}
     past: dict[fx.Node, _Past] = {}
-    places = iter(range(len(found)))
-    given = iter(split_source(source) for source in sources)
-    weights = {node: next(given, ("", "")) for node in graph.nodes if node.op == "placeholder"}
-    alike: Counter[tuple[object, ...]] = Counter()
+    inputs = (node for node in graph.nodes if node.op == "placeholder")
+    weights = dict(zip_longest(inputs, (split_source(source)[1] for source in sources), fillvalue=""))
+    alike: Counter[Site] = Counter()
     for node in graph.nodes:
-        fed = node.op == "placeholder" and not weights[node][1]
-        whole = _Past(fed=fed, infinite=_writes_infinity(node))
+        fed = node.op == "placeholder" and not weights[node]
+        before = _Past(fed=fed, infinite=_writes_infinity(node))
         for source in node.all_input_nodes:
-            whole |= past[source]
-        past[node] = whole
-        if node in found:
-            label, dtype, cast = found[node]
-            base, module = _module(label)
-            file, line = _line(label)
-            weight = weights.get(node, ("", ""))[1]
-            same = (base, module, _op(label), file, line, dtype, cast, weight, _phase(label, phase))
-            alike[same] += 1
-            sites[node] = Site(
-                phase=_phase(label, phase),
-                base=base,
-                module=module,
-                op=_op(label),
-                file=file,
-                line=line,
-                format=format_of(dtype).name,
-                cast=cast,
-                weight=weight,
-                nth=alike[same] - 1,
-                before=tuple(sorted(whole.sites)),
-                fed=whole.fed,
-                infinite=whole.infinite,
-                order=next(places),
+            before |= past[source]
+        past[node] = before
+        if node in selected:
+            label, dtype, cast = selected[node].label, selected[node].dtype, selected[node].cast
+            origin = (_phase(label, phase), *_module(label), _op(label), *_line(label))
+            site = Site(*origin, format_of(dtype).name, cast, weights.get(node, ""))
+            past[node] = _Past(frozenset((len(sites),)))
+            sites[node] = replace(
+                site,
+                nth=alike[site],
+                before=tuple(sorted(before.sites)),
+                fed=before.fed,
+                infinite=before.infinite,
+                order=len(sites),
             )
-            past[node] = _Past(frozenset((sites[node].order,)))
+            alike[site] += 1
     return sites
 
 
 def _writes_infinity(node: fx.Node) -> bool:
     """Whether a constant among the arguments is not finite; reductions start from one, but no node says so."""
-    return any(isinstance(one, float) and not math.isfinite(one) for one in (*node.args, *node.kwargs.values()))
+    return any(isinstance(v, float) and not math.isfinite(v) for v in (*node.args, *node.kwargs.values()))
 
 
 def _phase(node: fx.Node, phase: str) -> str:
     """A backward graph recomputes parts of forward where activations are checkpointed; they are forward values."""
     if phase != "backward":
         return "forward"
-    tag = node.meta.get("partitioner_tag")  # says so of each node since 2.2; `recompute` is there only for a checkpoint
+    tag = node.meta.get("partitioner_tag")  # on each node since 2.2; `recompute` is there only for a checkpoint
     recomputed = tag == "is_forward" if tag else "recompute" in node.meta
     return "forward" if recomputed else "backward"
 
 
 def _op(node: fx.Node) -> str:
-    target: Any = node.meta.get("original_aten") or node.target
+    target = node.meta.get("original_aten") or node.target
     return op_name(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
 
 
@@ -243,7 +234,7 @@ def split_source(source: str) -> tuple[str, str]:
 
 def _line(node: fx.Node) -> tuple[str, int | None]:
     """The innermost line of the user's code that the op came from."""
-    places = [(path, int(line)) for path, line in _FRAME.findall(node.meta.get("stack_trace") or "")]
-    users = [(path, line) for path, line in places if is_users(path)]
-    path, line = (users or places or [("", 0)])[-1]
+    frames = [(path, int(line)) for path, line in _FRAME.findall(node.meta.get("stack_trace") or "")]
+    users = [(path, line) for path, line in frames if is_users(path)]
+    path, line = (users or frames or [("", 0)])[-1]
     return (short_path(path), line) if path else ("", None)

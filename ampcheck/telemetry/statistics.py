@@ -1,8 +1,8 @@
-"""The reductions that are appended to a lowered graph, and how their one packed result is read.
+"""The reductions that are appended to a lowered graph, and the layout of their packed result.
 
-Rounding to nearest is monotone, so what a cast makes of a value is told by thresholds on the value (they come from
-`formats`), and it does not matter whether a fused kernel has rounded the value already. Every reduction runs over all
-of a value at once: in that shape Inductor fuses it into the loop that computes the value.
+Rounding to nearest is monotone, so thresholds on a value (from `formats`) give the result of its cast, whether or not a
+fused kernel has rounded the value already. Every reduction runs over all of a value at once: in that shape Inductor
+fuses it into the loop that computes the value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ampcheck.core.formats import format_of
-from ampcheck.telemetry.sites import CASTS, PRODUCTS, Site
+from ampcheck.telemetry.sites import CASTS, Site, is_product
 
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 
@@ -24,20 +24,20 @@ _EXACT = torch.iinfo(torch.int32).max
 """Counts up to here fit in int32, which is the cheapest to add in: a long sum in float32 is added in cascades."""
 
 _NEVER_SMALL = 2.0**-100
-"""Formats whose normal numbers reach further down are met by no subnormal in most models: an account `rings` if so."""
+"""Most models have no subnormal of a format whose normal numbers reach below this: the lean statistics count none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the packed vector is read.
+    """The contents of a packed vector.
 
     entries: the site and the name of each of its numbers. amax: the largest magnitude, finite where `finite` (or, of a
     value that is in its format already, `kept`) is counted too, else NaN or infinite if a value was; smallest: the
     smallest nonzero one, infinity if there is none; above: how many are nonzero, which shares its test with smallest
-    and stands in for `zero` (of a value in its format: `lost`) in the lean set, where there is no NaN. All other names
-    are counts of elements, each up to a threshold on the magnitude: zero (0), lost (what rounds to zero), tiny (to zero
-    or a subnormal), kept (to a finite value), finite, number (all but NaN); nan. numels: elements of each site, None
-    where its shape is symbolic; it then has `number` and `nan`.
+    and replaces `zero` (of a value in its format: `lost`) in the lean set, where there is no NaN. All other names are
+    counts of elements up to a threshold on the magnitude: zero (0), lost (rounds to zero), tiny (to zero or a
+    subnormal), kept (to a finite value), finite, number (all but NaN); nan. numels: elements of each site, None where
+    its shape is symbolic; it then has `number` and `nan`.
     """
 
     entries: tuple[tuple[int, str], ...]
@@ -48,20 +48,19 @@ def append_statistics(module: fx.GraphModule, sites: Mapping[fx.Node, Site], *, 
     """Append one float64 vector with the statistics of all `sites` to the outputs of a lowered graph.
 
     full: everything that `Layout` names. Otherwise the lean set, which is complete as long as no value overflows, is
-    inf or NaN, or is smaller than the normal numbers of a format that reaches down as far as float32 does: `rings`
-    tells.
+    inf or NaN, or is smaller than the normal numbers of a format that reaches down as far as float32 does; see
+    `Accumulator.is_incomplete`.
     """
     graph = module.graph
     nodes = list(graph.nodes)
-    place = {node: i for i, node in enumerate(nodes)}
     output = nodes[-1]
     entries: list[tuple[int, str]] = []
     groups: dict[tuple[torch.dtype, int], list[tuple[tuple[int, str], fx.Node]]] = {}
     for number, (node, site) in enumerate(sites.items()):
-        emit = _Emitter(graph, _spot(nodes, place, node, output), node)
+        emit = _Emitter(graph, _insertion_point(nodes, node), node)
         for name, total in _reductions(emit, node, site, full or site.infinite):
-            held = total.meta["val"]
-            groups.setdefault((held.dtype, held.ndim), []).append(((number, name), total))
+            value = total.meta["val"]
+            groups.setdefault((value.dtype, value.ndim), []).append(((number, name), total))
     emit = _Emitter(graph, output, next(iter(sites)))
     parts: list[fx.Node] = []
     for (_, ndim), group in groups.items():
@@ -76,35 +75,31 @@ def append_statistics(module: fx.GraphModule, sites: Mapping[fx.Node, Site], *, 
 
 
 class _Emitter:
-    """Adds nodes to a graph before a spot, with their shapes and dtypes as Inductor wants to know them."""
+    """Adds nodes to a graph before another node, with the shapes and dtypes that Inductor needs."""
 
-    def __init__(self, graph: fx.Graph, spot: fx.Node, like: fx.Node) -> None:
-        self._graph, self._spot = graph, spot
+    def __init__(self, graph: fx.Graph, before: fx.Node, like: fx.Node) -> None:
+        self._graph, self._before = graph, before
         self._mode = like.meta["val"].fake_mode
         self.device: torch.device = like.meta["val"].device
 
     def __call__(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        with self._graph.inserting_before(self._spot):
+        with self._graph.inserting_before(self._before):
             node = self._graph.call_function(op, args, kwargs)
-        plain: Any = fx.node.map_aggregate(args, _value), fx.node.map_aggregate(kwargs, _value)
+        fake: Any = fx.node.map_arg((args, kwargs), lambda argument: argument.meta["val"])
         with self._mode:
-            node.meta["val"] = op(*plain[0], **plain[1])
+            node.meta["val"] = op(*fake[0], **fake[1])
         return node
 
     def to(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         return node if node.meta["val"].dtype is dtype else self(_PRIMS.convert_element_type.default, node, dtype)
 
     def where(self, test: fx.Node, yes: float | fx.Node, no: float | fx.Node) -> fx.Node:
-        return self(
-            _ATEN.where.self, test, *(one if isinstance(one, fx.Node) else self._full(one) for one in (yes, no))
-        )
+        return self(_ATEN.where.self, test, self._node(yes), self._node(no))
 
-    def _full(self, value: float) -> fx.Node:
-        return self(_ATEN.full.default, [], float(value), dtype=torch.float32, device=self.device, pin_memory=False)
-
-
-def _value(argument: Any) -> Any:
-    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
+    def _node(self, value: float | fx.Node) -> fx.Node:
+        if isinstance(value, fx.Node):
+            return value
+        return self(_ATEN.full.default, [], value, dtype=torch.float32, device=self.device, pin_memory=False)
 
 
 def _numel(node: fx.Node) -> int | None:
@@ -112,29 +107,24 @@ def _numel(node: fx.Node) -> int | None:
     return math.prod(shape) if all(isinstance(n, int) for n in shape) else None
 
 
-def _spot(nodes: Sequence[fx.Node], place: Mapping[fx.Node, int], node: fx.Node, output: fx.Node) -> fx.Node:
-    """Before which node the statistics of a value stand: behind the next library call, by which Inductor has written
-    down what that call reads. It fuses a reduction into an earlier loop over the same value, not into a later one; and
-    the value must not be kept for longer than it takes. A weight is there from the start: its cast counts."""
-    casts = [place[user] for user in node.users if user.target in CASTS]
-    begin = min(casts, default=place[node]) if node.op != "call_function" else place[node]
-    return next((nodes[i + 1] for i in range(begin + 1, len(nodes) - 1) if is_product(nodes[i])), output)
-
-
-def is_product(node: fx.Node) -> bool:
-    """Whether a node is computed by a library, not in a kernel of Inductor's."""
-    return getattr(node.target, "__name__", "").startswith(PRODUCTS)
+def _insertion_point(nodes: Sequence[fx.Node], node: fx.Node) -> fx.Node:
+    """The node before which the statistics of a value are inserted: behind the next library call, by which Inductor has
+    written the operands of that call. It fuses a reduction into an earlier loop over the same value, not into a later
+    one; and the value must not be kept for longer than needed. A weight is an input of the graph: its cast counts."""
+    begin = nodes.index(node)
+    if node.op != "call_function":
+        begin = min((nodes.index(user) for user in node.users if user.target in CASTS), default=begin)
+    return next((nodes[i + 1] for i in range(begin + 1, len(nodes) - 1) if is_product(nodes[i])), nodes[-1])
 
 
 def _reductions(emit: _Emitter, node: fx.Node, site: Site, full: bool) -> list[tuple[str, fx.Node]]:
     """The statistics of one value with their names, each of one element in as many dimensions: Inductor writes such
-    results where they are packed; a reshape would give each memory of its own first."""
+    results directly to where they are packed; after a reshape each would first have memory of its own."""
     magnitude = emit(_ATEN.abs.default, emit.to(node, torch.float32))
     dims = list(range(magnitude.meta["val"].ndim))
-    known = format_of(site.format)
     numel = _numel(node)
     limits = thresholds(site)
-    above = emit(_ATEN.gt.Scalar, magnitude, 0.0 if site.cast else known.flushes_at)
+    above = emit(_ATEN.gt.Scalar, magnitude, limits["zero" if site.cast else "lost"])
     smallest = emit(_ATEN.amin.default, emit.where(above, magnitude, math.inf), dims, True)
     tests: dict[str, fx.Node] = {}
     for name in counted(site, full):
@@ -147,30 +137,27 @@ def _reductions(emit: _Emitter, node: fx.Node, site: Site, full: bool) -> list[t
         tests["number"] = tests.get("number") or emit(_ATEN.le.Scalar, magnitude, math.inf)
         tests["nan"] = emit(_ATEN.ne.Tensor, magnitude, magnitude)
     largest = emit.where(tests["finite" if site.cast else "kept"], magnitude, 0.0) if full else magnitude
-    found = [("amax", emit(_ATEN.amax.default, largest, dims, True)), ("smallest", smallest)]
-    for name, test in tests.items():
-        kind = torch.int32 if numel is not None and numel <= _EXACT else torch.int64
-        found.append((name, emit(_ATEN.sum.dim_IntList, emit.to(test, kind), dims, True, dtype=kind)))
-    return found
+    kind = torch.int32 if numel is not None and numel <= _EXACT else torch.int64
+    return [
+        ("amax", emit(_ATEN.amax.default, largest, dims, True)),
+        ("smallest", smallest),
+        *(
+            (name, emit(_ATEN.sum.dim_IntList, emit.to(test, kind), dims, True, dtype=kind))
+            for name, test in tests.items()
+        ),
+    ]
 
 
 def thresholds(site: Site) -> dict[str, float]:
     """The magnitude up to which each count of `Layout` goes: zero, lost and number include it, the others do not."""
-    known = format_of(site.format)
-    kept = known.overflows_at if known.bits <= 16 else math.inf
-    return {
-        "zero": 0.0,
-        "lost": known.flushes_at,
-        "tiny": known.subnormal_below,
-        "kept": kept,
-        "finite": math.inf,
-        "number": math.inf,
-    }
+    fmt = format_of(site.format)
+    kept = fmt.overflows_at if fmt.bits <= 16 else math.inf
+    below = {"zero": 0.0, "lost": fmt.flushes_at, "tiny": fmt.subnormal_below, "kept": kept}
+    return {**below, "finite": math.inf, "number": math.inf}
 
 
 def counted(site: Site, full: bool) -> tuple[str, ...]:
-    """The counts that are made of a site. A value in its format already has no zero and no finite value but what it
-    rounds to."""
+    """The names of the counts of a site. A value in its format already is what it rounds to."""
     if full:
         return ("zero", "lost", "tiny", "kept", "finite", "number") if site.cast else ("lost", "tiny", "kept", "number")
     low = ("lost", "tiny") if site.cast else ("tiny",)

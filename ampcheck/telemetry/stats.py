@@ -1,4 +1,4 @@
-"""The frozen record of what was seen inside compiled graphs."""
+"""The frozen record of the statistics inside compiled graphs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ampcheck.core.run import Coverage, Where
 
 @dataclass(frozen=True, slots=True)
 class SiteStats:
-    """What was seen of one value of a compiled graph, over all measured calls. Counts are of elements.
+    """The statistics of one value of a compiled graph, over all measured calls. Counts are of elements.
 
     format: whose thresholds count; cast: whether a wider value is rounded to it here. weight: the parameter or buffer
-    that is measured; nth: which of several values that are alike in place, format and weight. calls: measured calls.
+    that is measured; nth: which of several values that are alike in location, format and weight. calls: measured calls.
     amax: the largest finite magnitude, smallest: the smallest nonzero one (infinity if there is none). zeros: exact
     zeros; flushed, subnormals, overflowed: nonzero finite values that the cast makes zero, subnormal, infinite; infs,
-    nans: what was so before it.
-    bad: calls with a value that is, or by the cast becomes, not finite; born: those of them in which nothing that this
-    value was computed from inside the graph was so; last: whether the last call was one of the bad; first: the first
-    such call, counted from 0, -1 if there is none. written: the model writes an infinity into it, as masks do; fed: it
+    nans: infinite or NaN before it.
+    bad: calls with a value that is, or by the cast becomes, not finite; born: those of them in which no value that this
+    one was computed from inside the graph was; last: whether the last call was one of the bad; first: the first such
+    call, counted from 0, -1 if there is none. written: the model writes an infinity into it, as masks do; fed: it
     depends on inputs of the graph that are no weights.
     emptied: calls in which the cast made every nonzero element zero. lost: the largest part of the Euclidean norm that
     the flushed elements can have had in one call.
@@ -51,16 +51,14 @@ class SiteStats:
     lost: float = 0.0
 
     def __add__(self, other: SiteStats) -> SiteStats:
-        firsts = [one for one in (self.first, other.first) if one >= 0]
-        summed = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
         return replace(
             self,
-            **summed,
+            **{name: getattr(self, name) + getattr(other, name) for name in _SUMMED},
             order=min(self.order, other.order),
             amax=max(self.amax, other.amax),
             smallest=min(self.smallest, other.smallest),
             last=other.last,
-            first=min(firsts, default=-1),
+            first=min((first for first in (self.first, other.first) if first >= 0), default=-1),
             written=self.written or other.written,
             fed=self.fed or other.fed,
             lost=max(self.lost, other.lost),
@@ -68,7 +66,7 @@ class SiteStats:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What the same value has in every graph that computes it."""
+        """Equal for the same value in every graph that computes it."""
         return self.where, self.format, self.cast, self.weight, self.nth
 
     @property
@@ -85,13 +83,13 @@ _SUMMED = (
 
 @dataclass(frozen=True, slots=True)
 class TelemetryStats:
-    """What was seen inside the compiled graphs of one run.
+    """The statistics inside the compiled graphs of one run.
 
     sites: in the order of the graphs, forward before backward. graphs: how many ran with statistics. calls: of these
     graphs; measured: how many of them were measured. perturbation: the largest relative difference between the outputs
-    of a graph and of its measured twin on equal inputs, None where no twin was run beside it; perturbed: how many of
-    the graphs differ at all. skipped: why nothing could be seen, "" otherwise. unseen: what else was not
-    looked at, and how often.
+    of a graph with and without statistics on equal inputs, None where none were compared; perturbed: how many of the
+    graphs differ at all. skipped: why nothing could be measured, "" otherwise. unseen: what else was not measured, and
+    how often.
     """
 
     subject: str
@@ -108,7 +106,7 @@ class TelemetryStats:
 
     @property
     def coverage(self) -> Coverage:
-        """Graphs, sites and values that were seen, and what was not."""
+        """Graphs, sites and values that were measured, and what was not."""
         seen = {
             "graphs": self.graphs,
             "sites": len(self.sites),

@@ -1,8 +1,8 @@
-"""The plain graph and its measured twin side by side, sampled without a recompilation, and what they gave.
+"""Sampled statistics of compiled graphs, without a recompilation.
 
-Every graph that Inductor compiles while a `Telemetry` watches is compiled twice: as it is, and with its statistics as
-one more output. A flag outside of Dynamo's sight decides at each call which of the two runs. Nothing is read from the
-device before `read`.
+Every graph that Inductor compiles while a `Telemetry` watches is compiled twice: plain, and with its statistics as one
+more output. A flag that Dynamo does not see decides at each call which of the two runs. Nothing is read from the device
+before `read`.
 """
 
 from __future__ import annotations
@@ -17,46 +17,83 @@ import torch
 from torch import fx
 
 from ampcheck.core.errors import brief
-from ampcheck.telemetry.accumulators import Ledger
-from ampcheck.telemetry.graph_variants import Twins, runs_once, written_inputs
-from ampcheck.telemetry.owners import NOBODY, Names, Owner, Owners
-from ampcheck.telemetry.passes import available, passing
+from ampcheck.telemetry.accumulators import GraphAccumulators
+from ampcheck.telemetry.graph_variants import GraphVariants, runs_once, written_inputs
+from ampcheck.telemetry.owners import NO_OWNER, Owner, Owners, TensorNames
+from ampcheck.telemetry.passes import available, instrumented
 from ampcheck.telemetry.sites import Level, Site, of_unknown_size, select_sites, split_source
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.torchtools.dynamo import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
 
-_LINKS = 100_000
-"""How many addresses are remembered to tell which forward call a backward call belongs to."""
+_ADDRESSES = 100_000
+"""Addresses of saved tensors that are remembered to attribute backward calls to forward calls."""
 
-_ELSEWHERE = "graphs whose outputs lie otherwise in memory when they are measured"
+_OTHER_STRIDES = "graphs whose outputs have other strides when they are measured"
 
 
 @dataclass(slots=True)
 class _Graph:
-    """One instrumented graph. saved: places of the outputs that tell in backward whose call it was; links: whose they
-    are, by address, None for modules that are not watched; strangers: whether such ran; known: the owners so far."""
+    """One instrumented graph. saved: numbers of the outputs that identify in backward whose call it was; owner_at: the
+    owners of these outputs by address, None for modules that are not watched; others_ran: whether such a module ran;
+    known: the owners so far."""
 
     phase: str
-    sites: tuple[Site, ...]
-    ledger: Ledger
+    accumulators: GraphAccumulators
     owners: Owners
-    twins: Twins | None = None
+    variants: GraphVariants | None = None
     saved: tuple[int, ...] = ()
     calls: Counter[int] = field(default_factory=Counter)
-    links: dict[int, Owner | None] = field(default_factory=dict)
-    strangers: bool = False
+    owner_at: dict[int, Owner | None] = field(default_factory=dict)
+    others_ran: bool = False
     forward: _Graph | None = None
     known: dict[int, Owner] = field(default_factory=dict)
+
+    def next_call(self, owner: Owner) -> int:
+        """The number of this call among those of its owner, from 0."""
+        self.calls[id(owner)] += 1
+        return self.calls[id(owner)] - 1
+
+    def owner(self, inputs: Sequence[Any], names: TensorNames) -> Owner | None:
+        """The owner of a call; None for modules that are not watched."""
+        if self.phase == BACKWARD and self.forward is not None:
+            owner = self.forward._owner_of_saved(inputs)
+        else:
+            owner = self.owners.of(inputs)
+            if not owner and self.owners.has_weights and names:
+                self.others_ran = True
+                owner = None
+        if owner is not None:
+            self.known.setdefault(id(owner), owner)
+        return owner
+
+    def remember(self, outputs: Sequence[Any], owner: Owner | None) -> None:
+        """Record which owner's forward saved these tensors: addresses are unique while backward needs them."""
+        if len(self.owner_at) > _ADDRESSES:
+            self.owner_at.clear()
+        for number in self.saved:
+            value = outputs[number]
+            if isinstance(value, torch.Tensor) and value.numel():
+                self.owner_at[value.data_ptr()] = owner
+                if len(self.known) == 1 and not self.others_ran:
+                    break
+
+    def _owner_of_saved(self, inputs: Sequence[Any]) -> Owner | None:
+        if len(self.known) <= 1 and not self.others_ran:
+            return next(iter(self.known.values()), None)
+        for value in inputs:
+            if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in self.owner_at:
+                return self.owner_at[value.data_ptr()]
+        return None if self.others_ran else NO_OWNER
 
 
 class Telemetry:
     """Statistics of every graph that is compiled inside `watching`.
 
-    roots: the modules whose parameters name what runs; graphs that run with none of their parameters are left alone,
-    unless there are no roots. level: how much is measured. every: measure each N-th call of a graph (by the same
-    modules), the first among them. aside: results come from the plain graphs in the measured calls as well, which
-    then run twice.
+    roots: the modules whose parameters identify the owner of a call; graphs that run with none of their parameters are
+    not measured, unless there are no roots. level: how much is measured. every: measure each N-th call of a graph (by
+    the same modules), the first among them. aside: results come from the plain graphs in the measured calls as well,
+    which then run twice.
     """
 
     def __init__(
@@ -69,7 +106,7 @@ class Telemetry:
     ) -> None:
         self.level, self.every, self.aside = level, every, aside
         self.on = True
-        self._names = Names(roots)
+        self._names = TensorNames(roots)
         self._graphs: list[_Graph] = []
         self._forwards: dict[int, _Graph] = {}
         self._unseen: Counter[str] = Counter()
@@ -79,44 +116,43 @@ class Telemetry:
         """Instrument what is compiled inside and measure what runs inside; afterwards the plain graphs run."""
         self.on = True
         try:
-            with self._way():
+            with self._interception():
                 yield
         finally:
             self.on = False
 
     def release(self) -> None:
-        """Measure no more, and hold the modules no longer: compiled code lives on in Dynamo's cache, and what it refers
-        to with it. What was seen stays."""
+        """Stop measuring and drop references to the modules: compiled code stays in Dynamo's cache, and what it refers
+        to with it. The statistics stay."""
         self.on = False
         for graph in self._graphs:
-            graph.links.clear()
-            if graph.twins is not None:
-                graph.twins.release()
+            graph.owner_at.clear()
+            if graph.variants is not None:
+                graph.variants.release()
         self._names.release()
 
-    def _way(self) -> AbstractContextManager[None]:
-        """How the graphs of this release are come by."""
+    def _interception(self) -> AbstractContextManager[None]:
+        """How this PyTorch gives access to its graphs."""
         if not unsupported():
             return intercepted(self._instrument)
-        return passing(self.level, self._taking, self._lost) if available() else nullcontext()
+        return instrumented(self.level, self._sink, self._record_failure) if available() else nullcontext()
 
-    def _taking(self, phase: str, sites: tuple[Site, ...], layout: Layout) -> Callable[[torch.Tensor], None]:
-        """Where a graph of which nothing but its ops is known puts the statistics of its calls."""
-        graph = _Graph(phase, sites, Ledger(sites, layout, layout), Owners(self._names, ()))
+    def _sink(self, phase: str, sites: tuple[Site, ...], layout: Layout) -> Callable[[torch.Tensor], None]:
+        """Accumulates the statistics of a graph of which only the ops are known."""
+        graph = _Graph(phase, GraphAccumulators(sites, layout, layout), Owners(self._names, ()))
         self._graphs.append(graph)
         self._unseen["graphs that the documented hook gave: measured in every call, paths within a frame only"] += 1
 
-        def keep(packed: torch.Tensor) -> None:
+        def accumulate(packed: torch.Tensor) -> None:
             if self.on:
-                call = graph.calls[id(NOBODY)]
-                graph.calls[id(NOBODY)] = call + 1
-                graph.known[id(NOBODY)] = NOBODY
+                call = graph.next_call(NO_OWNER)
+                graph.known[id(NO_OWNER)] = NO_OWNER
                 if call % self.every == 0:
-                    graph.ledger.of(id(NOBODY)).keep(call, packed, full=True)
+                    graph.accumulators.of(id(NO_OWNER)).add(call, packed, full=True)
 
-        return keep
+        return accumulate
 
-    def _lost(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
 
     def _instrument(self, lowered: LoweredGraph) -> Runnable:
@@ -126,139 +162,94 @@ class Telemetry:
         written = written_inputs(lowered.module)
         sites, layouts = {}, []
         try:
-            for module in (full, lean):
+            for module in (lean, full):
                 sites = select_sites(module.graph, self.level, lowered.phase, lowered.sources)
-                layouts.append(append_statistics(module, sites, full=module is full) if sites else None)
-        except Exception as error:  # noqa: BLE001  # whatever a graph holds that we do not know, the user's run goes on
-            self._lost(error)
+                layouts += [append_statistics(module, sites, full=module is full)] if sites else []
+        except Exception as error:  # noqa: BLE001  # an unknown construct in the graph must not end the user's run
+            self._record_failure(error)
             return lowered.compiled()
         if unknown := of_unknown_size(lowered.module.graph):
             self._unseen["values whose size depends on data"] += unknown
-        if layouts[0] is None or layouts[1] is None:
+        if not layouts:
             self._unseen[f"graphs without a value to measure at level {self.level.value!r}"] += 1
             return lowered.compiled()
-        alone = runs_once(lowered.module)
+        single_run = runs_once(lowered.module)
         plain = lowered.compiled()
         try:
             later = lowered.later(full)
             run, strides = lowered.variant(lean)
-        except Exception as error:  # noqa: BLE001  # as above: the compiler may choke on what was added
+        except Exception as error:  # noqa: BLE001  # the compiler may fail on the added ops
             self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
             return plain
         if strides and lowered.strides() and strides[:-1] != lowered.strides():
-            self._unseen[_ELSEWHERE] += 1
+            self._unseen[_OTHER_STRIDES] += 1
             return plain
-        twins = Twins(plain, run, later, written, lowered.donated, alone, self.aside)
-        graph = _Graph(
-            phase=lowered.phase,
-            sites=tuple(sites.values()),
-            ledger=Ledger(tuple(sites.values()), layouts[1], layouts[0]),
-            owners=Owners(self._names, lowered.sources),
-            twins=twins,
-            saved=_telling(lowered),
-        )
+        variants = GraphVariants(plain, run, later, written, lowered.donated, single_run, self.aside)
+        accumulators = GraphAccumulators(tuple(sites.values()), *layouts)
+        owners = Owners(self._names, lowered.sources)
+        graph = _Graph(lowered.phase, accumulators, owners, variants, _identifying_outputs(lowered))
         self._graphs.append(graph)
         if lowered.phase == BACKWARD:
             graph.forward = self._forwards.get(lowered.key)
         else:
             self._forwards[lowered.key] = graph
-        return self._running(graph, twins)
+        return self._runnable(graph, variants)
 
-    def _running(self, graph: _Graph, twins: Twins) -> Runnable:
+    def _runnable(self, graph: _Graph, variants: GraphVariants) -> Runnable:
         def run(inputs: list[Any]) -> Sequence[Any]:
             if not self.on:
-                return twins.plain(inputs)
-            owner = self._owner(graph, inputs)
-            if owner is None:
-                outputs = twins.plain(inputs)
+                return variants.plain(inputs)
+            owner = graph.owner(inputs, self._names)
+            if owner is None or (call := graph.next_call(owner)) % self.every:
+                outputs = variants.plain(inputs)
             else:
-                call = graph.calls[id(owner)]
-                graph.calls[id(owner)] = call + 1
-                due = call % self.every == 0
-                outputs = twins.run(inputs, call, graph.ledger.of(id(owner))) if due else twins.plain(inputs)
-            self._link(graph, outputs, owner)
+                outputs = variants.run(inputs, call, graph.accumulators.of(id(owner)))
+            graph.remember(outputs, owner)
             return outputs
 
         return run
 
-    def _owner(self, graph: _Graph, inputs: Sequence[Any]) -> Owner | None:
-        """Whose call this is; None where it is none of the watched modules'."""
-        if graph.phase == BACKWARD and graph.forward is not None:
-            owner = self._linked(graph.forward, inputs)
-        else:
-            owner = graph.owners.of(inputs)
-            if not owner and graph.owners.has_weights and self._names:
-                graph.strangers = True
-                owner = None
-        if owner is not None:
-            graph.known.setdefault(id(owner), owner)
-        return owner
-
-    @staticmethod
-    def _link(graph: _Graph, outputs: Sequence[Any], owner: Owner | None) -> None:
-        """Remember whose forward call made what backward is given: addresses are unique while backward needs them."""
-        if len(graph.links) > _LINKS:
-            graph.links.clear()
-        for place in graph.saved:
-            value = outputs[place]
-            if isinstance(value, torch.Tensor) and value.numel():
-                graph.links[value.data_ptr()] = owner
-                if len(graph.known) == 1 and not graph.strangers:
-                    break
-
-    @staticmethod
-    def _linked(forward: _Graph, inputs: Sequence[Any]) -> Owner | None:
-        """Whose forward call a backward call belongs to; None where it is none of the watched modules'."""
-        if len(forward.known) <= 1 and not forward.strangers:
-            return next(iter(forward.known.values()), None)
-        for value in inputs:
-            if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in forward.links:
-                return forward.links[value.data_ptr()]
-        return None if forward.strangers else NOBODY
-
     def read(self, subject: str = "") -> TelemetryStats:
-        """What was seen so far. Waits for the device."""
-        skipped = unsupported() if not available() else ""
-        found: dict[Any, SiteStats] = {}
+        """The statistics so far. Waits for the device."""
+        sites: dict[object, SiteStats] = {}
         for graph in self._graphs:
-            for stats in graph.ledger.read(graph.known):
-                found[stats.key] = found[stats.key] + stats if stats.key in found else stats
+            for stats in graph.accumulators.read(graph.known):
+                sites[stats.key] = sites[stats.key] + stats if stats.key in sites else stats
         measured = [graph for graph in self._graphs if graph.calls]
-        twins = [graph.twins for graph in self._graphs if graph.twins is not None]
-        differences = [difference for both in twins if (difference := both.difference()) is not None]
+        variants = [graph.variants for graph in self._graphs if graph.variants is not None]
+        differences = [difference for v in variants if (difference := v.difference()) is not None]
         unseen = Counter(self._unseen)
-        unseen.update(f"graphs whose full statistics could not be compiled: {t.failure}" for t in twins if t.failure)
-        if elsewhere := sum(both.elsewhere for both in twins):
-            unseen[_ELSEWHERE] += elsewhere
-        unseen.update(both.alone for both in twins if both.alone)
-        if silent := sum(not graph.calls for graph in self._graphs):
-            unseen["instrumented graphs that never ran for a watched module"] += silent
+        unseen.update(f"graphs whose full statistics could not be compiled: {v.failure}" for v in variants if v.failure)
+        unseen.update(_OTHER_STRIDES for v in variants if v.other_strides)
+        unseen.update(v.single_run for v in variants if v.single_run)
+        silent = "instrumented graphs that never ran for a watched module"
+        unseen.update(silent for graph in self._graphs if not graph.calls)
         return TelemetryStats(
             subject=subject,
             level=self.level.value,
             every=self.every,
-            sites=tuple(sorted(found.values(), key=lambda s: (s.where.phase == BACKWARD, s.order))),
+            sites=tuple(sorted(sites.values(), key=lambda s: (s.where.phase == BACKWARD, s.order))),
             graphs=len(measured),
             calls=sum(sum(graph.calls.values()) for graph in measured),
-            measured=sum(graph.ledger.measured for graph in measured),
+            measured=sum(graph.accumulators.measured for graph in measured),
             perturbation=max(differences, default=None),
             perturbed=sum(d > 0 for d in differences),
-            skipped=skipped,
+            skipped=unsupported() if not available() else "",
             unseen=dict(unseen),
         )
 
 
-def _telling(lowered: LoweredGraph) -> tuple[int, ...]:
-    """The places of saved outputs that no two owners can have in common, which an input of the graph may be in both."""
+def _identifying_outputs(lowered: LoweredGraph) -> tuple[int, ...]:
+    """The numbers of saved outputs that no two owners have in common, unlike inputs of the graph."""
     nodes = list(lowered.module.graph.nodes)
     sources = dict(zip([node for node in nodes if node.op == "placeholder"], lowered.sources, strict=False))
 
-    def belongs(node: Any) -> bool:
+    def belongs_to_owner(node: Any) -> bool:
         while isinstance(node, fx.Node) and isinstance(node.target, torch._ops.OpOverload):
-            returned = node.target._schema.returns
-            if not returned or returned[0].alias_info is None or not node.args:
+            returns = node.target._schema.returns
+            if not returns or returns[0].alias_info is None or not node.args:
                 return True
             node = node.args[0]
         return bool(split_source(sources.get(node, ""))[1])
 
-    return tuple(place for place in lowered.saved if belongs(nodes[-1].args[0][place]))
+    return tuple(number for number in lowered.saved if belongs_to_owner(nodes[-1].args[0][number]))

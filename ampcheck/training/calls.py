@@ -7,8 +7,8 @@ from typing import Any
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Run, Verdict
-from ampcheck.training.confounders.operands import OperandStats, check_operands, measure_operands
 from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
+from ampcheck.training.tf32.operands import OperandStats, check_operands, measure_operands
 
 CHECKS = ("reduce-precision", "tf32")
 

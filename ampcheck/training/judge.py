@@ -16,16 +16,9 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, merge, verify
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.torchtools.restore import restoring
-from ampcheck.training.confounders.settings import (
-    check_tf32,
-    confounders_table,
-    measure_confounders,
-    measure_nondeterminism,
-)
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.measure import measure_distributed
-from ampcheck.training.distributed.ranks import agreed, gather, world_size
-from ampcheck.training.distributed.together import ending_alike, settled
+from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
 from ampcheck.training.gradients.checks import check_gradients, damage_text, gradient_table
 from ampcheck.training.gradients.finite import (
     check_finite,
@@ -56,6 +49,12 @@ from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import measure_stagnation, stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
 from ampcheck.training.state_dtypes.measure import state_dtype_tables
+from ampcheck.training.tf32.settings import (
+    check_tf32,
+    confounders_table,
+    measure_confounders,
+    measure_nondeterminism,
+)
 
 CHECKS = (
     "overflow",

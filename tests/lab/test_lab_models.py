@@ -23,7 +23,7 @@ from ampcheck.lab import compiling, confounders, flow, policy
 from ampcheck.numerics.compiled import dynamo_still
 from ampcheck.report.charts import chart_svg
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
-from ampcheck.training.confounders.settings import ConfounderStats
+from ampcheck.training.tf32.settings import ConfounderStats
 
 
 def bad(findings: list[Finding]) -> list[str]:

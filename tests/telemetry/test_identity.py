@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from telemetry_models import batch, step
 from torch import nn
 
-from ampcheck.telemetry.graph_variants import Twins
+from ampcheck.telemetry.graph_variants import GraphVariants
 from ampcheck.telemetry.sites import Level, select_sites
 from ampcheck.telemetry.statistics import append_statistics
 from ampcheck.telemetry.stats import TelemetryStats
@@ -63,6 +63,7 @@ def watched(model: nn.Module, dtype: torch.dtype, level: Level) -> tuple[list[to
     return found, telemetry.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_casts_leave_loss_and_every_gradient_bit_identical(dtype: torch.dtype) -> None:
     model = Attention()
@@ -76,6 +77,7 @@ def test_casts_leave_loss_and_every_gradient_bit_identical(dtype: torch.dtype) -
     assert (stats.perturbation, stats.perturbed) == (0.0, 0)
 
 
+@pytest.mark.slow
 def test_all_reports_the_perturbation_that_one_finds_by_hand() -> None:
     model = Attention()
     own: list[float] = []
@@ -111,19 +113,19 @@ def test_all_reports_the_perturbation_that_one_finds_by_hand() -> None:
 
 
 class Silent:
-    """An account that keeps nothing and never rings."""
+    """Statistics are dropped, and always complete."""
 
-    def keep(self, call: int, packed: torch.Tensor, *, full: bool) -> None: ...
+    def add(self, call: int, packed: torch.Tensor, *, full: bool) -> None: ...
 
-    def rings(self, packed: torch.Tensor) -> bool:
+    def is_incomplete(self, packed: torch.Tensor) -> bool:
         return False
 
 
-def twins(plain: Callable[[list[Any]], Any], lean: Callable[[list[Any]], Any]) -> Twins:
+def variants(plain: Callable[[list[Any]], Any], lean: Callable[[list[Any]], Any]) -> GraphVariants:
     def never() -> dynamo.Runnable:
-        raise AssertionError("nothing rings")
+        raise AssertionError("the lean statistics are complete")
 
-    return Twins(plain, lean, never)
+    return GraphVariants(plain, lean, never)
 
 
 PACKED = torch.zeros(1, dtype=torch.float64)
@@ -131,7 +133,7 @@ PACKED = torch.zeros(1, dtype=torch.float64)
 
 def test_the_size_of_a_perturbation_is_told_relative_to_the_output() -> None:
     value = torch.tensor([3.0, 4.0])
-    both = twins(lambda inputs: (inputs[0],), lambda inputs: (inputs[0] + torch.tensor([0.0, 0.5]), PACKED))
+    both = variants(lambda inputs: (inputs[0],), lambda inputs: (inputs[0] + torch.tensor([0.0, 0.5]), PACKED))
 
     assert both.difference() is None, "nothing has run"
     both.run([value], 0, Silent())
@@ -141,7 +143,7 @@ def test_the_size_of_a_perturbation_is_told_relative_to_the_output() -> None:
 
 def test_an_output_that_two_plain_runs_give_differently_tells_nothing() -> None:
     runs = iter((1.0, 2.0))
-    both = twins(lambda inputs: (inputs[0] * next(runs),), lambda inputs: (inputs[0] * 3, PACKED))
+    both = variants(lambda inputs: (inputs[0] * next(runs),), lambda inputs: (inputs[0] * 3, PACKED))
 
     both.run([torch.ones(2)], 0, Silent())
 
@@ -162,7 +164,7 @@ def test_an_output_that_two_plain_runs_give_differently_tells_nothing() -> None:
 def test_nan_and_infinity_agree_with_themselves_and_with_nothing_else(
     plain: list[float], measured: list[float], difference: float
 ) -> None:
-    both = twins(lambda inputs: (torch.tensor(plain),), lambda inputs: (torch.tensor(measured), PACKED))
+    both = variants(lambda inputs: (torch.tensor(plain),), lambda inputs: (torch.tensor(measured), PACKED))
 
     both.run([torch.ones(2)], 0, Silent())
 
@@ -181,10 +183,10 @@ def test_a_graph_whose_outputs_would_lie_otherwise_in_memory_runs_plain_only() -
         ran.append("lean")
         return (inputs[0] + 1).T.contiguous().T, PACKED
 
-    both = twins(plain, lean)
+    both = variants(plain, lean)
     outputs = [both.run([torch.ones(2, 3)], call, Silent())[0] for call in range(2)]
 
-    assert both.elsewhere
+    assert both.other_strides
     assert ran == ["plain", "plain", "lean", "plain"]
     assert [out.stride() for out in outputs] == [(3, 1), (3, 1)]
 
@@ -203,9 +205,9 @@ def test_the_plain_graph_may_reuse_the_memory_of_its_inputs_and_the_measured_one
         return (inputs[0] * 2, PACKED)
 
     def never() -> dynamo.Runnable:
-        raise AssertionError("nothing rings")
+        raise AssertionError("the lean statistics are complete")
 
-    both = Twins(plain, lean, never, frozenset(), frozenset({0}))
+    both = GraphVariants(plain, lean, never, frozenset(), frozenset({0}))
     (out,) = both.run([torch.ones(2, 6)[:, :3]], 0, Silent())
 
     assert seen == [6.0]

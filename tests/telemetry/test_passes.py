@@ -41,6 +41,7 @@ def both() -> tuple[TelemetryStats, TelemetryStats, list[torch.Tensor], list[tor
     return found[0], found[1], results[0], results[1]
 
 
+@pytest.mark.slow
 def test_the_hook_sees_the_same_values_as_interception(
     both: tuple[TelemetryStats, TelemetryStats, list[torch.Tensor], list[torch.Tensor]],
 ) -> None:
@@ -54,6 +55,7 @@ def test_the_hook_sees_the_same_values_as_interception(
     assert any("documented hook" in reason for reason in hooked.unseen)
 
 
+@pytest.mark.slow
 def test_the_hook_leaves_loss_and_gradients_bit_identical(
     both: tuple[TelemetryStats, TelemetryStats, list[torch.Tensor], list[torch.Tensor]],
 ) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import compile_fx
 
-from ampcheck.telemetry.graph_variants import Twins
+from ampcheck.telemetry.graph_variants import GraphVariants
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
@@ -24,7 +24,7 @@ HALF = torch.float16
 def variants(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which variant of a graph ran, in order."""
     ran: list[str] = []
-    begin = Twins.__init__
+    begin = GraphVariants.__init__
 
     def named(name: str, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         def noted(inputs: list[Any]) -> Any:
@@ -33,10 +33,10 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return noted
 
-    def noting(self: Twins, plain: Any, lean: Any, full: Any, *rest: Any) -> None:
+    def noting(self: GraphVariants, plain: Any, lean: Any, full: Any, *rest: Any) -> None:
         begin(self, named("plain", plain), named("lean", lean), lambda: named("full", full()), *rest)
 
-    monkeypatch.setattr(Twins, "__init__", noting)
+    monkeypatch.setattr(GraphVariants, "__init__", noting)
     return ran
 
 
@@ -51,6 +51,7 @@ class Cast(nn.Module):
         return (x * self.scale).to(HALF)
 
 
+@pytest.mark.slow
 def test_exactly_every_nth_call_is_measured_and_nothing_recompiles_or_breaks(variants: list[str]) -> None:
     model = Block()
     compiled = torch.compile(model)
@@ -72,6 +73,7 @@ def test_exactly_every_nth_call_is_measured_and_nothing_recompiles_or_breaks(var
     assert not counters["recompiles"]
 
 
+@pytest.mark.slow
 def test_weights_that_get_new_memory_in_every_step_are_still_those_of_the_same_module() -> None:
     model = Block()
     compiled = torch.compile(model)
@@ -90,6 +92,7 @@ def test_weights_that_get_new_memory_in_every_step_are_still_those_of_the_same_m
     assert (stats.calls, stats.measured) == (8, 4)
 
 
+@pytest.mark.slow
 def test_after_the_block_the_plain_graphs_run_and_nothing_is_measured(variants: list[str]) -> None:
     model = Block()
     compiled = torch.compile(model)
@@ -122,6 +125,7 @@ def test_an_exception_of_the_user_leaves_the_compiler_as_it_was() -> None:
     assert compile_fx.compile_fx is before
 
 
+@pytest.mark.slow
 def test_nothing_is_read_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU the alarm is one bool for each measured call; there is no other reading, and none on a device."""
     model = Block()
@@ -250,6 +254,7 @@ def test_many_calls_add_up_as_few_do() -> None:
     assert (site.amax, site.smallest) == (1e6, 1.0)
 
 
+@pytest.mark.slow
 def test_levels_measure_more_and_more() -> None:
     model = Block()
     compiled = torch.compile(model)

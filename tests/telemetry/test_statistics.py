@@ -178,6 +178,7 @@ def compared() -> list[Compared]:
     return found
 
 
+@pytest.mark.slow
 def test_counts_of_the_compiled_graph_are_those_of_eager_kernels(compared: list[Compared]) -> None:
     """On every site: equal, up to elements whose eager value is so near to a threshold that rounding decides.
 
@@ -204,6 +205,7 @@ def test_counts_of_the_compiled_graph_are_those_of_eager_kernels(compared: list[
     assert {site.phase for graph in compared for site in graph.sites} == {"forward", "backward"}
 
 
+@pytest.mark.slow
 def test_the_planted_low_range_reaches_every_threshold(compared: list[Compared]) -> None:
     """The comparison above says something: elements of many sites flush or become subnormal."""
     inside = [
@@ -215,6 +217,7 @@ def test_the_planted_low_range_reaches_every_threshold(compared: list[Compared])
     assert len(inside) >= 50
 
 
+@pytest.mark.slow
 def test_the_largest_and_smallest_are_those_of_eager_kernels(compared: list[Compared]) -> None:
     for graph in compared:
         for (place, name), ours, eager in zip(graph.layout.entries, graph.compiled, graph.eager, strict=True):

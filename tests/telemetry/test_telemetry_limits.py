@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from ampcheck import UsageError, watch
-from ampcheck.telemetry.accumulators import Ledger
-from ampcheck.telemetry.graph_variants import Twins
+from ampcheck.telemetry.accumulators import GraphAccumulators
+from ampcheck.telemetry.graph_variants import GraphVariants
 from ampcheck.telemetry.sites import Level, Site
 from ampcheck.telemetry.statistics import Layout
 from ampcheck.telemetry.telemetry import Telemetry
@@ -26,16 +26,17 @@ def site(*, cast: bool, format: str = "float16") -> Site:
 def test_nan_in_the_lean_statistics_is_no_zero_and_nothing_is_flushed_below_nothing() -> None:
     names = ("amax", "smallest", "above", "lost", "tiny")
     layout = Layout(tuple((0, name) for name in names), (10,))
-    ledger = Ledger((site(cast=True),), layout, layout)
+    accumulators = GraphAccumulators((site(cast=True),), layout, layout)
     # Ten elements: six NaN, one zero, three of 1.0.
     packed = torch.tensor([float("nan"), 1.0, 3.0, 1.0, 1.0], dtype=torch.float64)
-    ledger.of(0).keep(0, packed, full=False)
-    (seen,) = ledger.read({})
+    accumulators.of(0).add(0, packed, full=False)
+    (seen,) = accumulators.read({})
     assert (seen.zeros, seen.flushed, seen.lost) == (1, 0, 0.0)
     assert seen.nans >= 1
     assert seen.bad == 1
 
 
+@pytest.mark.slow
 def test_the_model_is_let_go_when_the_watch_is_over() -> None:
     model = nn.Linear(16, 16)
     gone = weakref.ref(model.weight)
@@ -96,11 +97,11 @@ def test_results_too_large_to_be_held_twice_are_not_compared(monkeypatch: pytest
     monkeypatch.setattr("ampcheck.telemetry.graph_variants._COMPARED_BYTES", 8)
     kept: list[int] = []
 
-    class Account:
-        def keep(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
+    class Accumulator:
+        def add(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
             kept.append(call)
 
-        def rings(self, packed: torch.Tensor) -> bool:
+        def is_incomplete(self, packed: torch.Tensor) -> bool:
             return False
 
     def plain(inputs: list[Any]) -> Sequence[Any]:
@@ -109,22 +110,22 @@ def test_results_too_large_to_be_held_twice_are_not_compared(monkeypatch: pytest
     def lean(inputs: list[Any]) -> Sequence[Any]:
         return inputs[0] + 1, torch.zeros(2, dtype=torch.float64)
 
-    twins = Twins(plain, lean, lambda: lean)
-    (out,) = twins.run([torch.ones(16)], 0, Account())
+    variants = GraphVariants(plain, lean, lambda: lean)
+    (out,) = variants.run([torch.ones(16)], 0, Accumulator())
     assert torch.equal(out, torch.full((16,), 2.0))
     assert kept == [0]
-    assert twins.difference() is None
-    assert "too large" in twins.alone
+    assert variants.difference() is None
+    assert "too large" in variants.single_run
 
 
 def test_results_of_a_run_beside_are_those_of_the_plain_graph() -> None:
     seen: list[float] = []
 
-    class Account:
-        def keep(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
+    class Accumulator:
+        def add(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
             seen.append(float(packed[0]))
 
-        def rings(self, packed: torch.Tensor) -> bool:
+        def is_incomplete(self, packed: torch.Tensor) -> bool:
             return False
 
     def plain(inputs: list[Any]) -> Sequence[Any]:
@@ -134,12 +135,12 @@ def test_results_of_a_run_beside_are_those_of_the_plain_graph() -> None:
         out = inputs[0].add_(torch.rand(1))
         return out * 1.5, out.double()[:1]
 
-    twins = Twins(plain, lean, lambda: lean, written=frozenset((0,)), aside=True)
+    variants = GraphVariants(plain, lean, lambda: lean, written=frozenset((0,)), aside=True)
     torch.manual_seed(1)
     expected = torch.ones(4) + torch.rand(1)
     torch.manual_seed(1)
     given = torch.ones(4)
-    (out,) = twins.run([given], 0, Account())
+    (out,) = variants.run([given], 0, Accumulator())
     assert torch.equal(out, expected)
     assert torch.equal(given, expected), "what the graph writes to is written once"
     assert seen == [float(expected[0])], "measured with equal inputs and random numbers"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ampcheck.core.run import Where
 from ampcheck.strategies import cancelling_pairs, heavy_tails, log_uniform, outlier_channels, tensors, values
-from ampcheck.telemetry.accumulators import Ledger
+from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.stats import SiteStats
 from ampcheck.telemetry.telemetry import Telemetry
 
@@ -48,11 +48,11 @@ class Compiled:
 
     def measured(self, many: Sequence[torch.Tensor]) -> tuple[list[SiteStats], list[tuple[torch.Tensor, ...]]]:
         """The statistics of these calls alone, and what each call gave."""
-        book = self._graph.ledger._book
-        self._graph.ledger = Ledger(book.sites, book._lean, book._full)
+        before = self._graph.accumulators
+        self._graph.accumulators = GraphAccumulators(before.sites, *before.layouts)
         self._graph.calls.clear()
-        if self._graph.twins is not None:
-            self._graph.twins._rang = 0  # as if it had never had to look closer
+        if self._graph.variants is not None:
+            self._graph.variants._incomplete = 0  # as if it had never had to look closer
         self._telemetry.on = True
         try:
             given_back = [self._run(x, self.weight) for x in many]

@@ -101,6 +101,7 @@ class TestHuggingFace:
         (logged,) = (entry for entry in trainer.state.log_history if "ampcheck/pass" in entry)
         assert logged["ampcheck/pass"] == len(run.of(Verdict.PASS))
 
+    @pytest.mark.slow
     def test_the_weights_are_those_of_a_training_without_it(self, tmp_path: Path) -> None:
         one, other = Net(), Net()
         self.trainer(tmp_path, one, None, bf16=True).train()
@@ -140,6 +141,7 @@ class TestHuggingFace:
         (run,) = runs
         assert run.coverage.seen["optimizer steps"] == 3
 
+    @pytest.mark.slow
     def test_after_an_exception_the_next_training_ends_the_watch(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         broken = self.trainer(tmp_path, Net(raises=3), callback)

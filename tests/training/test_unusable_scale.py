@@ -15,8 +15,8 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
-from ampcheck.training.monitor.checks import check_watched
-from ampcheck.training.monitor.stats import WatchedOptimizer, WatchedScaler, WatchStats
+from ampcheck.training.monitor.checks import check_monitored
+from ampcheck.training.monitor.stats import MonitorStats, OptimizerStats, ScalerHistory
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.scale.stats import ScalerStats, ScalerStep, loss_scale_stats
@@ -107,14 +107,14 @@ def test_tables_and_charts_of_an_unusable_scale_are_drawn(scale):
 
 @pytest.mark.parametrize("scale", UNUSABLE)
 def test_a_watch_says_the_same(scale):
-    optimizer = WatchedOptimizer("optimizer", 4, 4, attempts=4)
-    stats = WatchStats("loop", 1, (optimizer,), (), WatchedScaler(True, (2.0**15, 2.0**15, scale)))
-    (finding,) = [one for one in check_watched(stats, Limits()) if one.check == "loss-scale"]
+    optimizer = OptimizerStats("optimizer", 4, 4, attempts=4)
+    stats = MonitorStats("loop", 1, (optimizer,), (), ScalerHistory(True, (2.0**15, 2.0**15, scale)))
+    (finding,) = [one for one in check_monitored(stats, Limits()) if one.check == "loss-scale"]
     assert finding.verdict is Verdict.FAIL
     assert "after 2 updates" in finding.message
     assert finding.where.step == 2
-    usable = replace(stats, scaler=WatchedScaler(True, (2.0**15, 2.0**15)))
-    assert not [f for f in check_watched(usable, Limits()) if f.check == "loss-scale" and f.verdict is Verdict.FAIL]
+    usable = replace(stats, scaler=ScalerHistory(True, (2.0**15, 2.0**15)))
+    assert not [f for f in check_monitored(usable, Limits()) if f.check == "loss-scale" and f.verdict is Verdict.FAIL]
 
 
 @pytest.mark.parametrize(("scale", "usable"), [(1.0, True), (2.0**-126, True), (2.0**127, True), (2.0**-149, False)])

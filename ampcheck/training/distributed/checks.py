@@ -1,18 +1,18 @@
-"""What the ranks do together is judged here. Pure: no PyTorch runs."""
+"""Checks on sums over ranks and on differences between ranks. Pure: no PyTorch runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from ampcheck.catalog.autocast import AUTOCAST_STATE
+from ampcheck.catalog.training import GRADIENT_UNDERFLOW, MASTER_WEIGHTS, REDUCE_PRECISION
+from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where, passed
+from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.training.distributed.ranks import name_ranks
-from ampcheck.training.distributed.stats import CollectiveStats, DistributedStats, Prediction
+from ampcheck.training.distributed.stats import CollectiveStats, DistributedStats
 from ampcheck.training.reductions.checks import ReductionStats, check_reductions
-
-SLUG = "reduce-precision"
-STATE = "autocast-state"
 
 _HINT = (
     "reduce gradients in float32: MixedPrecisionPolicy(reduce_dtype=torch.float32) under FSDP2, no compressing "
@@ -21,160 +21,152 @@ _HINT = (
 
 
 def check_distributed(stats: DistributedStats, limits: Limits) -> list[Finding]:
-    """`reduce-precision` of sums over ranks and of norms, and `autocast-state` of ranks beside each other."""
+    """`reduce-precision` of sums over ranks and of norms, and `autocast-state`, compared between ranks."""
     if stats.skipped:
-        return [Finding(slug, Verdict.SKIP, stats.subject, stats.skipped) for slug in (SLUG, STATE)]
-    return [*_collectives(stats, limits), *_on_ranks(stats, limits), *_states(stats)]
-
-
-def _on_ranks(stats: DistributedStats, limits: Limits) -> Iterator[Finding]:
-    """Running sums and norms, as they are judged in one process."""
+        return [check.skip(stats.subject, stats.skipped) for check in (REDUCE_PRECISION, AUTOCAST_STATE)]
+    findings = [*_collectives(stats, limits)]
     if stats.sums or stats.norms:
-        yield from check_reductions(ReductionStats(stats.subject, stats.sums, stats.norms), limits)
+        findings += check_reductions(ReductionStats(stats.subject, stats.sums, stats.norms), limits)
+    return [*findings, *_states(stats)]
 
 
-def _collectives(stats: DistributedStats, limits: Limits) -> Iterator[Finding]:
-    low = [one for one in stats.collectives if format_of(one.format).bits <= 16]
-    found = [finding for one in low if (finding := _judge(stats, one, limits)) is not None]
-    yield from found
-    if found:
-        return
+def _collectives(stats: DistributedStats, limits: Limits) -> list[Finding]:
+    low = [total for total in stats.collectives if format_of(total.format).bits <= 16]
+    if findings := [finding for total in low if (finding := _judge(stats, total, limits)) is not None]:
+        return findings
     if not stats.collectives:
         text = f"{stats.steps} steps on {stats.world} ranks added nothing up over ranks"
-        told = f": {stats.raised[0][2]}" if stats.raised else ""
-        yield Finding(SLUG, Verdict.SKIP, stats.subject, text + told)
-        return
-    calls = sum(one.calls for one in stats.collectives)
-    formats = ", ".join(sorted({one.format for one in stats.collectives}))
-    worst = max((one.ratio for one in low), default=0.0)
+        return [REDUCE_PRECISION.skip(stats.subject, ": ".join((text, *stats.raised[:1])))]
+    calls = sum(total.calls for total in stats.collectives)
+    formats = ", ".join(sorted({total.format for total in stats.collectives}))
+    worst = max((total.ratio for total in low), default=0.0)
     text = f"{calls} sums over {stats.world} ranks in {formats}"
     text += f": the worst in 16 bits has the error of {worst:.2g} roundings" if low else ", none of them in 16 bits"
     if stats.target and low:
         text += f", also over {stats.target} processes"
-    yield passed(SLUG, stats.subject, text, calls, observed=worst, limit=limits.reduction, unit="roundings")
+    evidence: Evidence = {"observed": worst, "limit": limits.reduction, "unit": "roundings"}
+    return [REDUCE_PRECISION.passed(stats.subject, text, calls, **evidence)]
 
 
-def _judge(stats: DistributedStats, one: CollectiveStats, limits: Limits) -> Finding | None:
-    """The worst that can be said of a sum in 16 bits; None where there is nothing."""
-    how = f"{one.op} over {one.world} ranks adds up in {one.format}"
+def _judge(stats: DistributedStats, total: CollectiveStats, limits: Limits) -> Finding | None:
+    """The gravest defect of a sum in 16 bits; None where there is none."""
+    beyond = next((p for p in total.predicted if p.ratio > limits.reduction or p.overflows), None)
+    target = next((p for p in total.predicted if p.world == stats.target), None)
+    overflow = Verdict.WARN if stats.scaled else Verdict.FAIL
+    verdict, limit, unit = Verdict.FAIL, limits.reduction, "roundings"
     ring = "in a ring whose addends are like those measured here"
-    if one.overflowed:
-        verdict = Verdict.WARN if stats.scaled else Verdict.FAIL
-        text = f"{one.overflowed} of {one.followed} followed elements are infinite where the exact sum is not"
+    observed: float
+    if total.overflowed:
+        verdict, observed, limit, unit = overflow, total.overflowed, 0.0, "elements"
+        text = f"{total.overflowed} of {total.followed} followed elements are infinite where the exact sum is not"
         text += "; the scaler backs off until they are not" if stats.scaled else ""
-        return _finding(stats, one, verdict, f"{how}: {text}", one.overflowed, 0.0, "elements")
-    if one.vanished > limits.underflow:
-        cast = " once they were cast for the collective" if one.cast else ""
-        text = f"{one.vanished:.1%} of the sums that are not zero become zero{cast} ({one.followed} elements followed)"
-        return _finding(stats, one, Verdict.FAIL, f"{how}: {text}", one.vanished, limits.underflow, "share")
-    if one.ratio > limits.reduction:
-        text = f"its relative error is {one.error:.2g}, that of {one.ratio:.2g} roundings of the exact sum"
-        return _finding(stats, one, Verdict.FAIL, f"{how}: {text}", one.ratio, limits.reduction, "roundings")
-    if told := _at_target(stats, one):
-        if told.ratio > limits.reduction:
-            text = f"over {told.world} processes, {ring}, it has the error of {told.ratio:.2g} roundings"
-            text += f" (relative {told.error:.2g}; here {one.ratio:.2g} roundings)"
-            return _finding(stats, one, Verdict.FAIL, f"{how}: {text}", told.ratio, limits.reduction, "roundings")
-        if told.overflows:
-            text = f"over {told.world} processes, {ring}, the sum is beyond {format_of(one.format).max:.5g}"
-            verdict = Verdict.WARN if stats.scaled else Verdict.FAIL
-            return _finding(stats, one, verdict, f"{how}: {text}", 1.0, 0.0, "sums")
+    elif total.vanished > limits.underflow:
+        observed, limit, unit = total.vanished, limits.underflow, "share"
+        cast = " once they were cast for the collective" if total.cast else ""
+        text = (
+            f"{total.vanished:.1%} of the sums that are not zero become zero{cast} ({total.followed} elements followed)"
+        )
+    elif total.ratio > limits.reduction:
+        observed = total.ratio
+        text = f"its relative error is {total.error:.2g}, that of {total.ratio:.2g} roundings of the exact sum"
+    elif target is not None and target.ratio > limits.reduction:
+        observed = target.ratio
+        text = f"over {target.world} processes, {ring}, it has the error of {target.ratio:.2g} roundings"
+        text += f" (relative {target.error:.2g}; here {total.ratio:.2g} roundings)"
+    elif target is not None and target.overflows:
+        verdict, observed, limit, unit = overflow, 1.0, 0.0, "sums"
+        text = f"over {target.world} processes, {ring}, the sum is beyond {format_of(total.format).max:.5g}"
+    elif target is None and beyond is not None:
+        verdict, observed = Verdict.WARN, beyond.ratio
+        text = (
+            f"here it has the error of {total.ratio:.2g} roundings of the exact sum, over {beyond.world} processes, "
+            f"{ring}, {'it overflows' if beyond.overflows else f'{beyond.ratio:.2g}'}"
+        )
+    else:
         return None
-    beyond = next((p for p in one.predicted if p.ratio > limits.reduction or p.overflows), None)
-    if beyond is None:
-        return None
-    text = (
-        f"here it has the error of {one.ratio:.2g} roundings of the exact sum, over {beyond.world} processes, {ring}, "
-        + ("it overflows" if beyond.overflows else f"{beyond.ratio:.2g}")
+    message = (
+        f"a sum over ranks must keep the digits of its format, and its range; {total.op} over {total.world} ranks adds "
+        f"up in {total.format}: {text}"
     )
-    return _finding(stats, one, Verdict.WARN, f"{how}: {text}", beyond.ratio, limits.reduction, "roundings")
-
-
-def _at_target(stats: DistributedStats, one: CollectiveStats) -> Prediction | None:
-    return next((p for p in one.predicted if p.world == stats.target), None)
-
-
-def _finding(
-    stats: DistributedStats,
-    one: CollectiveStats,
-    verdict: Verdict,
-    text: str,
-    observed: float,
-    limit: float,
-    unit: str,
-) -> Finding:
-    message = f"a sum over ranks must keep the digits of its format, and its range; {text}"
-    where = Where(phase=one.phase, op=one.op, file=one.file, line=one.line)
-    return Finding(SLUG, verdict, stats.subject, message, where, float(observed), limit, unit, _HINT)
+    where = Where(phase=total.phase, op=total.op, file=total.file, line=total.line)
+    return REDUCE_PRECISION.finding(
+        verdict, stats.subject, message, where=where, observed=observed, limit=limit, unit=unit, hint=_HINT
+    )
 
 
 def _states(stats: DistributedStats) -> Iterator[Finding]:
-    """`autocast-state`: what runs on one rank must run under the same switches on all of them."""
+    """A module must run under the same autocast state and precision settings on all ranks."""
     if stats.autocast:
         name, values = next(iter(stats.autocast.items()))
-        told = "; ".join(f"{state} on {name_ranks(ranks)}" for state, ranks in values.items())
         others = f" ({len(stats.autocast)} modules differ)" if len(stats.autocast) > 1 else ""
         message = (
             f"all ranks must run a module under the same autocast state; {name or 'the model'} ran with autocast "
-            f"{told}{others}: the ranks average gradients of different precision"
+            f"{_by_rank(values)}{others}: the ranks average gradients of different precision"
         )
         hint = (
             "enter torch.autocast with the same enabled and dtype on every rank; decide from the config, not the rank"
         )
-        where = Where(phase="forward", module=name)
-        count = float(len(stats.autocast))
-        yield Finding(STATE, Verdict.FAIL, stats.subject, message, where, count, 0.0, "modules", hint)
-    for name, values in stats.switches.items():
-        told = "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in values.items())
-        message = f"all ranks must run with the same precision switches; {name} is {told}"
-        hint = "set the switch before the ranks part, or on all of them"
-        yield Finding(STATE, Verdict.WARN, stats.subject, message, Where(), 1.0, 0.0, "switches", hint)
-    if stats.autocast or stats.switches:
+        where, count = Where(phase="forward", module=name), len(stats.autocast)
+        yield AUTOCAST_STATE.fail(
+            stats.subject, message, where=where, observed=count, limit=0, unit="modules", hint=hint
+        )
+    for name, values in stats.settings.items():
+        message = f"all ranks must run with the same precision settings; {name} is {_by_rank(values)}"
+        hint = "change the setting before the ranks part, or on all of them"
+        yield AUTOCAST_STATE.warn(stats.subject, message, observed=1, limit=0, unit="settings", hint=hint)
+    if stats.autocast or stats.settings:
         return
     if stats.modules:
         text = f"{stats.modules} modules ran under the same autocast state on {stats.world} ranks"
-        yield passed(STATE, stats.subject, text, stats.modules)
+        yield AUTOCAST_STATE.passed(stats.subject, text, stats.modules)
     else:
-        yield Finding(STATE, Verdict.SKIP, stats.subject, "no module ran on all ranks")
+        yield AUTOCAST_STATE.skip(stats.subject, "no module ran on all ranks")
+
+
+def _by_rank(values: Mapping[str, tuple[int, ...]]) -> str:
+    return "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in values.items())
 
 
 def distributed_tables(stats: DistributedStats) -> list[Table]:
-    """The sums over ranks, what each rank keeps, and the gradients of all ranks together."""
-    if stats.skipped:
-        return []
+    """The sums over ranks, the tensors of each rank, and the gradients of all ranks together."""
     sums: list[tuple[Scalar, ...]] = [
         (
-            f"{one.op} ({one.phase})",
-            f"{one.file}:{one.line}" if one.file else "",
-            one.format,
-            one.world,
-            one.calls,
-            one.elements,
-            one.error,
-            one.once,
-            one.vanished,
-            ", ".join(f"{p.ratio:.2g} at {p.world}" for p in one.predicted[:: max(len(one.predicted) // 4, 1)]),
+            f"{total.op} ({total.phase})",
+            f"{total.file}:{total.line}" if total.file else "",
+            *(total.format, total.world, total.calls, total.elements, total.error, total.once, total.vanished),
+            ", ".join(f"{p.ratio:.2g} at {p.world}" for p in total.predicted[:: max(len(total.predicted) // 4, 1)]),
         )
-        for one in sorted(stats.collectives, key=lambda one: -one.ratio)
+        for total in sorted(stats.collectives, key=lambda total: -total.ratio)
     ]
-    columns = ("collective", "where", "format", "ranks", "calls", "elements", "relative error", "of one rounding")
-    kept: list[tuple[Scalar, ...]] = [
-        (one.rank, one.role, one.dtype, one.tensors, one.bytes) for one in stats.residency
-    ]
-    grads: list[tuple[Scalar, ...]] = [
-        (name, one.dtype, one.numel, one.nonzero, one.zeros, one.subnormals, one.nonfinite, one.amax, one.norm)
-        for name, one in stats.gradients.items()
+    columns = (
+        *("collective", "where", "format", "ranks", "calls", "elements", "relative error", "of one rounding"),
+        *("became zero", "roundings over more processes"),
+    )
+    state = [(entry.rank, entry.role, entry.dtype, entry.tensors, entry.bytes) for entry in stats.state]
+    gradients = [
+        (
+            name,
+            entry.dtype,
+            entry.numel,
+            entry.nonzero,
+            entry.zeros,
+            entry.subnormals,
+            entry.nonfinite,
+            entry.amax,
+            entry.norm,
+        )
+        for name, entry in stats.gradients.items()
     ]
     note = f"replicas differ: {', '.join(stats.differing[:5])}" if stats.differing else ""
-    found = [
-        Table("sums over ranks", (*columns, "became zero", "roundings over more processes"), sums, SLUG),
-        Table("what each rank keeps", ("rank", "role", "dtype", "tensors", "bytes"), kept, "master-weights"),
+    tables = (
+        Table("sums over ranks", columns, sums, str(REDUCE_PRECISION)),
+        Table("what each rank keeps", ("rank", "role", "dtype", "tensors", "bytes"), state, str(MASTER_WEIGHTS)),
         Table(
             "gradients of all ranks together",
             ("parameter", "dtype", "elements", "nonzero", "zero", "subnormal", "not finite", "largest", "norm"),
-            grads,
-            "gradient-underflow",
+            gradients,
+            str(GRADIENT_UNDERFLOW),
             note,
         ),
-    ]
-    return [table for table in found if table.rows]
+    )
+    return [table for table in tables if table.rows]

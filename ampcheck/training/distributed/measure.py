@@ -1,41 +1,32 @@
-"""Run a training loop on every rank at once, and put together what each of them saw."""
+"""Run a training loop on every rank at once, and merge the records of the ranks; tensors are not gathered."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.core.arguments import parse_integer
 from ampcheck.core.environment import environment
-from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage
-from ampcheck.health import Unmeasured
+from ampcheck.health import TensorHealth, Unmeasured, health_of
 from ampcheck.health.values import values_of
 from ampcheck.torchtools.source import hookable
-from ampcheck.training.distributed.collectives import CollectiveWatch
-from ampcheck.training.distributed.ranks import (
-    MergedRecords,
-    by_value,
-    gather,
-    measure_here,
-    merge_across_ranks,
-    on_first,
-    rank,
-)
-from ampcheck.training.distributed.ranks import world_size as how_many
-from ampcheck.training.distributed.stats import DistributedStats, RankResidency
-from ampcheck.training.distributed.sums import put_together
+from ampcheck.training.distributed.collectives import CollectiveMode
+from ampcheck.training.distributed.ranks import by_value, gather, on_first, rank
+from ampcheck.training.distributed.ranks import world_size as group_size
+from ampcheck.training.distributed.stats import DistributedStats, RankState
+from ampcheck.training.distributed.sums import compare_sums
 from ampcheck.training.loop import StepError, TrainingLoop
 from ampcheck.training.reductions.norms import NormStats
-from ampcheck.training.reductions.sums import ReductionWatch
+from ampcheck.training.reductions.sums import ReductionWatch, SumStats
+from ampcheck.training.shards import holds_first_copy, is_pending, placements
 
-_SWITCHES = (
+_SETTINGS = (
     "float32 matmul precision",
     "TF32 in matmul",
     "TF32 in cuDNN",
@@ -45,156 +36,199 @@ _SWITCHES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class LocalHealth:
+    """The health of the part of a tensor on this rank. copy: another rank has the same elements, and counts them."""
+
+    health: TensorHealth
+    sharded: bool
+    copy: bool
+
+
+@dataclass(slots=True)
+class _RankRecord:
+    """What one rank measured. state: `RankState` by role and dtype."""
+
+    raised: list[str] = field(default_factory=list)
+    autocast: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    state: list[RankState] = field(default_factory=list)
+    sums: list[SumStats] = field(default_factory=list)
+    norms: list[NormStats] = field(default_factory=list)
+
+
 def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int | None = None) -> DistributedStats:
-    """Take some steps of a loop on every rank, and measure what the ranks do together. The loop is then as it was.
+    """Take some steps of a loop on every rank, and measure the sums over ranks and the differences between ranks. The
+    state of the loop is restored.
 
     Every rank must call it, each with its own loop, after the process group was set up. world_size: the number of
     processes that the loop is meant for, at which 16-bit sums are predicted. All ranks get the same stats.
 
     Raises `UsageError` for steps or a world_size that are no positive whole numbers.
     """
-    for name, value, least in (("steps", steps, 1), ("world_size", 2 if world_size is None else world_size, 2)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{name} must be a whole number, {least} or more; found {value!r}")
-    if how_many() < 2:
+    parse_integer(steps, "steps")
+    target = None if world_size is None else parse_integer(world_size, "world_size", 2)
+    if group_size() < 2:
         return DistributedStats(loop.name, skipped="one process alone: start it with torchrun, and set up its group")
-    errors: list[StepError] = []
-    states: dict[str, set[str]] = {}
-    residency: Counter[tuple[str, str]] = Counter()
-    sizes: Counter[tuple[str, str]] = Counter()
-    collectives, watch = CollectiveWatch(), ReductionWatch()
+    mine = _RankRecord(settings={name: str(v) for name, v in environment("cpu").items() if name in _SETTINGS})
+    states: dict[str, set[str]] = defaultdict(set)
+    gradients: dict[str, LocalHealth | Unmeasured] = {}
+    collectives, reductions = CollectiveMode(), ReductionWatch()
     taken = 0
-    with loop.preserved(), _gradients(loop) as gradients, _forwards(loop, states, collectives):
+    with loop.preserved(), _measured_gradients(loop, gradients), _recorded_forwards(loop, states, collectives):
         for number in range(steps):
-            with collectives, watch:
+            with collectives, reductions:
                 outcome = loop.take(number)
             taken += 1
             if isinstance(outcome, StepError) and outcome.rank in (None, rank()):
-                errors.append(outcome)
-            if any(gather(bool(errors))):  # who has raised takes part in no further collective of the loop
+                mine.raised.append(outcome.message)
+            if any(gather(bool(mine.raised))):  # who has raised takes part in no further collective of the loop
                 break
-        for resident in loop.residents():
-            place = str(resident.role), str(resident.tensor.dtype).removeprefix("torch.")
-            residency[place] += 1
-            sizes[place] += _local_bytes(resident.tensor)
-        told = {
-            "raised": [(rank(), one.step, one.message) for one in errors],
-            "states": {name: ", ".join(sorted(found)) for name, found in states.items()},
-            "switches": {name: str(value) for name, value in environment("cpu").items() if name in _SWITCHES},
-            "residency": [RankResidency(rank(), *place, n, sizes[place]) for place, n in residency.items()],
-            "sums": watch.sums(),
-            "norms": watch.norms(),
-        }
-        merged = gradients()
-    ranks = gather(told)
-    found = on_first(collectives.calls, lambda calls: put_together(calls, world_size))
-    modules = [name for name in states if all(name in one["states"] for one in ranks)]
-    unseen = dict(Counter(merged.unmeasured.values()))
+        mine.state = _state(loop)
+        mine.sums, mine.norms = reductions.sums(), reductions.norms()
+        if not loop.optimizers:
+            gradients.update(local_health(_gradients(loop)))
+        merged, differing = merge_health(gradients)
+    mine.autocast = {name: ", ".join(sorted(seen)) for name, seen in states.items()}
+    ranks = gather(mine)
+    sums = on_first(collectives.calls, lambda calls: compare_sums(calls, target))
+    modules = [name for name in states if all(name in record.autocast for record in ranks)]
     seen = {
         "ranks": len(ranks),
         "steps": taken,
-        "sums over ranks": sum(one.calls for one in found),
-        "gradients": len(merged.records),
+        "sums over ranks": sum(record.calls for record in sums),
+        "gradients": len(merged),
         "modules": len(modules),
         "other collectives": sum(collectives.others.values()),
     }
+    unseen = Counter(health.reason for health in gradients.values() if isinstance(health, Unmeasured))
     return DistributedStats(
         loop.name,
         len(ranks),
-        str(dist.get_backend()),
         taken,
-        raised=tuple(error for one in ranks for error in one["raised"]),
-        gradients=merged.records,
-        differing=merged.differing,
-        residency=tuple(one for each in ranks for one in each["residency"]),
-        collectives=tuple(found),
-        sums=tuple(one for each in ranks for one in each["sums"]),
-        norms=_norms([one["norms"] for one in ranks]),
-        autocast=_differences(modules, [one["states"] for one in ranks]),
+        raised=tuple(error for record in ranks for error in record.raised),
+        gradients=merged,
+        differing=differing,
+        state=tuple(state for record in ranks for state in record.state),
+        collectives=tuple(sums),
+        sums=tuple(stats for record in ranks for stats in record.sums),
+        norms=_merged_norms([record.norms for record in ranks]),
+        autocast=_differences(modules, [record.autocast for record in ranks]),
         modules=len(modules),
-        switches=_differences(list(_SWITCHES), [one["switches"] for one in ranks]),
+        settings=_differences(_SETTINGS, [record.settings for record in ranks]),
         scaled=any(scaler.is_enabled() for scaler in loop.reached.scalers.values()),
-        target=world_size,
-        coverage=Coverage(seen, unseen),
+        target=target,
+        coverage=Coverage(seen, dict(unseen)),
     )
 
 
-def _local_bytes(tensor: torch.Tensor) -> int:
-    local = values_of(tensor)
-    return 0 if isinstance(local, Unmeasured) else local.numel() * local.element_size()
+def local_health(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalHealth | Unmeasured]:
+    """The health of the part of each tensor on this rank; a DTensor that is still to be summed cannot be measured."""
+    records: dict[str, LocalHealth | Unmeasured] = {}
+    for name, tensor in tensors.items():
+        if is_pending(tensor):
+            records[name] = Unmeasured("its addends are still to be summed over processes")
+            continue
+        health = health_of(tensor, histogram=True)
+        if not isinstance(health, Unmeasured):
+            records[name] = LocalHealth(health, bool(placements(tensor)), not holds_first_copy(tensor))
+        else:
+            records[name] = health
+    return records
 
 
-def _differences(names: list[str], ranks: list[Mapping[str, str]]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Of which names the ranks have different values, and which."""
-    found = {name: by_value([one.get(name) for one in ranks]) for name in names}
-    return {name: values for name, values in found.items() if len(values) > 1}
+def merge_health(
+    records: Mapping[str, LocalHealth | Unmeasured],
+) -> tuple[dict[str, TensorHealth], tuple[str, ...]]:
+    """The health of whole tensors, each element counted once, and the names of tensors whose copies differ.
+
+    A tensor without placements counts by the first rank that has it, as DDP replicates parameters and pipeline stages
+    own theirs. Every process must call it.
+    """
+    merged: dict[str, TensorHealth] = {}
+    plain: dict[str, TensorHealth] = {}
+    differing: dict[str, None] = {}
+    for of_rank in gather({name: record for name, record in records.items() if isinstance(record, LocalHealth)}):
+        for name, record in of_rank.items():
+            if record.sharded:
+                if not record.copy:
+                    merged[name] = merged[name] + record.health if name in merged else record.health
+            elif name not in plain:
+                merged[name] = plain[name] = record.health
+            elif plain[name] != record.health:
+                differing[name] = None
+    return merged, tuple(differing)
 
 
-def _norms(ranks: list[list[NormStats]]) -> tuple[NormStats, ...]:
-    """Total norms; where each rank knows a part of the exact one, the parts are put together."""
-    told: list[NormStats] = []
-    same = len({len(one) for one in ranks}) == 1
-    for place, first in enumerate(ranks[0]):
-        if first.sharded and same:
-            parts = [one[place].exact for one in ranks]
+def _state(loop: TrainingLoop) -> list[RankState]:
+    tensors: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    for resident in loop.residents():
+        key = str(resident.role), str(resident.tensor.dtype).removeprefix("torch.")
+        values = values_of(resident.tensor)
+        tensors[key] += 1
+        sizes[key] += 0 if isinstance(values, Unmeasured) else values.numel() * values.element_size()
+    return [RankState(rank(), *key, count, sizes[key]) for key, count in tensors.items()]
+
+
+def _differences(names: Sequence[str], ranks: list[dict[str, str]]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The names of which the ranks have different values, and which."""
+    values = {name: by_value([record.get(name, "None") for record in ranks]) for name in names}
+    return {name: ranks_of for name, ranks_of in values.items() if len(ranks_of) > 1}
+
+
+def _merged_norms(ranks: list[list[NormStats]]) -> tuple[NormStats, ...]:
+    """Total norms; where each rank knows a part of the exact one, the parts are combined."""
+    merged = list(ranks[0])
+    same = len(set(map(len, ranks))) == 1
+    for number, first in enumerate(merged):
+        if first.sharded:
+            parts = [record[number].exact for record in ranks] if same else [None]
             known = [part for part in parts if part is not None]
             whole = sum(part**first.order for part in known) ** (1 / first.order) if len(known) == len(parts) else None
-            told.append(replace(first, exact=whole))
-        else:
-            told.append(replace(first, exact=None) if first.sharded else first)
-    return tuple(told)
+            merged[number] = replace(first, exact=whole)
+    return tuple(merged)
+
+
+def _gradients(loop: TrainingLoop) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad.detach() for name, parameter in loop.parameters() if parameter.grad is not None}
 
 
 @contextmanager
-def _gradients(loop: TrainingLoop) -> Iterator[Callable[[], MergedRecords[Any]]]:
-    """What an optimizer is given: measured when it steps, as a loop may drop its gradients right after."""
-    found: dict[str, Any] = {}
-    unmeasured: dict[str, str] = {}
+def _measured_gradients(loop: TrainingLoop, records: dict[str, LocalHealth | Unmeasured]) -> Iterator[None]:
+    """Measure gradients when an optimizer steps, since a loop may drop them right after."""
 
-    def note(*_: Any) -> None:
+    def measure(*_: object) -> None:
         with _disable_current_modes():
-            given = {name: p.grad.detach() for name, p in loop.parameters() if p.grad is not None}
-            here, reasons = measure_here(given)
-        found.update(here)
-        unmeasured.update(reasons)
+            records.update(local_health(_gradients(loop)))
 
     with ExitStack() as hooks:
         for optimizer in loop.optimizers.values():
-            hooks.callback(optimizer.register_step_pre_hook(note).remove)
-
-        def merged() -> MergedRecords[Any]:
-            if not loop.optimizers:
-                note()
-            merged = merge_across_ranks(found)
-            return MergedRecords(merged.records, merged.differing, unmeasured)
-
-        yield merged
+            hooks.callback(optimizer.register_step_pre_hook(measure).remove)
+        yield
 
 
 @contextmanager
-def _forwards(loop: TrainingLoop, states: dict[str, set[str]], watch: CollectiveWatch) -> Iterator[None]:
-    """Note the autocast state of each module at its forward, and tell the watch that a forward runs."""
+def _recorded_forwards(loop: TrainingLoop, states: dict[str, set[str]], collectives: CollectiveMode) -> Iterator[None]:
+    """Record the autocast state of each module at its forward, and count the forwards that run."""
     device = loop.device_type
 
-    def hook(name: str) -> Callable[..., None]:
-        def note(*_: Any) -> None:
-            watch.inside += 1
+    def enter(name: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            collectives.inside += 1
             enabled = torch.is_autocast_enabled(device)
             dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-            states.setdefault(name, set()).add(f"on in {dtype}" if enabled else "off")
+            states[name].add(f"on in {dtype}" if enabled else "off")
 
-        return note
+        return hook
 
-    def leave(*_: Any) -> None:
-        watch.inside = max(watch.inside - 1, 0)
+    def leave(*_: object) -> None:
+        collectives.inside = max(collectives.inside - 1, 0)
 
     with ExitStack() as hooks:
         for path, module in loop.reached.modules.items():
             for name, part in hookable(module):
                 full = f"{path}.{name}" if name else path
-                hooks.callback(part.register_forward_pre_hook(hook(full)).remove)
+                hooks.callback(part.register_forward_pre_hook(enter(full)).remove)
                 hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
         yield
-
-
-__all__ = ["measure_distributed"]

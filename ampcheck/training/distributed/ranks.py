@@ -1,28 +1,46 @@
-"""Records of several processes put together: each element counted once, nothing gathered but the records."""
+"""Communication between ranks, in a process group of its own, and what happens where the ranks lose each other.
+
+A rank that raises after the last collective of a step, or where the others take part in none, costs nothing. One that
+raises before a collective leaves the others in it until the timeout of the loop's group is over
+(`init_process_group(timeout=...)`, 30 minutes by default on gloo): nothing can call them back, and the group is lost.
+Then `LostRanksError` ends the audit, with the rank that raised. NCCL ends such a process itself.
+"""
 
 from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.health import Unmeasured, health_of
-from ampcheck.training.shards import holds_first_copy, is_pending, placements
+from ampcheck.catalog import REGISTRY
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.core.errors import brief
+from ampcheck.core.run import Run, Where
+from ampcheck.training.loop import StepError
 
-Record = TypeVar("Record")
+Value = TypeVar("Value")
+Result = TypeVar("Result")
 
-PATIENCE = timedelta(minutes=30)
-"""How much longer than a collective of the loop the ranks wait for each other's word: for what they compute alone."""
+_PATIENCE = timedelta(minutes=30)
+"""How much longer than for a collective of the loop the ranks wait for each other here: for what they compute alone."""
 
-_SIDE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_SIDE_GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+_FAILED = re.compile(
+    r"\bDist\w*Error: |"
+    r"\bRuntimeError: .*(?:gloo|nccl|pair closure|connection (?:closed|reset)|timed out waiting|broken pipe)",
+    re.IGNORECASE,
+)
+
+_GRAVEST_FIRST = ("memory", "raised", "value")
 
 
 def world_size() -> int:
@@ -36,154 +54,147 @@ def rank() -> int:
 
 
 def side_group() -> Any:
-    """A gloo group of our own, of all ranks; None, the group of the loop, where there can be none.
+    """A gloo group of all ranks for ampcheck's own messages; None, the group of the loop, where there can be none.
 
-    A collective that fails closes its group, and one that a rank still waits in would take our message for its own. So
-    what ranks tell each other does not go through the loop's group. The first call on each rank makes it.
+    A collective that fails closes its group, and a rank that still waits in one would take our message for its own. The
+    first call on each rank creates the group.
     """
     whole = dist.group.WORLD
-    if (
-        whole is None
-        or not dist.is_gloo_available()
-        or not {"gloo", "nccl"} & set(re.findall(r"\w+", dist.get_backend()))
-    ):
+    if whole is None or not dist.is_gloo_available() or not re.search(r"\b(gloo|nccl)\b", dist.get_backend()):
         return None
-    if whole not in _SIDE:
-        _SIDE[whole] = dist.new_group(backend="gloo", timeout=_timeout(whole) + PATIENCE)
-    return _SIDE[whole]
+    if whole not in _SIDE_GROUPS:
+        timeout = timedelta()
+        for kind in ("cpu", "cuda"):
+            with suppress(RuntimeError, AttributeError):  # no backend for this kind of device, or another torch
+                timeout = max(timeout, whole._get_backend(torch.device(kind)).options._timeout)  # no public name
+        _SIDE_GROUPS[whole] = dist.new_group(backend="gloo", timeout=(timeout or timedelta(minutes=30)) + _PATIENCE)
+    return _SIDE_GROUPS[whole]
 
 
-def _timeout(group: Any) -> timedelta:
-    """How long a collective of a group may take."""
-    longest = timedelta()
-    for kind in ("cpu", "cuda"):
-        with suppress(RuntimeError, AttributeError):  # no backend for this kind of device, or another torch
-            longest = max(longest, group._get_backend(torch.device(kind)).options._timeout)  # no public name
-    return longest or timedelta(minutes=30)
-
-
-def gather(value: Any) -> list[Any]:
+def gather(value: Value) -> list[Value]:
     """The values of all processes, in order of rank. Every process must call it; the values must be picklable."""
     if world_size() == 1:
         return [value]
-    found: list[Any] = [None] * world_size()
-    with _disable_current_modes():  # a step may be watched while ranks agree on it
-        dist.all_gather_object(found, value, group=side_group())
-    return found
+    values: list[Any] = [None] * world_size()
+    with _disable_current_modes():  # a mode may be active while ranks agree on a step
+        dist.all_gather_object(values, value, group=side_group())
+    return values
 
 
-def handed_by(source: int, value: Any) -> Any:
+def gather_on_first(value: Value) -> list[Value] | None:
+    """The values of all processes on the first one; None on the others. Every process must call it."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    dist.gather_object(value, values, group=side_group())
+    return values
+
+
+def broadcast(source: int, value: Any) -> Any:
     """The value of one process, on all of them. Every process must call it."""
-    made = [value if rank() == source else None]
+    values = [value if rank() == source else None]
     if world_size() > 1:
         with _disable_current_modes():
-            dist.broadcast_object_list(made, src=source, group=side_group())
-    return made[0]
+            dist.broadcast_object_list(values, src=source, group=side_group())
+    return values[0]
 
 
-def on_first(value: Any, function: Callable[[list[Any]], Record]) -> Record:
-    """`function` of the values of all processes, computed on the first of them and handed to all.
+def on_first(value: Value, function: Callable[[list[Value]], Result]) -> Result:
+    """`function` of the values of all processes, computed on the first one and sent to all. Every process must call it.
 
-    For what is large before and small after. Every process must call it.
+    For values that are large and results that are small.
     """
-    if world_size() == 1:
-        return function([value])
-    found: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(value, found, group=side_group())
-    result: Record = handed_by(0, None if found is None else function(found))
+    values = gather_on_first(value)
+    result: Result = broadcast(0, None if values is None else function(values))
     return result
 
 
 def agreed(flag: bool) -> bool:
-    """Whether any process says so: what decides how often a step runs must be decided alike on all of them."""
+    """Whether the flag is set on any process, so that all take the same decision. Every process must call it."""
     return any(gather(flag))
 
 
-@dataclass(frozen=True, slots=True)
-class LocalRecord(Generic[Record]):
-    """What one process measured of a tensor. copy: another process has the same elements, and counts them."""
-
-    record: Record
-    copy: bool = False
-    sharded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MergedRecords(Generic[Record]):
-    """The records of all processes by name; `differing` names tensors of which two copies gave different records."""
-
-    records: Mapping[str, Record]
-    differing: tuple[str, ...] = ()
-    unmeasured: Mapping[str, str] = field(default_factory=dict)
-
-
-def local_record(tensor: torch.Tensor, record: Record) -> LocalRecord[Record]:
-    """A record of what this process holds of a tensor, with its share in the whole, as its placements tell it."""
-    return LocalRecord(record, not holds_first_copy(tensor), bool(placements(tensor)))
-
-
-def merge_across_ranks(records: Mapping[str, LocalRecord[Record]]) -> MergedRecords[Record]:
-    """The records of all processes, added up with `+` in order of rank: shards all, copies once.
-
-    Padding is not part of a local shard and so is not counted. A tensor without placements counts by the first process
-    that has it, as DDP replicates parameters and pipeline stages own theirs. Every process must call it.
-    """
-    merged: dict[str, Record] = {}
-    plain: dict[str, Record] = {}
-    differing: dict[str, None] = {}
-    for of_rank in gather(dict(records)):
-        for name, one in of_rank.items():
-            if one.sharded:
-                if not one.copy:
-                    merged[name] = merged[name] + one.record if name in merged else one.record
-            elif name not in plain:
-                merged[name] = plain[name] = one.record
-            elif plain[name] != one.record:
-                differing[name] = None
-    return MergedRecords(merged, tuple(differing))
-
-
-def measure_across_ranks(
-    tensors: Mapping[str, torch.Tensor], measure: Callable[[torch.Tensor], Any] | None = None
-) -> MergedRecords[Any]:
-    """Measure what each process holds of these tensors, and put the records together; nothing is gathered.
-
-    measure: gives a record that adds up with `+`; by default the health with its histogram of exponents. It is given
-    the tensor as it is, a DTensor too. A DTensor that is still to be summed (`Partial`) cannot be measured, and is
-    named in `unmeasured`. Every process must call it, each with the tensors that it has.
-    """
-    found, unmeasured = measure_here(tensors, measure)
-    merged = merge_across_ranks(found)
-    return MergedRecords(merged.records, merged.differing, unmeasured)
-
-
-def measure_here(
-    tensors: Mapping[str, torch.Tensor], measure: Callable[[torch.Tensor], Any] | None = None
-) -> tuple[dict[str, LocalRecord[Any]], dict[str, str]]:
-    """The part of `measure_across_ranks` that needs no other process: records for `merge_across_ranks`, and reasons."""
-    found: dict[str, LocalRecord[Any]] = {}
-    unmeasured: dict[str, str] = {}
-    for name, tensor in tensors.items():
-        if is_pending(tensor):
-            unmeasured[name] = "its addends are still to be summed over processes"
-            continue
-        record = measure(tensor) if measure is not None else health_of(tensor, histogram=True)
-        if isinstance(record, Unmeasured):
-            unmeasured[name] = record.reason
-        else:
-            found[name] = local_record(tensor, record)
-    return found, unmeasured
-
-
-def by_value(values: list[Any]) -> dict[Any, tuple[int, ...]]:
+def by_value(values: Sequence[Value]) -> dict[Value, tuple[int, ...]]:
     """Which ranks have which value."""
-    found: dict[Any, list[int]] = {}
-    for place, value in enumerate(values):
-        found.setdefault(value, []).append(place)
-    return {value: tuple(ranks) for value, ranks in found.items()}
+    ranks: dict[Value, list[int]] = {}
+    for number, value in enumerate(values):
+        ranks.setdefault(value, []).append(number)
+    return {value: tuple(numbers) for value, numbers in ranks.items()}
 
 
-def name_ranks(ranks: tuple[int, ...]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`; `ranks 0, 2`; of many `ranks 0, 1, 2, 3 and 12 more`."""
-    told = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {told}" if len(ranks) == 1 else f"ranks {told}"
+    names = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+class LostRanksError(Exception):
+    """A collective of the loop failed, and with it the group. The message names the rank that did not take part.
+
+    error: what it raised; where no rank raised anything else, how the collective failed.
+    """
+
+    def __init__(self, message: str, error: StepError | None = None) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+def is_failed_collective(error: str) -> bool:
+    """Whether an exception, given by its type and first line, is of a collective that was not completed."""
+    return _FAILED.search(error) is not None
+
+
+def settled(result: float | StepError) -> float | StepError:
+    """The result of a step on this rank, or the error in which it ended on any rank: all ranks get an error of one
+    kind, or none.
+
+    Every rank must call it after each step. Raises `LostRanksError` where a rank waited for others in vain.
+    """
+    if world_size() == 1:
+        return result
+    mine = result if isinstance(result, StepError) else None
+    try:
+        errors = [(number, error) for number, error in enumerate(gather(mine)) if error is not None]
+    except (RuntimeError, dist.DistError) as error:  # a process that ended
+        raise LostRanksError(f"rank {rank()} heard no more of the others: {error!s:.120}", mine) from error
+    if not errors:
+        return result
+    failed = [(number, error) for number, error in errors if is_failed_collective(error.message)]
+    if failed:
+        number, cause = next((pair for pair in errors if pair not in failed), failed[0])
+        waited = [f"; rank {who} waited for it: {error.message}" for who, error in failed if who != number]
+        step = f"step {cause.step}: " if cause.step >= 0 else ""
+        raise LostRanksError(f"{step}rank {number} raised {cause.message}{waited[0] if waited else ''}", cause)
+    kind = min((error.kind for _, error in errors), key=_GRAVEST_FIRST.index)
+    if mine is not None and mine.kind == kind:
+        return mine
+    number, cause = next((number, error) for number, error in errors if error.kind == kind)
+    return replace(cause, message=f"on rank {number}, {cause.message}", rank=number)
+
+
+@contextmanager
+def ending_alike(runs: list[Run], subject: str, checks: Collection[str]) -> Iterator[None]:
+    """Where the ranks lose each other inside, add the run that reports it to `runs`.
+
+    checks: those that are judged; those without a finding yet are skipped. Every rank must enter it.
+    """
+    if world_size() > 1:
+        side_group()  # created before any rank can be kept waiting
+    try:
+        yield
+    except Exception as error:
+        if world_size() == 1 or not (isinstance(error, LostRanksError) or is_failed_collective(brief(error))):
+            raise
+        left = set(checks) - {finding.check for run in runs for finding in run.findings}
+        runs.append(_lost_ranks(error, subject, left))
+
+
+def _lost_ranks(error: Exception, subject: str, left: Collection[str]) -> Run:
+    cause = error.error if isinstance(error, LostRanksError) else None
+    what = str(error) if isinstance(error, LostRanksError) else f"rank {rank()} waited in vain: {brief(error)}"
+    where = Where() if cause is None or cause.step < 0 else Where(file=cause.file, line=cause.line, step=cause.step)
+    message = f"all ranks must take part in every collective of a step; {what}"
+    hint = "let no rank raise or return where the others wait for it; what comes after was not looked at"
+    reason = "not judged: the ranks lost each other, see coverage"
+    skipped = (REGISTRY[slug].skip(subject, reason) for slug in sorted(left))
+    return Run(findings=(COVERAGE.fail(subject, message, where=where, hint=hint), *skipped))

@@ -1,22 +1,21 @@
-"""One run of many: the findings of all ranks, each told once."""
+"""The runs of all ranks as one: each finding once."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Table
-from ampcheck.training.distributed.ranks import name_ranks, side_group, world_size
+from ampcheck.training.distributed.ranks import gather_on_first, name_ranks, world_size
 
 _GROUPS = itertools.count()
-_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?")
 
 Titled = TypeVar("Titled", Table, Chart)
 
@@ -24,17 +23,15 @@ Titled = TypeVar("Titled", Table, Chart)
 def gather_runs(run: Run) -> Run | None:
     """The runs of all ranks as one: on rank 0 the whole, on all others None. Every rank must call it.
 
-    What all ranks found appears once; what some found names them. Findings that differ in their numbers alone are one,
-    with the numbers of the rank whose observation is the largest. In one process the run is given back as it is. Under
-    torchrun, where the program has set up no process group, one is made for the moment.
+    Findings with the same key appear once, with the message of the rank whose observation is the largest; those of some
+    ranks name them. In one process the run itself is returned. Under torchrun, where the program has set up no process
+    group, one is created for the moment.
     """
     with _group():
-        ranks = world_size()
-        if ranks == 1:
+        if world_size() == 1:
             return run
-        found: list[Any] | None = [None] * ranks if dist.get_rank() == 0 else None
-        dist.gather_object(run.to_json(), found, group=side_group())
-        return merge_ranks([Run.from_json(one) for one in found]) if found is not None else None
+        runs = gather_on_first(run.to_json())
+        return None if runs is None else merge_ranks([Run.from_json(data) for data in runs])
 
 
 @contextmanager
@@ -47,7 +44,7 @@ def _group() -> Iterator[None]:
     from torch.distributed.rendezvous import rendezvous
 
     store, rank, ranks = next(rendezvous("env://"))
-    # Names of its own: what an earlier group left in torchrun's store would make this one wait for dead processes.
+    # Names of its own: keys of an earlier group in torchrun's store would make this one wait for dead processes.
     store = PrefixStore(f"ampcheck-runs-{next(_GROUPS)}", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     try:
@@ -58,69 +55,65 @@ def _group() -> Iterator[None]:
 
 def merge_ranks(runs: list[Run]) -> Run:
     """The runs of ranks 0, 1, ... as one; see `gather_runs`."""
-    first = runs[0]
     return Run(
         _environment(runs),
         tuple(_findings(runs)),
         sum((run.coverage for run in runs), Coverage()),
         tuple(_titled([run.tables for run in runs])),
         tuple(_titled([run.charts for run in runs])),
-        first.title,
+        runs[0].title,
     )
 
 
 def _environment(runs: list[Run]) -> dict[str, Scalar]:
-    told: dict[str, Scalar] = {**runs[0].environment, "ranks": len(runs)}
-    for place, run in enumerate(runs[1:], start=1):
-        for key, value in run.environment.items():
-            if value != runs[0].environment.get(key):
-                told[f"{key} (rank {place})"] = value
-    return told
+    first = runs[0].environment
+    others = {
+        f"{key} (rank {rank})": value
+        for rank, run in enumerate(runs[1:], start=1)
+        for key, value in run.environment.items()
+        if value != first.get(key)
+    }
+    return {**first, "ranks": len(runs), **others}
 
 
 def _findings(runs: list[Run]) -> Iterator[Finding]:
-    groups: dict[tuple[object, ...], list[tuple[int, Finding]]] = {}
+    groups: dict[object, list[tuple[int, Finding]]] = {}
     for rank, run in enumerate(runs):
-        counts: dict[tuple[object, ...], int] = {}
-        for one in run.findings:
-            same = (one.check, one.verdict, one.subject, one.where, _NUMBER.sub("#", one.message), one.hint)
-            counts[same] = counts.get(same, 0) + 1  # a rank may have two of a kind
-            groups.setdefault((*same, counts[same]), []).append((rank, one))
+        counts: Counter[object] = Counter()
+        for finding in run.findings:
+            counts[finding.key] += 1  # a rank may have two with the same key
+            groups.setdefault((finding.key, counts[finding.key]), []).append((rank, finding))
     for group in groups.values():
         rank, worst = max(group, key=lambda pair: (_size(pair[1]), -pair[0]))
-        ranks = tuple(place for place, _ in group)
-        everywhere = len(ranks) == len(runs)
-        equal = all(one.message == worst.message for _, one in group)
+        everywhere = len(group) == len(runs)
+        equal = all(finding.message == worst.message for _, finding in group)
         if everywhere and equal:
             yield worst
         else:
-            told = f"all {len(runs)} ranks" if everywhere else name_ranks(ranks)
+            ranks = f"all {len(runs)} ranks" if everywhere else name_ranks([number for number, _ in group])
             whose = "" if equal else f"; the numbers are those of rank {rank}"
-            yield replace(worst, message=f"{worst.message} [on {told}{whose}]")
+            yield replace(worst, message=f"{worst.message} [on {ranks}{whose}]")
 
 
-def _size(one: Finding) -> float:
+def _size(finding: Finding) -> float:
     """How bad an observation is; NaN is the worst."""
-    if one.observed is None:
+    if finding.observed is None:
         return 0.0
-    return abs(one.observed) if one.observed == one.observed else float("inf")
+    return abs(finding.observed) if finding.observed == finding.observed else float("inf")
 
 
 def _titled(ranks: list[tuple[Titled, ...]]) -> Iterator[Titled]:
-    """Tables or charts: once where they are the same on several ranks, else each under the ranks' numbers."""
-    groups: dict[str, list[tuple[list[int], Titled]]] = {}
+    """Tables or charts: once where they are the same on several ranks, else each with the numbers of its ranks."""
+    groups: dict[str, list[tuple[set[int], Titled]]] = {}
     for rank, shown in enumerate(ranks):
-        for one in shown:
-            alike = groups.setdefault(one.title, [])
-            known = next((places for places, other in alike if other == one), None)
+        for item in shown:
+            alike = groups.setdefault(item.title, [])
+            known = next((numbers for numbers, other in alike if other == item), None)
             if known is None:
-                alike.append(([rank], one))
+                alike.append(({rank}, item))
             else:
-                known.append(rank)
+                known.add(rank)
     for title, alike in groups.items():
-        for places, one in alike:
-            unique = tuple(dict.fromkeys(places))
-            yield one if len(unique) == len(ranks) else replace(one, title=f"{title} ({name_ranks(unique)})")
-
-
-__all__ = ["gather_runs", "merge_ranks"]
+        for numbers, item in alike:
+            everywhere = len(numbers) == len(ranks)
+            yield item if everywhere else replace(item, title=f"{title} ({name_ranks(sorted(numbers))})")

@@ -1,4 +1,4 @@
-"""What was measured of a training loop that runs in several processes. Plain data, the same on every rank."""
+"""The record of a training loop that runs in several processes. Plain data, the same on every rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ampcheck.training.reductions.sums import SumStats
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A sum over more processes than there are: a ring whose addends are drawn from those measured.
+    """A sum over more processes than there are: a ring whose addends are drawn from the measured ones.
 
     error, once: as in `CollectiveStats`. overflows: whether the exact sum is beyond the format.
     """
@@ -34,7 +34,7 @@ class CollectiveStats:
     """The sums of one collective at one line of code, over all of its calls.
 
     phase: `backward` (the autograd engine ran it: DDP and FSDP2 reduce gradients there), `forward` (of what needs a
-    gradient), or `update`. format: that of the addends as they were handed over. world: how many processes add up.
+    gradient), or `update`. format: of the addends that the collective gets. world: how many processes add up.
     error: Euclidean distance of the result from the float64 sum of the addends, relative to it, of the worst call;
     once: the same of the float64 sum rounded once; vanished: share of the elements whose sum is not zero that are zero;
     overflowed: elements that are infinite or NaN where the sum is finite. cast: whether the addends were known before
@@ -71,8 +71,8 @@ def _ratio(error: float, once: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class RankResidency:
-    """What one process keeps across steps, of one role and dtype: how many tensors, and their bytes here."""
+class RankState:
+    """The tensors of one role and dtype that one process keeps across steps: how many, and their bytes on this rank."""
 
     rank: int
     role: str
@@ -83,30 +83,29 @@ class RankResidency:
 
 @dataclass(frozen=True, slots=True)
 class DistributedStats:
-    """What `measure_distributed` found.
+    """The record of `measure_distributed`.
 
-    skipped: why nothing was measured; empty otherwise. raised: `(rank, step, message)`. gradients: per parameter, all
-    ranks together, at the last step of the optimizer. differing: parameters whose replicas have different gradients.
-    autocast: modules that ran under different autocast states, `{module: {state: ranks}}`; modules: how many were
-    compared. switches: precision switches that differ, alike. scaled: whether a GradScaler is used. target: the number
-    of processes that the user trains with. steps: how many ran.
+    skipped: why nothing was measured; empty otherwise. raised: messages of steps that raised. gradients: per parameter,
+    all ranks together, at the last step of the optimizer. differing: parameters whose replicas have different
+    gradients. autocast: modules that ran under different autocast states, `{module: {state: ranks}}`; modules: how many
+    were compared. settings: precision settings that differ, alike. scaled: whether a GradScaler is used. target: the
+    number of processes that the user trains with. steps: how many ran.
     """
 
     subject: str
     world: int = 1
-    backend: str = ""
     steps: int = 0
     skipped: str = ""
-    raised: tuple[tuple[int, int, str], ...] = ()
+    raised: tuple[str, ...] = ()
     gradients: Mapping[str, TensorHealth] = field(default_factory=dict)
     differing: tuple[str, ...] = ()
-    residency: tuple[RankResidency, ...] = ()
+    state: tuple[RankState, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
     sums: tuple[SumStats, ...] = ()
     norms: tuple[NormStats, ...] = ()
     autocast: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     modules: int = 0
-    switches: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     scaled: bool = False
     target: int | None = None
     coverage: Coverage = field(default_factory=Coverage)

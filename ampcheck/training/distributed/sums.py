@@ -1,4 +1,4 @@
-"""What the ranks' samples say together: each sum over processes beside float64, and what it would be over more."""
+"""Comparison of each sum over processes with float64, and emulation of sums over more processes."""
 
 from __future__ import annotations
 
@@ -17,36 +17,39 @@ _EMULATED = 2048
 """Elements with which sums over more processes are emulated."""
 
 _MOST = 1024
-"""The most processes that are emulated when the user names none: an ordinary place to go to."""
+"""The most processes that are emulated when the user names none."""
 
 
-def put_together(ranks: Sequence[Sequence[Call]], target: int | None) -> list[CollectiveStats]:
-    """The sums of all processes, by line of code. ranks: what each rank saw. target: see `emulate`."""
+def compare_sums(ranks: Sequence[Sequence[Call]], target: int | None) -> list[CollectiveStats]:
+    """The sums of all processes, by line of code. ranks: the calls of each rank. target: a number of processes at which
+    sums are emulated as well."""
     calls: dict[tuple[tuple[int, ...], int], dict[int, Call]] = defaultdict(dict)
-    for rank, seen in enumerate(ranks):
-        for call in seen:
+    for rank, of_rank in enumerate(ranks):
+        for call in of_rank:
             calls[call.ranks, call.number][rank] = call
-    places: dict[tuple[object, ...], list[list[Call]]] = defaultdict(list)
+    lines: dict[tuple[object, ...], list[list[Call]]] = defaultdict(list)
     for (members, _), by_rank in calls.items():
         if all(member in by_rank for member in members):
-            told = [by_rank[member] for member in members]
-            first = told[0]
-            if all((one.op, one.format, one.elements) == (first.op, first.format, first.elements) for one in told):
-                places[len(members), first.op, first.phase, first.format, first.file, first.line].append(told)
-    found = (_at_one_line(group, target, len(ranks)) for group in places.values())
-    return [one for one in found if one is not None]
+            group = [by_rank[member] for member in members]
+            first = group[0]
+            if len({(call.op, call.format, call.elements) for call in group}) == 1:
+                lines[len(members), first.op, first.phase, first.format, first.file, first.line].append(group)
+    stats = (_at_one_line(groups, target, len(ranks)) for groups in lines.values())
+    return [comparison for comparison in stats if comparison is not None]
 
 
-def _at_one_line(group: list[list[Call]], target: int | None, world: int) -> CollectiveStats | None:
-    first = group[0][0]
+def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> CollectiveStats | None:
+    first = groups[0][0]
     fmt = format_of(first.format)
-    compared = [one for told in group if (one := _compare(told, fmt)) is not None]
+    compared = [comparison for group in groups if (comparison := _compare(group, fmt)) is not None]
     if not compared:
         return None
-    judged = [one for one in compared if one.finite]
-    worst = max(judged or compared, key=lambda one: one.error / one.once if one.once else 0.0)
-    nonzero = sum(one.nonzero for one in compared)
-    addends = torch.cat([one.addends for one in compared], dim=1)[:, :_EMULATED]
+    judged = [comparison for comparison in compared if comparison.finite]
+    worst = max(
+        judged or compared, key=lambda comparison: comparison.error / comparison.once if comparison.once else 0.0
+    )
+    nonzero = sum(comparison.nonzero for comparison in compared)
+    addends = torch.cat([comparison.addends for comparison in compared], dim=1)[:, :_EMULATED]
     usable = addends[:, addends.isfinite().all(0)]
     predicted: tuple[Prediction, ...] = ()
     # A group that is a part of the world does not grow with it.
@@ -57,14 +60,14 @@ def _at_one_line(group: list[list[Call]], target: int | None, world: int) -> Col
         first.phase,
         first.format,
         len(first.ranks),
-        calls=len(group),
-        elements=max(told[0].elements for told in group),
-        followed=sum(one.followed for one in compared),
+        calls=len(groups),
+        elements=max(group[0].elements for group in groups),
+        followed=sum(comparison.followed for comparison in compared),
         error=worst.error,
         once=worst.once,
-        vanished=sum(one.vanished for one in compared) / nonzero if nonzero else 0.0,
-        overflowed=sum(one.overflowed for one in compared),
-        cast=any(one.cast for one in compared),
+        vanished=sum(comparison.vanished for comparison in compared) / nonzero if nonzero else 0.0,
+        overflowed=sum(comparison.overflowed for comparison in compared),
+        cast=any(comparison.cast for comparison in compared),
         divided=compared[0].divided,
         predicted=predicted,
         file=first.file,
@@ -85,7 +88,7 @@ class _Compared:
         factor = _factor(addends, result)
         exact = addends.sum(0) * factor
         known = exact.isfinite()
-        # An addend that is rounded, or too small for the format, is a part of what is lost; see `Call.wide`.
+        # An addend that is rounded, or too small for the format, is a part of the error; see `Call.wide`.
         bad = known & ~result.isfinite()
         good = known & ~bad
         size = float(exact[good].norm()) or 1.0
@@ -98,28 +101,28 @@ class _Compared:
         self.once = one_rounding(largest, fmt) / size if largest.numel() else 0.0
 
 
-def _compare(told: list[Call], fmt: FloatFormat) -> _Compared | None:
-    first = told[0]
-    results = [one.result for one in told]
-    if not first.parts or len({tuple(map(len, one.parts)) for one in told}) != 1:
+def _compare(group: list[Call], fmt: FloatFormat) -> _Compared | None:
+    first = group[0]
+    results = [call.result for call in group]
+    if not first.parts or len({tuple(map(len, call.parts)) for call in group}) != 1:
         return None
     if len(first.parts) > 1:
-        result = [value for one in results for value in one]  # every rank has the sum of its own part
+        result = [value for of_rank in results for value in of_rank]  # every rank has the sum of its own part
     else:
-        result = next((one for one in results if one), [])
-    cast = all(one.wide is not None and len(one.wide) == len(result) for one in told)
-    rows = [one.wide if cast and one.wide else [v for part in one.parts for v in part] for one in told]
+        result = next((of_rank for of_rank in results if of_rank), [])
+    cast = all(call.wide is not None and len(call.wide) == len(result) for call in group)
+    rows = [call.wide if cast and call.wide else [v for part in call.parts for v in part] for call in group]
     if not result or len(rows[0]) != len(result):
         return None
     addends, reduced = torch.tensor(rows, dtype=torch.float64), torch.tensor(result, dtype=torch.float64)
     if not _is_sum(addends, reduced):
         return None
-    divided = any(abs(one.factor * len(told) - 1) < 1e-3 for one in told)
+    divided = any(abs(call.factor * len(group) - 1) < 1e-3 for call in group)
     return _Compared(addends, reduced, fmt, cast, divided)
 
 
 def _factor(addends: torch.Tensor, result: torch.Tensor) -> float:
-    """What a sum was multiplied by: 1, or 1/n where the collective averages, as its values tell."""
+    """The factor of a sum: 1, or 1/n where the collective averages, by its values."""
     total, mean = addends.sum(0), addends.mean(0)
     good = total.isfinite() & result.isfinite()
     far = float((result - total)[good].norm()), float((result - mean)[good].norm())
@@ -139,12 +142,11 @@ def _is_sum(addends: torch.Tensor, result: torch.Tensor) -> bool:
 def emulate(
     addends: torch.Tensor, fmt: FloatFormat, worlds: Iterable[int], *, divided: bool = False
 ) -> list[Prediction]:
-    """What a ring over more processes makes of such addends: one after the other, the partial sum rounded every time.
+    """Sums over a ring of more processes: one addend after the other, the partial sum rounded every time.
 
-    addends: [ranks, elements], float64, as measured. What the ranks have in common stays; how much that is, is
-    estimated over all elements, as the mean of a few ranks is never zero by itself. Each further process differs from
-    it as a rank drawn at random does, with a random sign and a fixed seed. divided: the addends were divided by the
-    number of processes before.
+    addends: [ranks, elements], float64, as measured. The common part of the ranks is estimated over all elements, as
+    the mean of a few ranks is never zero by itself. Each further process differs from it as a rank drawn at random
+    does, with a random sign and a fixed seed. divided: the addends were divided by the number of processes before.
     """
     ranks, size = addends.shape
     wanted = sorted(set(worlds))
@@ -155,13 +157,13 @@ def emulate(
     # The range is judged apart, from the exact sums: here a power of two keeps all partial sums inside of it.
     scale = 2.0 ** (math.floor(math.log2(min(fmt.max, 2.0**100) / 4)) - math.ceil(math.log2(largest * max(most, 1))))
     common, apart = common * scale, apart * scale
-    chosen = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     columns = torch.arange(size)
     total, exact = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=torch.float64)
     peak = torch.zeros(size, dtype=torch.float64)
-    found = []
+    predictions = []
     for world in range(1, most + 1):
-        drawn = torch.randint(2 * ranks, (size,), generator=chosen)
+        drawn = torch.randint(2 * ranks, (size,), generator=generator)
         more = (common + apart[drawn % ranks, columns] * (1 - 2 * (drawn // ranks))).to(dtype)
         exact += more
         total = (total.float() + more.float()).to(dtype)
@@ -171,12 +173,12 @@ def emulate(
             error = float((total.double() - exact).norm()) / norm
             once = one_rounding(torch.maximum(exact.abs(), peak), fmt) / norm
             grown = float(exact.abs().max()) / scale * (ranks / world if divided else 1.0)
-            found.append(Prediction(world, error, once, grown >= fmt.overflows_at))
-    return found
+            predictions.append(Prediction(world, error, once, grown >= fmt.overflows_at))
+    return predictions
 
 
 def _parts(addends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the ranks have in common, [elements], and how each differs from it, [ranks, elements]."""
+    """The common part of the ranks, [elements], and the difference of each from it, [ranks, elements]."""
     ranks = len(addends)
     mean = addends.mean(0)
     if ranks < 2:

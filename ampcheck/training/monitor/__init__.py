@@ -1,1 +1,1 @@
-"""The eyes of `ampcheck.watch` on a user's own loop."""
+"""Sampled monitoring of a user's own training loop, for `ampcheck.watch`."""

@@ -14,8 +14,7 @@ import torch
 
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.torchtools.source import users_place
-from ampcheck.training.distributed.ranks import agreed, gather, handed_by
-from ampcheck.training.distributed.together import settled
+from ampcheck.training.distributed.ranks import agreed, broadcast, gather, settled
 from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
 from ampcheck.training.restore import is_source, state_of_source
 from ampcheck.training.state import Snapshot, only_sources
@@ -193,7 +192,7 @@ def _written(loop: TrainingLoop) -> tuple[bytes, bool]:
     gave = gather(given is not None)
     if all(gave) or not any(gave):
         return stream.getvalue(), True
-    made: bytes = handed_by(gave.index(True), stream.getvalue())
+    made: bytes = broadcast(gave.index(True), stream.getvalue())
     return (stream.getvalue(), True) if given is not None else (made, False)
 
 

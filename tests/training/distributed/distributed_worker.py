@@ -19,13 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, finding_to_dict
 from ampcheck.core.subject import Subject
-from ampcheck.training.distributed import (
-    check_distributed,
-    distributed_tables,
-    gather_runs,
-    measure_across_ranks,
-    measure_distributed,
-)
+from ampcheck.health import Unmeasured
+from ampcheck.training.distributed.checks import check_distributed, distributed_tables
+from ampcheck.training.distributed.measure import local_health, measure_distributed, merge_health
+from ampcheck.training.distributed.runs import gather_runs
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.state import same_state
 
@@ -150,7 +147,7 @@ def watched(name, target):
         "restored": same_state(before, copies),
         "gradients": {n: plain_record(r) for n, r in stats.gradients.items()},
         "differing": list(stats.differing),
-        "residency": [[r.rank, r.role, r.dtype, r.tensors, r.bytes] for r in stats.residency],
+        "residency": [[r.rank, r.role, r.dtype, r.tensors, r.bytes] for r in stats.state],
         "collectives": [
             {k: getattr(c, k) for k in ("op", "phase", "format", "world", "calls", "cast", "divided", "ratio", "file")}
             for c in stats.collectives
@@ -195,11 +192,12 @@ def mixed_placements():
         square = init_device_mesh("cpu", (2, 2))
         given["hybrid"] = distribute_tensor(values, square, [Replicate(), Shard(0)])
         given["both"] = distribute_tensor(values, square, [Shard(1), Shard(0)])
-    merged = measure_across_ranks(given)
+    here = local_health(given)
+    merged, differing = merge_health(here)
     return {
-        "records": {name: plain_record(one) for name, one in merged.records.items()},
-        "differing": list(merged.differing),
-        "unmeasured": dict(merged.unmeasured),
+        "records": {name: plain_record(one) for name, one in merged.items()},
+        "differing": list(differing),
+        "unmeasured": {name: one.reason for name, one in here.items() if isinstance(one, Unmeasured)},
     }
 
 

@@ -46,7 +46,7 @@ def results(tmp_path_factory):
     return launch
 
 
-@pytest.fixture(params=sorted(LAUNCHES))
+@pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def launched(request, results):
     """The number of ranks, and what was found on them."""
     return request.param, results(request.param)
@@ -59,7 +59,12 @@ def case(launched, name):
 
 def each(*names):
     """A test of these cases, on every number of ranks on which they are run."""
-    pairs = [(ranks, name) for name in names for ranks, cases in LAUNCHES.items() if name in cases.split(",")]
+    pairs = [
+        pytest.param(ranks, name, marks=[pytest.mark.slow] if ranks > 2 else [])
+        for name in names
+        for ranks, cases in LAUNCHES.items()
+        if name in cases.split(",")
+    ]
     return pytest.mark.parametrize(("launched", "name"), pairs, indirect=["launched"])
 
 

@@ -35,6 +35,7 @@ def test_a_sound_loop_under_ddp_passes_and_is_told_once(tmp_path):
     assert out.count("audit of") == 1
 
 
+@pytest.mark.slow
 def test_sums_in_bfloat16_under_fsdp2_fail_for_the_number_of_processes_that_was_named(tmp_path):
     code, run, out = audited("fsdp_in_bfloat16", tmp_path)
     assert code != 0
@@ -42,6 +43,7 @@ def test_sums_in_bfloat16_under_fsdp2_fail_for_the_number_of_processes_that_was_
     assert "384" in out
 
 
+@pytest.mark.slow
 def test_sums_in_float32_under_fsdp2_pass(tmp_path):
     code, run, out = audited("fsdp", tmp_path)
     assert code == 0, out

@@ -13,18 +13,12 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Table, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.training.distributed import (
-    DistributedStats,
-    check_distributed,
-    distributed_tables,
-    gather_runs,
-    measure_across_ranks,
-    measure_distributed,
-    merge_ranks,
-)
+from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.collectives import Call
-from ampcheck.training.distributed.stats import CollectiveStats, Prediction
-from ampcheck.training.distributed.sums import emulate, put_together
+from ampcheck.training.distributed.measure import local_health, measure_distributed, merge_health
+from ampcheck.training.distributed.runs import gather_runs, merge_ranks
+from ampcheck.training.distributed.stats import CollectiveStats, DistributedStats, Prediction
+from ampcheck.training.distributed.sums import compare_sums, emulate
 from ampcheck.training.loop import TrainingLoop
 
 LIMITS = Limits()
@@ -72,8 +66,8 @@ def test_a_prediction_fails_where_the_user_goes_and_warns_where_he_might():
     assert verdict(over) is Verdict.WARN
 
 
-def test_a_switch_that_differs_warns_and_names_the_ranks():
-    found = check_distributed(stats(switches={"TF32 in matmul": {"True": (0,), "False": (1, 2)}}), LIMITS)
+def test_a_setting_that_differs_warns_and_names_the_ranks():
+    found = check_distributed(stats(settings={"TF32 in matmul": {"True": (0,), "False": (1, 2)}}), LIMITS)
     (one,) = [f for f in found if f.check == "autocast-state"]
     assert one.verdict is Verdict.WARN
     assert "True on rank 0; False on ranks 1, 2" in one.message
@@ -87,7 +81,7 @@ def test_one_process_alone_is_skipped_with_the_reason():
     assert distributed_tables(found) == []
     run = Run(findings=(Finding("coverage", Verdict.PASS, "s", "m"),))
     assert gather_runs(run) is run
-    assert measure_across_ranks({"w": torch.ones(3)}).records["w"].numel == 3
+    assert merge_health(local_health({"w": torch.ones(3)}))[0]["w"].numel == 3
     for wrong in ({"steps": 0}, {"steps": True}, {"world_size": 1}, {"world_size": 2.5}):
         with pytest.raises(UsageError, match="whole number"):
             measure_distributed(loop, **wrong)
@@ -142,12 +136,13 @@ def call(rank, addends, result, ranks=(0, 1), **more):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(*[st.floats(-8, 8, width=16)] * 2), min_size=1, max_size=40), st.booleans())
 def test_an_exact_sum_or_mean_has_no_error(pairs, average):
     one, other = map(list, zip(*pairs, strict=True))
     total = [(a + b) / (2 if average else 1) for a, b in pairs]
-    for told in put_together([[call(0, one, total)], [call(1, other, total)]], None):
+    for told in compare_sums([[call(0, one, total)], [call(1, other, total)]], None):
         assert told.error == 0.0
         assert told.overflowed == told.vanished == 0
 
@@ -155,17 +150,17 @@ def test_an_exact_sum_or_mean_has_no_error(pairs, average):
 def test_a_maximum_is_no_sum():
     one, other = [1.0, -2.0, 3.0], [2.0, 5.0, -1.0]
     top = [2.0, 5.0, 3.0]
-    assert put_together([[call(0, one, top)], [call(1, other, top)]], None) == []
+    assert compare_sums([[call(0, one, top)], [call(1, other, top)]], None) == []
 
 
 def test_a_call_that_not_all_ranks_made_is_not_judged():
-    assert put_together([[call(0, [1.0], [2.0])], []], None) == []
+    assert compare_sums([[call(0, [1.0], [2.0])], []], None) == []
 
 
 def test_infinite_addends_are_no_overflow_of_the_sum():
     inf = math.inf
     both = [[call(0, [inf, 1.0], [inf, 2.0])], [call(1, [1.0, 1.0], [inf, 2.0])]]
-    (told,) = put_together(both, None)
+    (told,) = compare_sums(both, None)
     assert told.overflowed == 0
     assert told.error == 0.0
 
@@ -173,7 +168,7 @@ def test_infinite_addends_are_no_overflow_of_the_sum():
 def test_addends_that_a_hook_cast_are_measured_as_they_were_before():
     wide, cast, total = [1e-9, 1.0], [0.0, 1.0], [0.0, 2.0]
     both = [[call(rank, cast, total, format="float16", wide=wide)] for rank in (0, 1)]
-    (told,) = put_together(both, None)
+    (told,) = compare_sums(both, None)
     assert told.cast
     assert told.vanished == 0.5
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck.core.run import Run, Verdict
-from ampcheck.training.distributed.together import lost
+from ampcheck.training.distributed.ranks import is_failed_collective
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
@@ -42,6 +42,7 @@ def told(run, check):
     return [(finding.verdict, finding.message) for finding in run.findings if finding.check == check]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_only_rank_0_saves_is_loaded_on_all(runs_of):
     found, _ = runs_of("saves_on_first")
     for rank in (0, 1):
@@ -49,6 +50,7 @@ def test_a_checkpoint_that_only_rank_0_saves_is_loaded_on_all(runs_of):
         assert verdict is Verdict.PASS, message
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_rank_0_without_the_scaler_fails(runs_of):
     found, _ = runs_of("forgets_the_scaler")
     ((verdict, message),) = told(found[0], "resume")
@@ -56,6 +58,7 @@ def test_a_checkpoint_of_rank_0_without_the_scaler_fails(runs_of):
     assert "scaler" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "what"), [("save_raises", "save() raised OSError"), ("load_raises", "KeyError")])
 def test_what_one_rank_raises_in_save_or_load_is_told_on_both(runs_of, case, what):
     found, _ = runs_of(case)
@@ -67,6 +70,7 @@ def test_what_one_rank_raises_in_save_or_load_is_told_on_both(runs_of, case, wha
     assert "on rank 1" not in told(found[1], "resume")[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "what"), [("raises_after", "ValueError: rank 1 cannot log"), ("value_on_first", "None")]
 )
@@ -80,6 +84,7 @@ def test_a_rank_that_ends_a_step_in_an_error_ends_it_for_all_in_that_step(runs_o
     assert found[0].coverage.seen.get("steps") == found[1].coverage.seen.get("steps")
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_before_a_collective_ends_the_audit_with_its_name(runs_of):
     found, seconds = runs_of("raises_before")
     for rank in (0, 1):
@@ -91,6 +96,7 @@ def test_a_rank_that_raises_before_a_collective_ends_the_audit_with_its_name(run
     assert seconds < 60
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_leaves_a_run_on_the_other(runs_of):
     found, _ = runs_of("dies")
     ((verdict, message),) = told(found[0], "coverage")
@@ -98,6 +104,7 @@ def test_a_rank_that_dies_leaves_a_run_on_the_other(runs_of):
     assert "rank" in message
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_on_one_rank_alone_does_not_part_them(runs_of):
     found, seconds = runs_of("nan_on_second")
     assert set(found) == {0, 1}
@@ -107,8 +114,8 @@ def test_a_loss_that_is_nan_on_one_rank_alone_does_not_part_them(runs_of):
 
 
 def test_only_failed_collectives_are_taken_for_lost_ranks():
-    assert lost("RuntimeError: [unbound_buffer.cc:78] Timed out waiting 6000ms for recv")
-    assert lost("RuntimeError: Application timeout caused pair closure")
-    assert lost("DistBackendError: NCCL error in: x")
-    assert not lost("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
-    assert not lost("ValueError: nccl is no word for a number")
+    assert is_failed_collective("RuntimeError: [unbound_buffer.cc:78] Timed out waiting 6000ms for recv")
+    assert is_failed_collective("RuntimeError: Application timeout caused pair closure")
+    assert is_failed_collective("DistBackendError: NCCL error in: x")
+    assert not is_failed_collective("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert not is_failed_collective("ValueError: nccl is no word for a number")

@@ -9,7 +9,7 @@ from torch import nn
 import ampcheck
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.monitor.report import window_of
+from ampcheck.training.monitor.views import window_of
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import ScalerStats, ScalerStep
 from ampcheck.training.scale.stats import loss_scale_stats as audited

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.confounders.operands import check_operands, measure_operands
-from ampcheck.training.confounders.settings import (
+from ampcheck.training.tf32.operands import check_operands, measure_operands
+from ampcheck.training.tf32.settings import (
     ConfounderStats,
     ProductError,
     allowed_error,
@@ -90,6 +90,7 @@ def test_flags_that_wait_for_a_gpu_are_told_on_a_machine_without_one() -> None:
         assert "a matmul and a convolution in float32 would run in TF32" in check_tf32(stats, LIMITS)[0].message
 
 
+@pytest.mark.slow
 def test_both_interfaces_of_the_flags_are_read_whichever_the_program_uses(
     pytester_free_python: Callable[[str], str],
 ) -> None:
@@ -112,7 +113,7 @@ def pytester_free_python() -> Callable[[str], str]:
     def run(statement: str) -> str:
         code = (
             f"import torch; {statement}\n"
-            "from ampcheck.training.confounders.settings import measure_confounders\nprint(measure_confounders().flags)"
+            "from ampcheck.training.tf32.settings import measure_confounders\nprint(measure_confounders().flags)"
         )
         done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
         return done.stdout
@@ -177,7 +178,7 @@ def test_a_matmul_of_operands_that_lost_bits_is_found_with_its_place(bits: int) 
     (finding,) = check_operands(stats, LIMITS)
     assert finding.verdict is Verdict.FAIL
     assert finding.where.op == "aten::mm"
-    assert finding.where.file.endswith("test_confounders.py")
+    assert finding.where.file.endswith("test_tf32.py")
     exact = a.double() @ b.double()
     error = float(((cut(a, bits) @ cut(b, bits)).double() - exact).norm() / exact.norm()) * 2**24
     assert finding.observed == pytest.approx(error)

@@ -1,87 +1,89 @@
-"""What a watched loop's numbers look like: tables and charts from `WatchStats`."""
+"""Tables and charts of a monitored training loop."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE
 from ampcheck.core.formats import FORMATS
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
 from ampcheck.health import TensorHealth
-from ampcheck.training.monitor.stats import WatchedParameter, WatchStats
+from ampcheck.training.monitor.stats import MonitorStats, ParameterStats
 from ampcheck.training.window import GradientHistogram, ScaleWindow, scale_window
 
 _ROWS = 40
 _POINTS = 400
 
 
-def window_of(stats: WatchStats, limits: Limits) -> ScaleWindow | None:
-    """The loss scales that suit the gradients that were measured; None without a scaler or a nonzero gradient.
+def window_of(stats: MonitorStats, limits: Limits) -> ScaleWindow | None:
+    """The loss scales that suit the measured gradients; None without a scaler or a nonzero gradient.
 
-    Its lower end speaks of what was left: gradients that had become zero are not in it, nor are those of activations.
+    Gradients that were zero already do not count for its lower end, nor do those of activations.
     """
-    if stats.scaler is None or not stats.scaler.enabled:
+    if not stats.is_scaled:
         return None
     histograms = {}
-    for one in stats.parameters:
-        health = one.gradient.health if one.gradient else None
-        if health is not None and health.nonzero and health.histogram is not None:
+    for param, gradient in stats.gradients:
+        health = gradient.health
+        if health.nonzero and health.histogram is not None:
             # Health counts 2**e <= |g| < 2**(e + 1), a window 2**(b - 1) < |g| <= 2**b: they part at powers of two.
             counts = {exponent + 1: count for exponent, count in health.histogram}
-            histograms[one.name] = GradientHistogram(counts, health.amax, health.zeros, health.nonfinite)
+            histograms[param.name] = GradientHistogram(counts, health.amax, health.zeros, health.nonfinite)
     return scale_window(histograms, share=limits.underflow, dtype="float16") if histograms else None
 
 
-def watched_tables(stats: WatchStats, limits: Limits) -> tuple[Table, ...]:
+def monitor_tables(stats: MonitorStats, limits: Limits) -> tuple[Table, ...]:
     """The gradients and updates by parameter, the worst first, and the optimizers with their scaler."""
     return tuple(table for table in (_parameters(stats), _optimizers(stats, limits)) if table.rows)
 
 
-def watched_charts(stats: WatchStats, limits: Limits) -> tuple[Chart, ...]:
-    """The loss scale over its updates, the losses, and where the gradients lie."""
-    return tuple(_scale(stats, limits)) + tuple(_losses(stats)) + tuple(_ranges(stats))
+def monitor_charts(stats: MonitorStats, limits: Limits) -> tuple[Chart, ...]:
+    """The loss scale over its updates, the losses, and the ranges of the gradients."""
+    return (*_scale(stats, limits), *_losses(stats), *_ranges(stats))
 
 
-def _parameters(stats: WatchStats) -> Table:
-    ordered = sorted((one for one in stats.parameters if one.gradient or one.update), key=_badness, reverse=True)
-    scaled = stats.scaler is not None and stats.scaler.enabled
+def _parameters(stats: MonitorStats) -> Table:
+    ordered = sorted(
+        (param for param in stats.parameters if param.gradient or param.update), key=_badness, reverse=True
+    )
     columns = (
-        "parameter", "dtype", "elements", "gradient rms", "largest", "smallest", "zeros", "subnormal", "inf or NaN",
-        "update by weight", "unchanged", "measured",
-    )  # fmt: skip
+        *("parameter", "dtype", "elements", "gradient rms", "largest", "smallest", "zeros", "subnormal", "inf or NaN"),
+        *("update by weight", "unchanged", "measured"),
+    )
     shares = "zeros and unchanged are shares of the elements; subnormal is the share of the nonzero ones that float16 "
     note = f"every {stats.every}; gradients unscaled; {shares}holds as such at the loss scale"
     if len(ordered) > _ROWS:
         note = f"{_ROWS} of {len(ordered)} parameters, the worst first; {note}"
-    return Table(
-        f"Gradients and updates: {stats.subject}", columns, tuple(_row(one, scaled) for one in ordered[:_ROWS]),
-        "gradient-underflow", note,
-    )  # fmt: skip
+    rows = tuple(_row(param, stats.is_scaled) for param in ordered[:_ROWS])
+    return Table(f"Gradients and updates: {stats.subject}", columns, rows, str(GRADIENT_UNDERFLOW), note)
 
 
-def _badness(one: WatchedParameter) -> tuple[float, ...]:
-    gradient, update = one.gradient, one.update
-    unchanged = update.unchanged / update.due if update and update.due else 0.0
+def _badness(param: ParameterStats) -> tuple[float, ...]:
+    gradient, update = param.gradient, param.update
     zeros = gradient.health.zeros / gradient.health.numel if gradient and gradient.health.numel else 0.0
+    unchanged = (update.unchanged_share if update else None) or 0.0
     return (update.poisoned if update else 0, gradient.bad if gradient else 0, unchanged, zeros)
 
 
-def _row(one: WatchedParameter, scaled: bool) -> tuple[Scalar, ...]:
-    gradient, update = one.gradient, one.update
+def _row(param: ParameterStats, scaled: bool) -> tuple[Scalar, ...]:
+    gradient, update = param.gradient, param.update
     health = gradient.health if gradient else TensorHealth.empty()
     known = scaled or health.dtype == "float16"
-    subnormal = gradient.subnormal / health.nonzero if gradient and health.nonzero and known else None
     return (
-        one.name, one.dtype, one.numel, health.rms, health.amax, health.amin if health.nonzero else None,
-        health.zeros / health.numel if health.numel else None, subnormal, health.nonfinite,
+        *(param.name, param.dtype, param.numel, health.rms, health.amax, health.amin if health.nonzero else None),
+        health.zeros / health.numel if health.numel else None,
+        gradient.subnormal / health.nonzero if gradient and health.nonzero and known else None,
+        health.nonfinite,
         update.update / update.weight if update and update.weight else None,
-        update.unchanged / update.due if update and update.due else None,
+        update.unchanged_share if update else None,
         max(gradient.calls if gradient else 0, update.calls if update else 0),
-    )  # fmt: skip
+    )
 
 
-def _optimizers(stats: WatchStats, limits: Limits) -> Table:
+def _optimizers(stats: MonitorStats, limits: Limits) -> Table:
     columns = (
         "optimizer",
         "steps",
@@ -96,20 +98,20 @@ def _optimizers(stats: WatchStats, limits: Limits) -> Table:
     scales: Sequence[float] = stats.scaler.scales if stats.scaler else ()
     ends = (scales[0], min(scales), max(scales), scales[-1]) if scales else (None,) * 4
     window = window_of(stats, limits)
-    text = "" if window is None else "none" if window.empty else f"{window.low:g} to {window.high:g}"
-    rows = tuple(
-        (o.name, o.steps, o.measured, len(o.skipped) if o.attempts else None, *ends, text) for o in stats.optimizers
-    )
-    note = ""
+    text, note = "", ""
     if window is not None:
+        text = "none" if window.empty else f"{window.low:g} to {window.high:g}"
         note = (
             f"window: the loss scales at which at most {limits.underflow:.0%} of the gradient of any parameter would "
             "become zero in float16 and nothing overflow; of what was not zero already, and of parameters only"
         )
-    return Table(f"Optimizer steps: {stats.subject}", columns, rows, "loss-scale", note)
+    rows = tuple(
+        (o.name, o.steps, o.measured, len(o.skipped) if o.attempts else None, *ends, text) for o in stats.optimizers
+    )
+    return Table(f"Optimizer steps: {stats.subject}", columns, rows, str(LOSS_SCALE), note)
 
 
-def _scale(stats: WatchStats, limits: Limits) -> Iterator[Chart]:
+def _scale(stats: MonitorStats, limits: Limits) -> Iterator[Chart]:
     scales = stats.scaler.scales if stats.scaler else ()
     if len(scales) < 2:
         return
@@ -117,37 +119,36 @@ def _scale(stats: WatchStats, limits: Limits) -> Iterator[Chart]:
         i for i in range(len(scales)) if i in (0, len(scales) - 1) or not scales[i - 1] == scales[i] == scales[i + 1]
     ]
     shown = corners[: _POINTS // 2] + corners[-(_POINTS // 2) :] if len(corners) > _POINTS else corners
-    levels = [math.log2(scales[i]) if 0 < scales[i] < math.inf else 0.0 for i in shown]
-    left = (
-        f"; {len(corners) - len(shown)} of {len(corners)} turns in the middle are left out" if shown != corners else ""
-    )
+    levels = tuple(math.log2(scales[i]) if 0 < scales[i] < math.inf else 0.0 for i in shown)
     window = window_of(stats, limits)
-    text = "" if window is None or window.empty else f"; the window is 2**{window.needed} to 2**{window.allowed}"
+    note = f"{stats.skipped:,} of {stats.attempts:,} steps skipped"
+    if window is not None and not window.empty:
+        note += f"; the window is 2**{window.needed} to 2**{window.allowed}"
+    if shown != corners:
+        note += f"; {len(corners) - len(shown)} of {len(corners)} turns in the middle are left out"
     yield Chart(
         "line",
         f"Loss scale: {stats.subject}",
         "updates of the scaler",
         "loss scale, as a power of two",
-        (Series("loss scale", tuple(map(float, shown)), tuple(levels)),),
-        check="loss-scale",
-        note=f"{stats.skipped:,} of {stats.attempts:,} steps skipped{text}{left}",
+        (Series("loss scale", tuple(map(float, shown)), levels),),
+        check=str(LOSS_SCALE),
+        note=note,
     )
 
 
-def _losses(stats: WatchStats) -> Iterator[Chart]:
+def _losses(stats: MonitorStats) -> Iterator[Chart]:
     finite = [(float(step), loss) for step, loss in enumerate(stats.losses) if math.isfinite(loss)]
     shown = finite[:: max(1, math.ceil(len(finite) / _POINTS))]
     if len(shown) > 1:
-        x, y = zip(*shown, strict=True)
-        gone = len(stats.losses) - len(finite)
-        note = f"{gone:,} losses were not finite" if gone else ""
-        yield Chart(
-            "line", f"Loss: {stats.subject}", "step", "loss", (Series("loss", x, y),), check="coverage", note=note
-        )
+        series = Series("loss", tuple(step for step, _ in shown), tuple(loss for _, loss in shown))
+        bad = len(stats.losses) - len(finite)
+        note = f"{bad:,} losses were not finite" if bad else ""
+        yield Chart("line", f"Loss: {stats.subject}", "step", "loss", (series,), check=str(COVERAGE), note=note)
 
 
-def _ranges(stats: WatchStats) -> Iterator[Chart]:
-    spans = [(one.name, span) for one in stats.parameters if one.gradient and (span := _span(one.gradient.health))]
+def _ranges(stats: MonitorStats) -> Iterator[Chart]:
+    spans = [(param.name, span) for param, gradient in stats.gradients if (span := _span(gradient.health))]
     if not spans:
         return
     note = "gradients of the measured steps, unscaled"
@@ -155,12 +156,11 @@ def _ranges(stats: WatchStats) -> Iterator[Chart]:
         lowest = sorted(spans, key=lambda row: row[1][2])[:_ROWS]
         note = f"the {_ROWS} of {len(spans)} parameters with the smallest medians; {note}"
         spans = [row for row in spans if row in lowest]
-    narrow = {one.gradient.health.dtype for one in stats.parameters if one.gradient}
     bands: tuple[Band, ...] = ()
-    scales = stats.scaler.scales if stats.scaler else ()
-    if scales and 0 < scales[-1] < math.inf:
-        bands = _bands(f"float16 at scale {scales[-1]:g}", math.log2(scales[-1]))
-    elif "float16" in narrow:
+    scale = stats.scaler.scales[-1] if stats.scaler and stats.scaler.scales else 0.0
+    if 0 < scale < math.inf:
+        bands = _bands(f"float16 at scale {scale:g}", math.log2(scale))
+    elif any(gradient.health.dtype == "float16" for _, gradient in stats.gradients):
         bands = _bands("float16", 0.0)
     yield Chart(
         "range",
@@ -168,7 +168,7 @@ def _ranges(stats: WatchStats) -> Iterator[Chart]:
         "magnitude, as a power of two",
         series=tuple(Series(name, span, group="backward") for name, span in spans),
         bands=bands,
-        check="gradient-underflow",
+        check=str(GRADIENT_UNDERFLOW),
         note=note,
     )
 
@@ -185,5 +185,5 @@ def _span(health: TensorHealth) -> tuple[float, ...]:
         return ()
     least, most = math.log2(health.amin), math.log2(health.amax)
     inner = (health.quantile_exponent(q) for q in (0.05, 0.5, 0.95))
-    # A quantile is known to its binade; its middle is half an exponent up, and never outside what was seen.
+    # A quantile is known to its binade; its middle is half an exponent up, and never outside the extremes.
     return (least, *(min(max(e + 0.5, least), most) for e in inner if e is not None), most)

@@ -20,10 +20,10 @@ import ampcheck
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict
-from ampcheck.training.monitor.checks import check_watched
-from ampcheck.training.monitor.folded import Trace
-from ampcheck.training.monitor.report import watched_charts, window_of
-from ampcheck.training.monitor.stats import WatchedOptimizer, WatchedScaler, WatchStats
+from ampcheck.training.monitor.checks import check_monitored
+from ampcheck.training.monitor.stats import MonitorStats, OptimizerStats, ScalerHistory
+from ampcheck.training.monitor.sums import Series
+from ampcheck.training.monitor.views import monitor_charts, window_of
 
 FLOAT16_STEP = 2.0**-24
 
@@ -354,7 +354,7 @@ def test_a_step_inside_torch_compile_is_not_seen_and_that_is_told() -> None:
 
 
 def test_the_way_without_a_compiler_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stats() -> WatchStats:
+    def stats() -> MonitorStats:
         made = loop(scaler=scaler())
         with ampcheck.watch(made.model, made.optimizer, made.scaler) as seen:
             for number in range(5):
@@ -709,9 +709,9 @@ def test_the_window_holds_the_scales_at_which_nothing_is_lost() -> None:
         assert window.contains(2.0**exponent) == well, exponent
 
 
-def _stats(scales: list[float], skipped: list[int], attempts: int) -> WatchStats:
-    one = WatchedOptimizer("optimizer", attempts - len(skipped), 1, attempts=attempts, skipped=tuple(skipped))
-    return WatchStats("s", 1, (one,), (), WatchedScaler(True, tuple(scales)))
+def _stats(scales: list[float], skipped: list[int], attempts: int) -> MonitorStats:
+    one = OptimizerStats("optimizer", attempts - len(skipped), 1, attempts=attempts, skipped=tuple(skipped))
+    return MonitorStats("s", 1, (one,), (), ScalerHistory(True, tuple(scales)))
 
 
 @given(st.integers(2, 400), st.data())
@@ -721,24 +721,24 @@ def test_a_trajectory_is_judged_and_drawn_whatever_it_is(attempts: int, data: An
     for number in range(attempts):
         scales.append(scales[-1] / 2 if number in skipped else scales[-1])
     stats = _stats(scales, skipped, attempts)
-    (finding,) = (one for one in check_watched(stats, Limits()) if one.check == "loss-scale")
+    (finding,) = (one for one in check_monitored(stats, Limits()) if one.check == "loss-scale")
 
     assert (finding.verdict is Verdict.FAIL) >= (scales[-1] < 1)
     if not skipped:
         assert finding.verdict is Verdict.PASS
-    (chart,) = watched_charts(stats, Limits())
+    (chart,) = monitor_charts(stats, Limits())
     (series,) = chart.series
     assert list(series.x) == sorted(set(series.x))
     assert all(2.0**y == scales[int(x)] for x, y in zip(series.x, series.y, strict=True))
 
 
 def test_a_trace_keeps_numbers_in_their_order() -> None:
-    trace = Trace()
+    series = Series()
     for number in range(5):
-        trace.append(torch.tensor(float(number)) if number % 2 else float(number))
+        series.append(torch.tensor(float(number)) if number % 2 else float(number))
 
-    assert len(trace) == 5
-    assert trace.read() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert len(series) == 5
+    assert series.read() == (0.0, 1.0, 2.0, 3.0, 4.0)
 
 
 def test_a_compiled_model_is_watched_inside_its_graphs_as_well() -> None:

@@ -127,7 +127,7 @@ with ampcheck.watch(torch.nn.Identity(), optimizer) as seen:
 @pytest.mark.parametrize(
     ("dtype", "most"),
     # Of narrow weights: a copy for the step, one for the block, and a byte for each element.
-    [("float32", 1.0), ("bfloat16", 2.5)],
+    [pytest.param("float32", 1.0, marks=pytest.mark.slow), ("bfloat16", 2.5)],
 )
 def test_a_measured_step_takes_the_memory_that_is_told(dtype: str, most: float) -> None:
     told = subprocess.run([sys.executable, "-c", _PEAK, dtype], capture_output=True, text=True, check=True).stdout

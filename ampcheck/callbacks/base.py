@@ -1,0 +1,81 @@
+"""The common part of the callbacks: watch from the begin of training to its end, and report once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import ExitStack
+from typing import Any
+
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Run, Verdict, describe, emit, verify
+from ampcheck.report.html import write_html
+from ampcheck.watch import SeenTraining, require_settings, watch
+
+Path = str | os.PathLike[str]
+
+log = logging.getLogger("ampcheck")
+
+
+class WatchCallback:
+    """A watch of one training after another. `run` is that of the last one; None before its end.
+
+    every, level, name, limits: of `ampcheck.watch`. raises: whether a failure raises `AssertionError` at the end of
+    training. json, html: where the run is written then.
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int = 10,
+        level: str = "casts",
+        name: str = "",
+        limits: Limits | None = None,
+        raises: bool = False,
+        json: Path | None = None,
+        html: Path | None = None,
+    ) -> None:
+        super().__init__()
+        require_settings(every, level)
+        self._settings: dict[str, Any] = {"every": every, "level": level, "name": name, "limits": limits}
+        self._raises, self._json, self._html = raises, json, html
+        self._stack: ExitStack | None = None
+        self._seen: SeenTraining | None = None
+        self.run: Run | None = None
+
+    def _begin(self, model: Any, optimizer: Any, scaler: Any) -> None:
+        """Begin to watch; a watch that an earlier training left open ends first."""
+        self._end()
+        stack = ExitStack()
+        self._seen = stack.enter_context(watch(model, optimizer, scaler, **self._settings))
+        self._stack = stack
+
+    def _step(self, loss: Any) -> None:
+        """Record a loss, if training is watched."""
+        if self._stack is not None and self._seen is not None:
+            self._seen.step(loss)
+
+    def _end(self) -> dict[str, int] | None:
+        """End the watch: all hooks are removed. How many findings have each verdict; None if there was no watch."""
+        if self._stack is None or self._seen is None:
+            return None
+        stack, self._stack = self._stack, None
+        stack.close()
+        self.run = self._seen.run()
+        return {f"ampcheck/{verdict}": count for verdict, count in self.run.counts().items()}
+
+    def _report(self, *, writes: bool = True, raises: bool = True) -> None:
+        """Emit the run and write it, where `writes`; raise its failures, where the user asks for it."""
+        __tracebackhide__ = True
+        if self.run is None:
+            return
+        if writes and self._json is not None:
+            self.run.save(self._json)
+        if writes and self._html is not None:
+            write_html(self.run, self._html)
+        if self._raises and raises:
+            verify(self.run)
+            return
+        emit(self.run)
+        for finding in self.run.of(Verdict.FAIL) if writes else ():
+            log.warning(describe(finding))

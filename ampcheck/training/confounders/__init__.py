@@ -1,1 +1,0 @@
-"""What makes float32 something else."""

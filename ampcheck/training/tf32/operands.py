@@ -1,0 +1,288 @@
+"""Float32 products of operands whose last mantissa bits were cut off before."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.catalog.training import TF32
+from ampcheck.core.check import LISTED
+from ampcheck.core.errors import as_result, brief, require_ran
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Where
+from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.training.tf32.settings import UNIT, allowed_error, relative_error
+
+_LOST = 13
+"""TF32 keeps 10 of the 23 bits of a float32 mantissa: operands that lost fewer bits are more precise."""
+
+_WIDEST = 16
+"""bfloat16 has lost these; a value with fewer bits was quantised on purpose: a warning."""
+
+_ORIGINS = 256
+"""Tensors whose origins are kept at once; older ones are dropped."""
+
+_MEASURED = 32
+"""Products that are computed again in float64; further ones are only counted."""
+
+_PRODUCTS = {
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::convolution"), 0),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::addmv"), 1),
+}
+"""Ops that multiply and sum, by the position of the first of the two operands."""
+
+_SHAPES = {
+    *("aten::t", "aten::transpose.int", "aten::permute", "aten::view", "aten::_unsafe_view", "aten::reshape"),
+    *("aten::expand", "aten::unsqueeze", "aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims"),
+    *("aten::select.int", "aten::slice.Tensor", "aten::unfold", "aten::as_strided", "aten::constant_pad_nd"),
+}
+"""Ops that move values and change none: they are applied to the origin as well."""
+
+_KEEPING = {"aten::clone", "aten::where.self", "aten::nan_to_num", "aten::copy_", "aten::detach", "aten::alias"}
+"""Ops on floats whose result may still be the rounded values, as their bits show where they are multiplied."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedProduct:
+    """A float32 product whose operands have lost mantissa bits of the float32 tensors that they were made from.
+
+    bits: how many trailing mantissa bits are zero in all elements. error: of the product, against float64 of those
+    tensors, relative, in the Euclidean norm, in unit roundoffs of float32; None where it was not computed again.
+    terms: how many products an element of the result sums. calls: how often this line multiplied such operands.
+    """
+
+    op: str
+    file: str
+    line: int | None
+    bits: int
+    terms: int
+    error: float | None
+    calls: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OperandStats:
+    """The float32 products of a function. raised: its exception, in one line."""
+
+    subject: str
+    products: int
+    reduced: tuple[ReducedProduct, ...]
+    raised: str = ""
+
+
+@dataclass(slots=True)
+class _Origin:
+    """The float32 values that a tensor was made from.
+
+    holder: the tensor itself, referenced so that no other gets its memory. family: shared by all tensors made from one;
+    whether a rounded part was subtracted from the whole: then the rest is multiplied on its own, and nothing is lost.
+    """
+
+    values: torch.Tensor
+    holder: torch.Tensor
+    family: list[bool]
+
+
+class OperandMode(TorchDispatchMode):
+    """Follows float32 tensors through views of their bits into products.
+
+    Only integer views are followed: values that were in a 16-bit dtype have it as their dtype. Ops inside compiled code
+    are not seen.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Dynamo compiles as without the mode."""
+        return True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._origins: OrderedDict[tuple[object, ...], _Origin] = OrderedDict()
+        self._products = 0
+        self._measured = 0
+        self._reduced: list[tuple[ReducedProduct, list[bool]]] = []
+
+    def stats(self, subject: str, raised: str) -> OperandStats:
+        """The products so far, each line of the source once, with its largest error."""
+        lines: defaultdict[object, list[ReducedProduct]] = defaultdict(list)
+        for product, split in self._reduced:
+            if not split[0]:
+                lines[product.op, product.file, product.line].append(product)
+        worst = (
+            max(same, key=lambda product: -1.0 if product.error is None else product.error) for same in lines.values()
+        )
+        counts = map(len, lines.values())
+        reduced = tuple(replace(product, calls=calls) for product, calls in zip(worst, counts, strict=True))
+        return OperandStats(subject, self._products, reduced, raised)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        name = op_name(func)
+        whole = args[0] if name == "aten::view.dtype" and args[0].dtype is torch.float32 else None
+        if whole is not None and whole.layout is torch.strided and self._origin(whole) is None:
+            self._remember(whole, whole.detach().clone(), [False])  # a copy: the bits may be changed in place
+        out = func(*args, **kwargs)
+        if name in _PRODUCTS:
+            self._multiply(name, func, args, kwargs, out)
+        elif self._origins and isinstance(out, torch.Tensor):
+            self._follow(name, func, args, kwargs, out)
+        return out
+
+    def _remember(self, tensor: torch.Tensor, values: torch.Tensor, family: list[bool]) -> None:
+        self._origins[_key(tensor)] = _Origin(values, tensor, family)
+        if len(self._origins) > _ORIGINS:
+            self._origins.popitem(last=False)
+
+    def _origin(self, tensor: object) -> _Origin | None:
+        if not self._origins or not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            return None
+        return self._origins.get(_key(tensor))
+
+    def _follow(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> None:
+        inputs = [
+            (tensor, origin) for _, tensor in tensors((args, kwargs)) if (origin := self._origin(tensor)) is not None
+        ]
+        if not inputs or out.layout is not torch.strided:
+            return
+        source, origin = inputs[0]
+        if name == "aten::sub.Tensor" and len(inputs) > 1 and _key(inputs[1][0]) != _key(source):
+            if inputs[1][1].family is origin.family:
+                origin.family[0] = True
+        elif name in _SHAPES:
+            moved = func(*map_tensors(lambda tensor: origin.values if tensor is source else tensor, args), **kwargs)
+            self._remember(out, moved, origin.family)
+        elif out.shape == origin.values.shape and (_is_on_bits(name, func, source, out) or name in _KEEPING):
+            self._remember(out, origin.values, origin.family)
+        elif name == "aten::_to_copy" and out.dtype is source.dtype:
+            self._remember(out, origin.values.to(out.device), origin.family)
+
+    def _multiply(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        if not isinstance(out, torch.Tensor) or out.dtype is not torch.float32:
+            return
+        self._products += 1
+        pair = args[_PRODUCTS[name] :][:2]
+        origins = [
+            (tensor, origin, _lost_bits(tensor, origin.values)) for tensor in pair if (origin := self._origin(tensor))
+        ]
+        reduced = [(tensor, origin, bits) for tensor, origin, bits in origins if bits >= _LOST]
+        if not reduced:
+            return
+        error = None
+        if self._measured < _MEASURED:
+            self._measured += 1
+            error = _error(func, args, kwargs, out, {id(tensor): origin.values for tensor, origin, _ in reduced})
+        bits = min(bits for _, _, bits in reduced)
+        product = ReducedProduct(name, *users_line(sys._getframe()), bits, _terms(name, pair, args), error)
+        self._reduced.append((product, reduced[0][1].family))
+
+
+def _key(tensor: torch.Tensor) -> tuple[object, ...]:
+    """The same for a tensor and for a view of its bits: memory, shape and strides."""
+    return tensor.data_ptr(), tensor.device, tuple(tensor.shape), tensor.stride()
+
+
+def _is_on_bits(name: str, func: Any, source: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether an op works on the bits of a number: on integers, or from and to them by a view."""
+    integers = not source.dtype.is_floating_point and not out.dtype.is_floating_point
+    keeps = torch.Tag.pointwise in func.tags or name in ("aten::_to_copy", "aten::clone")
+    return name == "aten::view.dtype" or (integers and keeps)
+
+
+def _lost_bits(value: torch.Tensor, origin: torch.Tensor) -> int:
+    """How many trailing mantissa bits a rounding cut off; 0 where it is none, or where the origin has no more itself.
+
+    A rounding to m bits moves a normal number by less than 2^-m of itself: a larger distance has another cause.
+    """
+    if value.shape != origin.shape or value.dtype is not torch.float32 or not value.numel():
+        return 0
+    bits, before = (tensor.contiguous().view(torch.int32) & (2**23 - 1) for tensor in (value.detach(), origin))
+    zeros = next((count - 1 for count in range(1, 24) if bool((bits & (2**count - 1)).any())), 23)
+    if not _LOST <= zeros < 23:
+        return 0
+    if float(((before & (2**zeros - 1)) != 0).float().mean()) < 0.5:
+        return 0
+    room = origin.abs() * 2.0 ** (zeros - 22) + torch.finfo(torch.float32).tiny
+    near = (value.detach() - origin).abs() <= room
+    return zeros if bool((near | ~origin.isfinite()).all()) else 0
+
+
+def _error(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor, origins: dict[int, torch.Tensor]
+) -> float | None:
+    def exact(tensor: torch.Tensor) -> torch.Tensor:
+        origin = origins.get(id(tensor), tensor)
+        return origin.detach().double() if origin.is_floating_point() else origin
+
+    try:
+        return relative_error(out, func(*map_tensors(exact, args), **map_tensors(exact, kwargs)))
+    except (RuntimeError, TypeError, NotImplementedError):  # a device without float64, or not enough memory
+        return None
+
+
+def _terms(name: str, pair: tuple[torch.Tensor, ...], args: tuple[Any, ...]) -> int:
+    if name != "aten::convolution":
+        return int(pair[0].shape[-1])
+    transposed = len(args) > 6 and bool(args[6])
+    return math.prod(pair[1].shape[2:]) * pair[1].shape[0 if transposed else 1]
+
+
+def measure_operands(function: Callable[[], Any], subject: str = "subject") -> OperandStats:
+    """Run a function, and find its float32 products of operands that lost bits.
+
+    An exception of the function is recorded, not raised. It may run backward, too.
+    """
+    raised = ""
+    mode = OperandMode()
+    with mode:
+        try:
+            require_ran(function(), subject)
+        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is recorded
+            raised = brief(as_result(error))
+    return mode.stats(subject, raised)
+
+
+def check_operands(stats: OperandStats, limits: Limits) -> list[Finding]:
+    """Whether every product in float32 had float32 operands (check `tf32`)."""
+    findings = []
+    for product in stats.reduced:
+        limit = allowed_error(product.terms, limits)
+        if product.error is not None and product.error <= limit:
+            continue
+        error = (
+            ""
+            if product.error is None
+            else (
+                f"; it is off by {product.error * UNIT:.2g} of its norm against float64, where float32 explains "
+                f"{limit * UNIT:.2g}"
+            )
+        )
+        message = (
+            f"a product in float32 must be given float32 operands; {product.op.removeprefix('aten::')} was given, "
+            f"{product.calls:,}x, float32 in name only: the last {product.bits} of 23 mantissa bits were cut off{error}"
+        )
+        hint = "multiply the float32 tensors themselves, or cast to float16 or bfloat16, so that the dtype says it"
+        where = Where(op=product.op, file=product.file, line=product.line)
+        build = TF32.fail if product.bits <= _WIDEST else TF32.warn
+        findings.append(build(stats.subject, message, where=where, observed=product.error, limit=limit, hint=hint))
+    if findings:
+        return sorted(findings, key=lambda finding: -(finding.observed or 0.0))[:LISTED]
+    if stats.raised:
+        return [TF32.skip(stats.subject, f"the function did not come to its end: {stats.raised}")]
+    if not stats.products:
+        return [TF32.skip(stats.subject, "nothing was multiplied in float32 outside compiled code")]
+    text = f"none of {stats.products:,} float32 products had operands that lost bits on the way"
+    return [TF32.passed(stats.subject, text, stats.products)]
