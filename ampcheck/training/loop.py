@@ -13,8 +13,9 @@ import torch
 
 from ampcheck.core.errors import UsageError, as_result, brief, message_of, require_ran
 from ampcheck.core.subject import Kind, Subject
+from ampcheck.torchtools.reachable import Reached, reach
+from ampcheck.torchtools.snapshot import Snapshot, preserved
 from ampcheck.torchtools.source import users_place
-from ampcheck.training.state import Reached, Snapshot, preserved, reach
 
 _OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """PyTorch before 2.5 knows the one of CUDA alone."""

@@ -16,8 +16,9 @@ from torch import nn
 from training_loops import amp_loop, mlp, plainly, state_of
 
 from ampcheck.core.subject import Subject
+from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.snapshot import preserved, same_state
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.state import preserved, reach, same_state
 
 
 class Interrupted(BaseException):

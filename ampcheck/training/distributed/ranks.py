@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.health import Unmeasured, health_of
-from ampcheck.training.shards import holds_first_copy, is_pending, placements
+from ampcheck.torchtools.storage import holds_first_copy, is_pending, placements
 
 Record = TypeVar("Record")
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from ampcheck.core.errors import as_result, brief, require_ran
+from ampcheck.torchtools.saving import generator_state
+from ampcheck.torchtools.snapshot import Snapshot, generators_only
 from ampcheck.torchtools.source import users_place
 from ampcheck.training.distributed.ranks import agreed, gather, handed_by
 from ampcheck.training.distributed.together import settled
 from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
-from ampcheck.training.restore import is_source, state_of_source
-from ampcheck.training.state import Snapshot, only_sources
 
 _WEIGHTS = {
     Role.PARAMETER: "weights",
@@ -114,7 +114,7 @@ def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
     start.restore()
     _disturb_scalers(loop)
     first = _run(loop, range(steps))
-    kept, chance, gradients = _state(loop), Snapshot(only_sources(loop.reached)), _gradients(loop)
+    kept, chance, gradients = _state(loop), Snapshot(generators_only(loop.reached)), _gradients(loop)
     stats = replace(stats, accumulating=bool(gradients))
     try:
         checkpoint, own = _written(loop)
@@ -269,7 +269,7 @@ def _put_gradients(loop: TrainingLoop, gradients: dict[str, torch.Tensor]) -> No
 def _random_key(loop: TrainingLoop) -> Any:
     numpy = sys.modules.get("numpy")
     theirs = None if numpy is None else numpy.random.get_state()
-    own = [state_of_source(source) for source in loop.reached.holders if is_source(source)]
+    own = [generator_state(generator) for generator in loop.reached.generators]
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return _plainly((torch.get_rng_state(), *devices, random.getstate(), theirs, *own))
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, finding_to_dict
 from ampcheck.core.subject import Subject
+from ampcheck.torchtools.snapshot import same_state
 from ampcheck.training.distributed import (
     check_distributed,
     distributed_tables,
@@ -27,7 +28,6 @@ from ampcheck.training.distributed import (
     measure_distributed,
 )
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.state import same_state
 
 ROWS = 8
 """Of the whole batch: each of 2 or 4 ranks takes its part."""
