@@ -19,7 +19,7 @@ from ampcheck.strategies import cancelling_pairs, heavy_tails, log_uniform, outl
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.scale.trajectory import COLLAPSE, ScalerStats, measure_scalers
-from ampcheck.training.window import FEW, GradientHistogram, histogram_of, merge_histograms, scale_window
+from ampcheck.training.window import FEW, GradientHistogram, histogram_of, scale_window
 
 # The path of a scaler -----------------------------------------------------------------------------------------------
 
@@ -263,6 +263,14 @@ def test_overflow_begins_at_the_tie_beyond_the_largest_value_at_every_scale(name
         over = cast(tensor, exponent, name)[2]
         assert over == (exponent > window.allowed)
         assert window.at(2.0**exponent).overflows == (("a",) if over else ())
+
+
+def merge_histograms(steps: list[dict[str, GradientHistogram]]) -> dict[str, GradientHistogram]:
+    merged: dict[str, GradientHistogram] = {}
+    for step in steps:
+        for name, histogram in step.items():
+            merged[name] = merged.get(name, GradientHistogram()) + histogram
+    return merged
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), realistic(), max_size=3), max_size=4), st.data())
