@@ -75,8 +75,8 @@ def is_users_class(kind: type) -> bool:
     return home is not None and package.partition(".")[0] not in sys.stdlib_module_names and is_users(home)
 
 
-def children(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """The values directly inside a value that is followed, each with its path; `path` is that of the value itself."""
+def children(value: Any, path: str = "", *, read_globals: bool = True) -> list[tuple[str, Any]]:
+    """The values directly inside a value, each with its path; `path` is that of the value itself."""
     if isinstance(value, functools.partial):
         return [(path, child) for child in (value.func, *value.args, *value.keywords.values())]
     if isinstance(value, types.MethodType):
@@ -89,7 +89,7 @@ def children(value: Any, path: str = "") -> list[tuple[str, Any]]:
         return [
             *((name, content) for name, cell in cells for content in cell_content(cell)),
             *((path, child) for child in own),  # of a decorated function, `__wrapped__`
-            *globals_read(value).items(),
+            *(globals_read(value).items() if read_globals else ()),
         ]
     if isinstance(value, _SEQUENCES):
         several = len(value) > 1

@@ -140,8 +140,13 @@ def _settings() -> dict[str, Setting]:
     attributes |= {f"{name}.fp32_precision": (owner, "fp32_precision") for name, owner in precisions.items()}
     for name, (owner, attribute) in attributes.items():
         if _has(owner, attribute):
-            settings[name] = (partial(getattr, owner, attribute), partial(setattr, owner, attribute))
+            settings[name] = setting(owner, attribute)
     return settings
+
+
+def setting(owner: object, attribute: str) -> Setting:
+    """An attribute as a setting."""
+    return partial(getattr, owner, attribute), partial(setattr, owner, attribute)
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ PyTorch lists hooks in private tables only; `test_hooks` registers a hook of eac
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -33,47 +34,45 @@ def save_module_hooks(module: torch.nn.Module) -> Callable[[], None]:
     """Return a function that restores the hooks of one module, with their flags and in their order."""
     if is_distributed(module):
         return lambda: None
-    tables: dict[str, _Table] = {name: vars(module)[name] for name in MODULE_TABLES if name in vars(module)}
-    foreign = _foreign(tables)
-    before = {name: {k: hook for k, hook in table.items() if k not in foreign} for name, table in tables.items()}
+    restore_tables = _save(module, MODULE_TABLES)
     flag = vars(module).get(_FLAG)
 
     def restore() -> None:
-        attributes = vars(module)
-        now: dict[str, _Table] = {name: attributes.get(name, {}) for name in tables}
-        foreign = _foreign(now)
-        for name, table in tables.items():
-            _refill(table, now[name], before[name], foreign)
-            attributes[name] = table
-        if _FLAG in attributes:
-            attributes[_FLAG] = flag
+        restore_tables()
+        if _FLAG in vars(module):
+            vars(module)[_FLAG] = flag
 
     return restore
 
 
 def save_tensor_hooks(tensor: torch.Tensor) -> Callable[[], None]:
     """Return a function that restores the hooks of one tensor; a tensor without a table has none again."""
-    tables = {name: _table(tensor, name) for name in TENSOR_TABLES}
-    before = {n: {k: hook for k, hook in (t or {}).items() if not _is_foreign(hook)} for n, t in tables.items()}
+    return _save(tensor, TENSOR_TABLES)
+
+
+def _save(owner: torch.nn.Module | torch.Tensor, names: tuple[str, ...]) -> Callable[[], None]:
+    tables = {name: _table(owner, name) for name in names}
+    foreign = _foreign(tables)
+    before = {name: {k: v for k, v in (table or {}).items() if k not in foreign} for name, table in tables.items()}
 
     def restore() -> None:
+        now = {name: _table(owner, name) for name in names}
+        foreign = _foreign(now)
         for name, table in tables.items():
-            now = _table(tensor, name)
-            if now is None and table is None:
-                continue
-            foreign = _foreign({name: now or {}})
-            wanted = now if table is None and (foreign or not tensor.is_leaf) else table
+            wanted, present = table, now[name]
+            if table is None and (not foreign.isdisjoint(present or ()) or getattr(owner, "is_leaf", True) is False):
+                wanted = present
             if wanted is not None:
-                _refill(wanted, now or {}, before[name], foreign)
-            if wanted is not now:
-                setattr(tensor, name, wanted)
+                _refill(wanted, present or {}, before[name], foreign)
+            if wanted is not present:
+                setattr(owner, name, wanted)
 
     return restore
 
 
-def _table(tensor: torch.Tensor, name: str) -> _Table | None:
-    with suppress(Exception):  # a subclass may refuse
-        table: _Table | None = getattr(tensor, name)
+def _table(owner: torch.nn.Module | torch.Tensor, name: str) -> _Table | None:
+    with suppress(Exception):  # a subclass of tensors may refuse
+        table: _Table | None = getattr(owner, name)
         return table
     return None
 
@@ -83,17 +82,15 @@ def _refill(table: _Table, now: _Table, before: _Table, foreign: set[int]) -> No
     own = [(number, id(hook)) for number, hook in now.items() if number not in foreign]
     if table is now and own == [(number, id(hook)) for number, hook in before.items()]:
         return
-    numbers = list(now)
-    leading = next((i for i, number in enumerate(numbers) if number not in foreign), len(numbers))
-    first = {number: now[number] for number in numbers[:leading]}
-    last = {number: now[number] for number in numbers[leading:] if number in foreign}
+    first = dict(itertools.takewhile(lambda item: item[0] in foreign, now.items()))
+    last = {number: hook for number, hook in now.items() if number in foreign and number not in first}
     table.clear()
     for part in (first, before, last):
         table.update(part)
 
 
-def _foreign(tables: dict[str, _Table]) -> set[int]:
-    return {number for table in tables.values() for number, hook in table.items() if _is_foreign(hook)}
+def _foreign(tables: dict[str, _Table | None]) -> set[int]:
+    return {number for table in tables.values() for number, hook in (table or {}).items() if _is_foreign(hook)}
 
 
 def _is_foreign(hook: Any) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import torch
 
 from ampcheck.health.subnormals import flushed_here
-from ampcheck.torchtools.global_state import Setting, read_state, restore_state
+from ampcheck.torchtools.global_state import Setting, read_state, restore_state, setting
 
 Restore: TypeAlias = Callable[[], None]
 P = ParamSpec("P")
@@ -215,12 +215,7 @@ def _of_process() -> list[Setting]:
         (torch.utils.deterministic, ("fill_uninitialized_memory",)),
     ]
     return [
-        *(
-            (functools.partial(getattr, owner, name), functools.partial(setattr, owner, name))
-            for owner, names in attributes
-            for name in names
-            if hasattr(owner, name)
-        ),
+        *(setting(owner, name) for owner, names in attributes for name in names if hasattr(owner, name)),
         *(
             (getattr(backends.cuda, f"{kind}_sdp_enabled"), getattr(backends.cuda, f"enable_{kind}_sdp"))
             for kind in ("flash", "mem_efficient", "math", "cudnn")

@@ -201,8 +201,6 @@ def _save_slots(value: object) -> Restore:
 
 def _save_function(function: types.FunctionType) -> list[Restore]:
     """Save closure, globals and attributes, but no functions, classes and modules: others may have replaced these."""
-    cells = [(cell, content) for cell in function.__closure__ or () for content in cell_content(cell)]
-    restores: list[Restore] = [functools.partial(setattr, cell, "cell_contents", content) for cell, content in cells]
     kinds = (types.ModuleType, torch.nn.Module)
     before = {n: v for n, v in globals_read(function).items() if not callable(v) and not isinstance(v, kinds)}
 
@@ -212,7 +210,13 @@ def _save_function(function: types.FunctionType) -> list[Restore]:
                 function.__globals__[name] = value
 
     attributes = [save_items(vars(function))] if is_users(function.__code__.co_filename) else []
-    return [*restores, restore_globals, *attributes]
+    return [*save_cells(function), restore_globals, *attributes]
+
+
+def save_cells(function: types.FunctionType) -> list[Restore]:
+    """Save the contents of a function's closure."""
+    cells = [(cell, content) for cell in function.__closure__ or () for content in cell_content(cell)]
+    return [functools.partial(setattr, cell, "cell_contents", content) for cell, content in cells]
 
 
 def _save_class(kind: type) -> Restore:

@@ -9,23 +9,22 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from io import IOBase
-from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from ampcheck.core.errors import UsageError
-from ampcheck.torchtools.closures import cell_content
+from ampcheck.torchtools.closures import children
 from ampcheck.torchtools.hooks import save_module_hooks, save_tensor_hooks
 from ampcheck.torchtools.reachable import CONTAINERS, Reached, module_attributes
 from ampcheck.torchtools.restore import save_global_state, save_random_state
 from ampcheck.torchtools.saving import (
     Restore,
-    same_bits,
+    save_cells,
     save_items,
     save_module,
     save_object,
@@ -96,12 +95,6 @@ def generators_only(reached: Reached) -> Reached:
     return Reached(holders=[*reached.generators, *within])
 
 
-def same_state(first: Iterable[torch.Tensor], second: Iterable[torch.Tensor]) -> bool:
-    """Whether two series of tensors contain the same bits."""
-    pairs = zip(first, second, strict=True)
-    return all(a.dtype == b.dtype and a.shape == b.shape and same_bits(a, b) for a, b in pairs)
-
-
 _OBJECTS = 100_000
 """Objects that `preserved_objects` follows: a model of some five thousand modules, in one to two seconds."""
 
@@ -130,7 +123,13 @@ def preserved_objects(*roots: object) -> Iterator[None]:
         if _is_left_alone(kind) or id(value) in known or _is_namespace(value):
             continue
         known[id(value)] = value  # kept alive: its id is not reused
-        waiting += _save_one(value, restores)
+        if isinstance(value, torch.Tensor):
+            restores += _save_buffer(value)
+        else:
+            restores += _save_shallow(value)
+            waiting += [child for _, child in children(value, read_globals=False)]
+        if isinstance(value, types.MethodType):
+            waiting.append(value.__func__)
     try:
         yield
     finally:
@@ -138,28 +137,28 @@ def preserved_objects(*roots: object) -> Iterator[None]:
             restore()
 
 
-def _save_one(value: Any, restores: list[Restore]) -> list[Any]:
-    """Add to `restores`; return the values inside."""
-    if isinstance(value, torch.Tensor):
-        # Nothing is trained here, and to clone every weight before each call would cost more than the call.
-        if not isinstance(value, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested:
-            version = None if value.is_inference() else value._version
-            restores.append(functools.partial(_restore_written, value, value.detach().clone(), version))
+def _save_buffer(tensor: torch.Tensor) -> list[Restore]:
+    """Save a tensor unless it is a parameter: to clone every weight before each call would cost more than the call."""
+    if isinstance(tensor, torch.nn.Parameter) or tensor.layout is not torch.strided or tensor.is_nested:
         return []
-    if isinstance(value, CONTAINERS):
-        restores.append(save_items(value))
-        return list(value.values()) if isinstance(value, dict) else list(value)
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, types.CellType):
-        restores += [functools.partial(setattr, value, "cell_contents", content) for content in cell_content(value)]
-        return cell_content(value)
-    if isinstance(value, types.MethodType):
-        return [value.__self__, value.__func__]
-    if isinstance(value, types.FunctionType):
-        return [*(value.__closure__ or ()), *(value.__defaults__ or ()), vars(value)]
-    attributes = getattr(value, "__dict__", None)
-    return [attributes] if isinstance(attributes, dict) else []
+    before, version = tensor.detach().clone(), None if tensor.is_inference() else tensor._version
+
+    def restore() -> None:
+        if version is not None and tensor._version == version:
+            return
+        with torch.no_grad():
+            if tensor.shape != before.shape:
+                tensor.set_(before)  # type: ignore[call-overload]
+            else:
+                tensor.copy_(before)
+
+    return [restore]
+
+
+def _save_shallow(value: object) -> list[Restore]:
+    cells = save_cells(value) if isinstance(value, types.FunctionType) else []
+    tables = [table for table in (value, getattr(value, "__dict__", None)) if isinstance(table, CONTAINERS)]
+    return [*cells, *map(save_items, tables)]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -170,13 +169,3 @@ def _is_left_alone(kind: type) -> bool:
 def _is_namespace(value: object) -> bool:
     """Whether this is the namespace of a Python module (`vars(torch)`, `globals()`), or `sys.modules`."""
     return isinstance(value, dict) and (value is sys.modules or ("__name__" in value and "__spec__" in value))
-
-
-def _restore_written(tensor: torch.Tensor, before: torch.Tensor, version: int | None) -> None:
-    if version is not None and tensor._version == version:
-        return
-    with torch.no_grad():
-        if tensor.shape != before.shape:
-            tensor.set_(before)  # type: ignore[call-overload]
-        else:
-            tensor.copy_(before)

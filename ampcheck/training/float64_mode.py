@@ -43,7 +43,6 @@ class UpcastMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.dtype = dtype
         self.unseen: dict[str, int] = {}
-        self.widened = 0
         self.drew = False
 
     def __torch_dispatch__(
@@ -81,7 +80,6 @@ class UpcastMode(TorchDispatchMode):
                 raise
             self.unseen[str(func)] = self.unseen.get(str(func), 0) + 1
             return result
-        self.widened += 1
         if not aliases and "batch_norm" not in func._schema.name:
             return result
         return _write_back(func, args, kwargs, wide_args, wide_kwargs, result)

@@ -8,21 +8,8 @@ from typing import TypeAlias
 
 import torch
 
-from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
-from ampcheck.catalog.training import (
-    BUFFER_DTYPE,
-    GRADIENT_UNDERFLOW,
-    LOSS_SCALE,
-    MASTER_WEIGHTS,
-    OPTIMIZER_STATE,
-    REDUCE_PRECISION,
-    RESUME,
-    SCALE_INVARIANCE,
-    SCALER_PROTOCOL,
-    SCHEDULER_SKIP,
-    STAGNATION,
-    TF32,
-)
+from ampcheck.catalog import numerics as of_models
+from ampcheck.catalog import training as of_loops
 from ampcheck.core.check import Check
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
@@ -114,11 +101,11 @@ def observe_steps(context: Context) -> Outcome:
     """Run the plain steps, and report those that did not go as a step must."""
     loop, wanted = context.loop, context.wanted
     already_nonfinite = nonfinite_parameters(loop)
-    seen = observe(loop, context.steps, restarts=STAGNATION.slug in wanted)
+    seen = observe(loop, context.steps, restarts=of_loops.STAGNATION.slug in wanted)
     finite = measure_finite(loop, seen.losses, already_nonfinite)
     overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
     nonfinite: dict[int, Where | None] = {}
-    if OVERFLOW.slug in wanted and overflowed is not None:
+    if of_models.OVERFLOW.slug in wanted and overflowed is not None:
         nonfinite[overflowed] = nonfinite_place(loop, context.start, overflowed)  # all ranks run that step again
         finite = replace(finite, place=nonfinite[overflowed] if finite.overflowed == overflowed else None)
     findings = [*check_observed(seen), *unjudged([f for f in check_finite(finite) if f.check in wanted], seen)]
@@ -136,7 +123,7 @@ def _gradients(context: Context, results: Results) -> Outcome:
     number = max(gather(seen.settled))  # all ranks run the same step
     loss = seen.losses[number] if number < len(seen.losses) else None
     first_op = None
-    if LOSS_SCALE.slug in context.wanted:
+    if of_loops.LOSS_SCALE.slug in context.wanted:
         skipped = first_skipped(seen.events)
         skipped = results.overflowed if skipped is None else skipped
         known = results.nonfinite
@@ -196,7 +183,7 @@ def _protocol(context: Context, results: Results) -> Outcome:
         format=results.format,
         scalers=tuple(path for path, scaler in context.loop.reached.scalers.items() if scaler.is_enabled()),
     )
-    of_schedulers = SCHEDULER_SKIP.slug in context.wanted
+    of_schedulers = of_loops.SCHEDULER_SKIP.slug in context.wanted
     scheduled = of_schedulers and any(event.act is Act.SCHEDULER_STEP for event in seen.events)
     scaler_steps = [event for event in seen.events if event.act is Act.SCALER_STEP]
     skipped = any(event.skipped for event in scaler_steps)
@@ -252,10 +239,10 @@ def _state_dtypes(context: Context, results: Results) -> Outcome:
     passes = [event for event in seen.events if event.act is Act.BACKWARD and event.dtype]
     computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
     findings = check_residency(seen.residency, tuple(event.dtype for event in passes), computed)
-    if LOSS_DTYPE.slug in context.wanted:
+    if of_models.LOSS_DTYPE.slug in context.wanted:
         nonfinite = check_loss(measure_loss(context.loop, context.start, seen.losses))
         if nonfinite:
-            findings = [*(f for f in findings if f.check != LOSS_DTYPE.slug), *nonfinite]
+            findings = [*(f for f in findings if f.check != of_models.LOSS_DTYPE.slug), *nonfinite]
     return _run(findings, tables=residency_tables(seen.residency)), results
 
 
@@ -271,20 +258,22 @@ def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: 
     return Run(findings=tuple(findings), tables=tables, coverage=coverage or Coverage())
 
 
-_STATE_CHECKS = (MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFER_DTYPE, LOSS_DTYPE)
+_STATE_CHECKS = (of_loops.MASTER_WEIGHTS, of_loops.OPTIMIZER_STATE, of_loops.BUFFER_DTYPE, of_models.LOSS_DTYPE)
 
 STAGES = (
-    Stage("gradients", (GRADIENT_UNDERFLOW, LOSS_SCALE, SCALER_PROTOCOL), _gradients),
-    Stage("updates", (STAGNATION,), _updates),
-    Stage("loss scales", (SCALE_INVARIANCE, SCALER_PROTOCOL), _scales),
-    Stage("a skipped step", (SCALER_PROTOCOL, SCHEDULER_SKIP), _protocol, needs_step=False),
-    Stage("resuming", (RESUME,), _resuming),
-    Stage("reductions", (REDUCE_PRECISION,), _reductions),
+    Stage("gradients", (of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL), _gradients),
+    Stage("updates", (of_loops.STAGNATION,), _updates),
+    Stage("loss scales", (of_loops.SCALE_INVARIANCE, of_loops.SCALER_PROTOCOL), _scales),
+    Stage("a skipped step", (of_loops.SCALER_PROTOCOL, of_loops.SCHEDULER_SKIP), _protocol, needs_step=False),
+    Stage("resuming", (of_loops.RESUME,), _resuming),
+    Stage("reductions", (of_loops.REDUCE_PRECISION,), _reductions),
     Stage("state dtypes", _STATE_CHECKS, _state_dtypes, needs_step=False),
-    Stage("confounders", (TF32,), _confounders, needs_step=False),
+    Stage("confounders", (of_loops.TF32,), _confounders, needs_step=False),
 )
 """In their order: later stages use the results of earlier ones."""
 
-_CHECKS = dict.fromkeys((OVERFLOW, NONFINITE_GRADIENT, *(check for stage in STAGES for check in stage.checks)))
+_CHECKS = dict.fromkeys(
+    (of_models.OVERFLOW, of_models.NONFINITE_GRADIENT, *(check for stage in STAGES for check in stage.checks))
+)
 CHECKS = tuple(check.slug for check in _CHECKS)
 """What is judged of a training loop, besides its use of autocast."""

@@ -14,9 +14,25 @@ from ampcheck.core.run import Verdict
 
 assert all((healthy_optimizers, healthy_protocols, healthy_variants))
 
+SLOW = {
+    "bert_bfloat16",
+    "diffusion_with_average_float16",
+    "gan_one_scaler",
+    "gan_two_scalers_interleaved",
+    "gpt2_float16",
+    "gru_float16",
+    "large_vocabulary_float16",
+    "llama_pure_bfloat16_with_masters",
+    "mixture_of_experts_float16",
+    "resnet_float16_one_cycle",
+    "t5_float16",
+    "vit_float16",
+    "wgan_gradient_penalty",
+}
 
-@pytest.mark.parametrize("name", LOOPS)
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in LOOPS])
 def test_a_healthy_loop_has_no_failure(name):
     torch.manual_seed(0)
     run = audit(LOOPS[name]())
-    assert [(one.check, one.message) for one in run.of(Verdict.FAIL)] == []
+    assert [(finding.check, finding.message) for finding in run.of(Verdict.FAIL)] == []

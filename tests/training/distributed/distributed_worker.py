@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, finding_to_dict
 from ampcheck.core.subject import Subject
-from ampcheck.torchtools.snapshot import same_state
+from ampcheck.torchtools.saving import same_bits
 from ampcheck.training.distributed import (
     check_distributed,
     distributed_tables,
@@ -147,7 +147,7 @@ def watched(name, target):
     stats = measure_distributed(loop, 2, world_size=target)
     return {
         "findings": [finding_to_dict(f) for f in check_distributed(stats, Limits())],
-        "restored": same_state(before, copies),
+        "restored": all(map(same_bits, before, copies)),
         "gradients": {n: plain_record(r) for n, r in stats.gradients.items()},
         "differing": list(stats.differing),
         "residency": [[r.rank, r.role, r.dtype, r.tensors, r.bytes] for r in stats.residency],
