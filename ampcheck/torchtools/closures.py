@@ -141,11 +141,11 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def rebound(
-    root: Any,
+    root: object,
     change: Callable[[torch.nn.Module], torch.nn.Module],
     *,
-    copy_argument: Callable[[Any], Any] = lambda value: value,
-    wrap: Callable[[Any, Any], Any] = lambda function, twin: twin,
+    copy_argument: Callable[[object], object] = lambda value: value,
+    wrap: Callable[[Any, Any], object] = lambda function, twin: twin,
     also: Callable[[object], bool] = lambda function: False,
 ) -> Any:
     """The callable with `change(module)` in the place of each module that it contains.
@@ -182,23 +182,23 @@ class _Rebinding:
     def __init__(
         self,
         change: Callable[[torch.nn.Module], torch.nn.Module],
-        copy_argument: Callable[[Any], Any],
-        wrap: Callable[[Any, Any], Any],
+        copy_argument: Callable[[object], object],
+        wrap: Callable[[Any, Any], object],
         changing: set[int],
     ) -> None:
         self._change, self._copy_argument, self._wrap, self._changing = change, copy_argument, wrap, changing
-        self._twins: dict[int, tuple[Any, Any]] = {}
-        self._empty: list[tuple[types.FunctionType, types.FunctionType, dict[str, Any]]] = []
+        self._twins: dict[int, tuple[object, Any]] = {}
+        self._empty: list[tuple[types.FunctionType, types.FunctionType, dict[str, object]]] = []
         """Functions and their twins, which are filled last because functions may contain each other."""
 
-    def twin(self, value: Any) -> Any:
+    def twin(self, value: object) -> Any:
         if id(value) not in self._twins:
             if id(value) not in self._changing and not isinstance(value, torch.nn.Module):
                 return value
             self._twins[id(value)] = value, self._made(value)
         return self._twins[id(value)][1]
 
-    def _made(self, value: Any) -> Any:
+    def _made(self, value: Any) -> object:
         if isinstance(value, torch.nn.Module):
             return self._change(value)
         if isinstance(value, functools.partial):
@@ -223,11 +223,11 @@ class _Rebinding:
             slot.__set__(twin, self._argument(child))
         return twin
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, value: object) -> object:
         twin = self.twin(value)
         return self._copy_argument(value) if twin is value and not isinstance(value, torch.nn.Module) else twin
 
-    def _function(self, function: types.FunctionType) -> Any:
+    def _function(self, function: types.FunctionType) -> object:
         if is_compiled(function):
             return self._wrap(function, self.twin(uncompiled(function)))
         read = {name: child for name, child in globals_read(function).items() if id(child) in self._changing}

@@ -31,7 +31,7 @@ class Prepared:
     calls: tuple[Call, ...]
     root: torch.nn.Module | None
     """The module whose paths findings name; None for a plain function."""
-    origins: dict[int, Any] = field(default_factory=dict)
+    origins: dict[int, object] = field(default_factory=dict)
     """The user's module or function, by the `id` of its copy."""
 
     @property
@@ -47,7 +47,7 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
     copied, moved or cast.
     """
     modules = modules_of(subject.model)
-    origins: dict[int, Any] = {}
+    origins: dict[int, object] = {}
     try:
         memo = _copied_results(modules)
         _copy_scripts(modules, memo)
@@ -101,7 +101,7 @@ def forward_through(blocks: Sequence[Callable[..., Any]], call: Call) -> Any:
     return result
 
 
-def loss_of(loss: Callable[[Any], Any], result: Any) -> torch.Tensor:
+def loss_of(loss: Callable[[Any], object], result: object) -> torch.Tensor:
     """The user's loss of an output. Raises `SubjectError` unless it is a floating tensor of one element."""
     total = require_ran(loss(result), "the loss")
     if isinstance(total, torch.Tensor) and total.numel() == 1 and total.is_floating_point():
@@ -122,7 +122,7 @@ def recompiled(subject: Subject, prepared: Prepared) -> tuple[Any, ...]:
         module: torch.nn.Module = compiler.of(origins[id(twin)], twin)
         return module
 
-    def wrap(function: Any, twin: Any) -> Any:
+    def wrap(function: object, twin: object) -> object:
         return compiler.of(origins.get(id(function), function), twin)
 
     return tuple(rebound(b, change, wrap=wrap, also=lambda value: id(value) in origins) for b in prepared.blocks)
@@ -140,7 +140,7 @@ def is_scripted(subject: Subject) -> bool:
     return any(isinstance(part, (torch.jit.ScriptModule, torch.jit.ScriptFunction)) for part in _blocks(subject.model))
 
 
-def modules_of(model: Any) -> list[torch.nn.Module]:
+def modules_of(model: object) -> list[torch.nn.Module]:
     """The modules that a subject's callables are or contain (see `closures.walk`), each once."""
     plain = (dynamo.uncompiled(part) for block in _blocks(model) for part in walk(block))
     return list({id(part): part for part in plain if isinstance(part, torch.nn.Module)}.values())
@@ -150,7 +150,7 @@ def _blocks(model: Any) -> tuple[Any, ...]:
     return model if isinstance(model, tuple) else (model,)
 
 
-def _plain_copy(block: Any, memo: dict[int, Any], origins: dict[int, Any]) -> Any:
+def _plain_copy(block: object, memo: dict[int, Any], origins: dict[int, object]) -> object:
     """A deep copy that is not compiled; of a function, with copies of the modules in it, which deepcopy would share."""
 
     def change(module: torch.nn.Module) -> torch.nn.Module:
@@ -158,11 +158,11 @@ def _plain_copy(block: Any, memo: dict[int, Any], origins: dict[int, Any]) -> An
         origins.setdefault(id(copied), module)
         return copied
 
-    def wrap(function: Any, twin: Any) -> Any:
+    def wrap(function: object, twin: object) -> object:
         origins[id(twin)] = function
         return twin
 
-    def copy_argument(value: Any) -> Any:
+    def copy_argument(value: object) -> object:
         with suppress(Exception):  # a lock, a generator: shared, as other contents of a closure are
             return copy.deepcopy(value, memo)
         return value

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-Setting: TypeAlias = tuple[Callable[[], Any], Callable[[Any], object]]
+Setting: TypeAlias = tuple[Callable[[], object], Callable[[Any], object]]
 """How to read a setting, and how to write it."""
 
 UNREADABLE = "cannot be read: the old flags and fp32_precision are mixed"
@@ -28,12 +28,12 @@ _NOT_COMPARED = "Inductor's deterministic mode"
 _OLD_FLAGS = ("float32 matmul precision", "TF32 in matmul", "TF32 in cuDNN")
 
 
-def read_state() -> dict[str, Any]:
+def read_state() -> dict[str, object]:
     """Every setting by its name; `UNREADABLE` where PyTorch refuses to read it."""
     return {name: _read(read) for name, (read, _) in _settings().items()}
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def changed(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     """The settings that differ, each with its value before and after.
 
     One cause is named once: the old flags of matrix products and their `fp32_precision` show the same change.
@@ -47,12 +47,12 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
     return {name: pair for name, pair in differing.items() if name not in doubled}
 
 
-def _meaning(value: Any) -> Any:
+def _meaning(value: object) -> object:
     """PyTorch turns `none` into `ieee` when a flag is set and restored; without a setting above, both mean float32."""
     return "ieee" if value == "none" else value
 
 
-def restore_state(before: Mapping[str, Any]) -> None:
+def restore_state(before: Mapping[str, object]) -> None:
     """Restore every setting that `read_state` read. One that PyTorch refuses to write stays unchanged."""
     settings, now = _settings(), read_state()
     for name, value in before.items():
@@ -62,7 +62,7 @@ def restore_state(before: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def preserved_state(changes: dict[str, tuple[Any, Any]] | None = None) -> Iterator[None]:
+def preserved_state(changes: dict[str, tuple[object, object]] | None = None) -> Iterator[None]:
     """Restore every setting, and grad mode, on leaving; well below a millisecond.
 
     changes: gets the settings that the block changed, with the values before and after, unless the block raises.
@@ -102,7 +102,7 @@ def nesting() -> int:
     return depth
 
 
-def _read(read: Callable[[], Any]) -> Any:
+def _read(read: Callable[[], object]) -> object:
     try:
         return read()
     except RuntimeError:
@@ -126,14 +126,14 @@ def _settings() -> dict[str, Setting]:
     settings[_NOT_COMPARED] = (_inductor_deterministic, _set_inductor_deterministic)
     settings["float32 matmul precision"] = (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
     cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
-    attributes: dict[str, tuple[Any, str]] = {
+    attributes: dict[str, tuple[object, str]] = {
         "TF32 in matmul": (cuda, "allow_tf32"),
         "TF32 in cuDNN": (cudnn, "allow_tf32"),
         "float16 reduced-precision reduction": (cuda, "allow_fp16_reduced_precision_reduction"),
         "bfloat16 reduced-precision reduction": (cuda, "allow_bf16_reduced_precision_reduction"),
         "float16 accumulation": (cuda, "allow_fp16_accumulation"),
     }
-    precisions: dict[str, Any] = {"torch.backends": torch.backends, "torch.backends.cuda.matmul": cuda}
+    precisions: dict[str, object] = {"torch.backends": torch.backends, "torch.backends.cuda.matmul": cuda}
     precisions |= {f"torch.backends.cudnn.{part}": getattr(cudnn, part, None) for part in ("conv", "rnn")}
     precisions |= {f"torch.backends.mkldnn.{part}": getattr(mkldnn, part, None) for part in ("matmul", "conv", "rnn")}
     # PyTorch 2.9 and later; last, since the old flags write these too, and are readable again once these are restored.
@@ -154,7 +154,7 @@ def _devices() -> tuple[str, ...]:
     return tuple(d for d in AUTOCAST_DEVICES if _read(partial(torch.get_autocast_dtype, d)) != UNREADABLE)
 
 
-def _has(owner: Any, attribute: str) -> bool:
+def _has(owner: object, attribute: str) -> bool:
     with suppress(RuntimeError):  # it exists and refuses to be read
         return hasattr(owner, attribute)
     return True

@@ -49,9 +49,9 @@ class Reached:
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     scalers: dict[str, Any] = field(default_factory=dict)
-    schedulers: dict[str, Any] = field(default_factory=dict)
+    schedulers: dict[str, LRScheduler] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    holders: list[Any] = field(default_factory=list)
+    holders: list[object] = field(default_factory=list)
     unseen: bool = False
     compiled: bool = False
     within: Reached | None = None
@@ -63,13 +63,13 @@ class Reached:
         return [holder for holder in self.holders if is_random_generator(holder)]
 
 
-def reach(roots: Mapping[str, Any], *, within: bool = True) -> Reached:
+def reach(roots: Mapping[str, object], *, within: bool = True) -> Reached:
     """Everything that the values of a mapping lead to, as `closures.children` follows them.
 
     Tensors of a module, an optimizer or a scaler belong to it.
     """
     reached, inner = Reached(), Reached()
-    seen: dict[int, Any] = {}
+    seen: dict[int, object] = {}
     later = _follow(list(roots.items()), reached, seen)
     _remove_owned(reached)
     if within:
@@ -81,10 +81,10 @@ def reach(roots: Mapping[str, Any], *, within: bool = True) -> Reached:
     return reached
 
 
-def _follow(start: list[tuple[str, Any]], reached: Reached, seen: dict[int, Any]) -> list[tuple[str, Any]]:
+def _follow(start: list[tuple[str, object]], reached: Reached, seen: dict[int, object]) -> list[tuple[str, object]]:
     """Add everything that values lead to; return the attributes of modules and the classes of objects."""
     before, waiting = len(seen), start[::-1]
-    later: list[tuple[str, Any]] = []
+    later: list[tuple[str, object]] = []
     while waiting:
         path, value = waiting.pop()
         if id(value) in seen:
@@ -130,7 +130,7 @@ def _follow(start: list[tuple[str, Any]], reached: Reached, seen: dict[int, Any]
     return later
 
 
-def _free(path: str, taken: Mapping[str, Any]) -> str:
+def _free(path: str, taken: Mapping[str, object]) -> str:
     """The path, numbered where it is taken: closures may use one name for different objects."""
     number, free = 2, path
     while free in taken:
@@ -138,7 +138,7 @@ def _free(path: str, taken: Mapping[str, Any]) -> str:
     return free
 
 
-def _in_modules(path: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+def _in_modules(path: str, module: torch.nn.Module) -> Iterator[tuple[str, object]]:
     """The attributes of a module's parts that are more than numbers and tensors, and the classes of the parts."""
     for name, part in module.named_modules():
         if is_distributed(part):

@@ -268,7 +268,7 @@ def _items(container: Any) -> list[Any]:
     return list(container)
 
 
-def generator_state(generator: Any) -> Any:
+def generator_state(generator: Any) -> object:
     """The state of a random generator, which changes with every draw."""
     if isinstance(generator, random.Random):
         return generator.getstate()
