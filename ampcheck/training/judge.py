@@ -99,7 +99,7 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
     def report(stage: str) -> None:
         progress(f"{loop.name}: {stage}", next(done), len(stages) + 2)
 
-    report("steps as they are")
+    report("plain steps")
     run, results = observe_steps(context)
     yield run
     stopped = results.observed.stopped
@@ -115,7 +115,7 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
         yield replace(run, findings=tuple(unjudged(run.findings, results.observed)))
     context.start.restore()
     report("use of autocast")
-    if not fatal and (checks is None or set(checks) - set(CHECKS)):
+    if not fatal and (checks is None or set(checks) - {*CHECKS, "coverage"}):
         with quiet():
             run = judge_use(loop.subject, checks)
         if stopped is not None:  # reported already, with its step and line

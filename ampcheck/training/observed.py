@@ -28,7 +28,7 @@ _OF_UPDATES = (NONFINITE_GRADIENT.slug, STAGNATION.slug, RESUME.slug)
 """Checks that need a weight that changes."""
 
 _BACKWARD = (
-    "let step(i) run loss.backward(), or observe as many steps as it takes to come to it ('steps' in the mapping)"
+    "let step(i) run loss.backward(), or observe as many steps as it takes to reach it ('steps' in the mapping)"
 )
 _OPTIMIZER = "let the mapping name the optimizer that steps these weights, and the model that it was built for"
 _SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
@@ -45,7 +45,7 @@ _ITERATOR = "it draws on an iterator that ends: let step(i) depend on i alone, o
 _STOPPED = {
     "raised": (
         "a step must come to its end",
-        "run the step by itself; what comes after the exception was not looked at",
+        "run the step by itself; later code was not checked",
     ),
     "memory": (
         "a step must fit into memory",

@@ -153,7 +153,7 @@ def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
     except _StoppedError as error:
         return replace(stats, raised=str(error))
     if differ and agreed(bool(_compare(whole, _uninterrupted(loop, start, steps)))):
-        why = "two uninterrupted runs from the same state differ: what the step reads cannot be put back, or is random"
+        why = "two uninterrupted runs from the same state differ: what the step reads cannot be restored, or is random"
         return replace(stats, skipped=why, prevented=True, forgotten=())
     return replace(stats, differences=differences, unaided=unaided)
 
@@ -389,4 +389,4 @@ def resume_table(stats: ResumeStats) -> tuple[Table, ...]:
     if not rows or stats.skipped:
         return ()
     columns = ("when", "what", "how many", _UNIT, "example")
-    return (Table(f"An interrupted run beside an uninterrupted one: {stats.subject}", columns, rows, RESUME.slug),)
+    return (Table(f"An interrupted run compared with an uninterrupted one: {stats.subject}", columns, rows, RESUME.slug),)

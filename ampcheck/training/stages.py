@@ -109,7 +109,7 @@ def observe_steps(context: Context) -> Outcome:
         nonfinite[overflowed] = nonfinite_place(loop, context.start, overflowed)  # all ranks run that step again
         finite = replace(finite, place=nonfinite[overflowed] if finite.overflowed == overflowed else None)
     findings = [*check_observed(seen), *unjudged([f for f in check_finite(finite) if f.check in wanted], seen)]
-    unseen = {f"{name}, which goes on as it is and is not put back": 1 for name in loop.reached.opaque}
+    unseen = {f"{name}, which cannot be restored": 1 for name in loop.reached.opaque}
     if loop.reached.unseen:
         unseen["what the step reaches beyond the first 20,000 values"] = 1
     coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
