@@ -22,32 +22,53 @@ import torch
 from ampcheck.core.errors import brief, message_of
 from ampcheck.torchtools.dynamo import cache_folder
 
-_TOOLS = re.compile(
-    r"InvalidCxxCompiler|No working C\+\+ compiler|TritonMissing|working triton installation|GPUTooOldForTriton"
-    r"|too old to be supported by the triton|torch\.compile is not supported on|Dynamo is not supported on"
-)
-"""PyTorch's messages about a compiler, a Triton, a GPU or a Python that cannot compile."""
-
-_FILES = re.compile(r"fatal error: \S+: No such file|cannot find -l\w+|cannot execute .*cc1plus|cannot find crt")
-"""Messages of C++ compilers about headers, libraries and their own parts that are not installed."""
-
-_BROKEN = re.compile(
-    r"file too short|invalid ELF header|cannot read file data|cannot open shared object file|ELF load command"
-    r"|ELF file's phentsize|slice is not valid mach-o|pickle data was truncated|UnpicklingError|Ran out of input"
-    r"|not a valid Win32 application"
-)
-"""Messages of loaders about a file that was written in part."""
-
-_DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error")
 _DISK_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
 _FORBIDDEN = frozenset((errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR))
 
-_KILLED = re.compile(
-    r"Killed signal terminated|[Kk]illed \(program cc1plus\)|died with <Signals\.|virtual memory exhausted"
-    r"|Cannot allocate memory|out of memory allocating|BrokenProcessPool|terminated abruptly|collect2: fatal error: ld"
-    r" terminated with signal|internal compiler error: (?:Killed|Segmentation|Bus)"
+_CAUSES: tuple[tuple[str, frozenset[int], str], ...] = (
+    (
+        r"InvalidCxxCompiler|No working C\+\+ compiler|TritonMissing|working triton installation|GPUTooOldForTriton"
+        r"|too old to be supported by the triton|torch\.compile is not supported on|Dynamo is not supported on",
+        frozenset(),
+        "nothing can be compiled: {line}",
+    ),
+    (
+        r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error",
+        _DISK_ERRORS,
+        "the compiler cannot write ({line}): free space in {cache} and in the folder for temporary files, or set "
+        "TORCHINDUCTOR_CACHE_DIR to a folder that can be written",
+    ),
+    (
+        r"Killed signal terminated|[Kk]illed \(program cc1plus\)|died with <Signals\.|virtual memory exhausted"
+        r"|Cannot allocate memory|out of memory allocating|BrokenProcessPool|terminated abruptly"
+        r"|collect2: fatal error: ld terminated with signal|internal compiler error: (?:Killed|Segmentation|Bus)",
+        frozenset(),
+        "the compiler was killed, mostly for want of memory ({line}): set TORCHINDUCTOR_COMPILE_THREADS=1",
+    ),
+    (
+        r"(?i:file lock .* could not be acquired)",
+        frozenset(),
+        "another process keeps a lock on the cache ({line}): delete {cache}",
+    ),
+    (
+        r"fatal error: \S+: No such file|cannot find -l\w+|cannot execute .*cc1plus|cannot find crt",
+        frozenset(),
+        "the C++ compiler is incomplete: {line}",
+    ),
+    (
+        r"\AEOFError|file too short|invalid ELF header|cannot read file data|cannot open shared object file"
+        r"|ELF load command|ELF file's phentsize|slice is not valid mach-o|pickle data was truncated|UnpicklingError"
+        r"|Ran out of input|not a valid Win32 application",
+        frozenset(),
+        "Inductor's cache holds a broken file ({line}): delete {cache}",
+    ),
+    (
+        r"(?!)",
+        _FORBIDDEN,
+        "Inductor's cache cannot be used ({error}): set TORCHINDUCTOR_CACHE_DIR to a folder that can be written",
+    ),
 )
-_LOCKED = re.compile(r"file lock .* could not be acquired", re.IGNORECASE)
+"""Patterns of messages of PyTorch, compilers and loaders; error numbers; the cause and what to do about it."""
 
 _PRIMITIVE = re.compile(
     r"could not (?:create|execute|initialize) a (?:\w+ )?primitive|mkldnn_\w+: .*needs the cpu support", re.DOTALL
@@ -69,35 +90,14 @@ def machine_error(error: BaseException) -> str:
         return f"oneDNN has no kernel on this CPU: {brief(error)}"
     if not _of_compiler(error):
         return ""  # the model's own code, about its own files and batches
-    text, folder = f"{type(cause).__name__}: {message}", cache_folder()
-    if match := _TOOLS.search(text):
-        return f"nothing can be compiled: {_line(text, match)}"
+    text, cache = f"{type(cause).__name__}: {message}", cache_folder()
     number = cause.errno if isinstance(cause, OSError) and _is_compilers(cause.filename) else None
-    match = _DISK.search(text)
-    if match or number in _DISK_ERRORS:
-        return (
-            f"the compiler cannot write ({_line(text, match)}): free space in {folder} and in the folder for temporary "
-            "files, or set TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
-        )
-    if match := _KILLED.search(text):
-        return (
-            f"the compiler was killed, mostly for want of memory ({_line(text, match)}): "
-            "set TORCHINDUCTOR_COMPILE_THREADS=1"
-        )
-    if match := _LOCKED.search(text):
-        return f"another process keeps a lock on the cache ({_line(text, match)}): delete {folder}"
-    if match := _FILES.search(text):
-        return f"the C++ compiler is incomplete: {_line(text, match)}"
-    match = _BROKEN.search(text)
-    if match or isinstance(cause, EOFError):
-        return f"Inductor's cache holds a broken file ({_line(text, match)}): delete {folder}"
-    if number in _FORBIDDEN:
-        return (
-            f"Inductor's cache cannot be used ({brief(cause)}): set TORCHINDUCTOR_CACHE_DIR to a folder that can "
-            "be written"
-        )
+    for pattern, numbers, meaning in _CAUSES:
+        match = re.search(pattern, text)
+        if match or number in numbers:
+            return meaning.format(line=_line(text, match), cache=cache, error=brief(cause))
     if "CppCompileError" in text and (name := _broken_library()):
-        return f"Inductor's cache holds a broken file ({name}): delete {folder}"
+        return f"Inductor's cache holds a broken file ({name}): delete {cache}"
     return ""
 
 

@@ -27,9 +27,7 @@ _OF_GRADIENTS = (GRADIENT_UNDERFLOW.slug, LOSS_SCALE.slug, LOSS_DTYPE.slug)
 _OF_UPDATES = (NONFINITE_GRADIENT.slug, STAGNATION.slug, RESUME.slug)
 """Checks that need a weight that changes."""
 
-_BACKWARD = (
-    "let step(i) run loss.backward(), or observe as many steps as it takes to reach it ('steps' in the mapping)"
-)
+_BACKWARD = "let step(i) run loss.backward(), or observe as many steps as it takes to reach it ('steps' in the mapping)"
 _OPTIMIZER = "let the mapping name the optimizer that steps these weights, and the model that it was built for"
 _SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
 _UNUSED = (

@@ -389,4 +389,6 @@ def resume_table(stats: ResumeStats) -> tuple[Table, ...]:
     if not rows or stats.skipped:
         return ()
     columns = ("when", "what", "how many", _UNIT, "example")
-    return (Table(f"An interrupted run compared with an uninterrupted one: {stats.subject}", columns, rows, RESUME.slug),)
+    return (
+        Table(f"An interrupted run compared with an uninterrupted one: {stats.subject}", columns, rows, RESUME.slug),
+    )
