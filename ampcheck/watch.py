@@ -23,21 +23,21 @@ from ampcheck.core.run import Finding, Run, Verdict, emit, merge, verify
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import OpObservation, observation_run
 from ampcheck.numerics.stats import NumericsStats
-from ampcheck.telemetry.checks import CHECKS as VALUE_CHECKS
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import modules_of
-from ampcheck.training.monitor.checks import CHECKS as TRAINING_CHECKS
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.monitor import TrainingMonitor
-from ampcheck.training.monitor.views import monitor_charts, monitor_tables
-from ampcheck.training.monitor.stats import MonitorStats
 from ampcheck.training.monitor.optimizers import plain_optimizer
+from ampcheck.training.monitor.stats import MonitorStats
+from ampcheck.training.monitor.views import monitor_charts, monitor_tables
 
 GRAPH_CHECKS = ("graph-break", "recompile", "eager-fallback", "cache-artifacts", "cudagraph")
+VALUE_CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
+TRAINING_CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation", "coverage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +189,7 @@ def watched(
     name: str = "",
 ) -> Watched:
     """The context behind `watch`, which neither emits nor raises. Arguments and errors as of `watch`."""
-    parse_integer(every, "every")
-    parse_choice(level, "level", [level.value for level in Level])
+    require_settings(every, level)
     model, optimizers, scaler = _sort(objects)
     compiled = model is not None and _is_compiled(model)
     families = _families(model, bool(optimizers), compiled, checks)
@@ -216,6 +215,12 @@ def watched(
         training = TrainingMonitor(optimizers, scaler, _parameter_names(modules), every=every)
         monitors.append(_Training(shown, training, bounds, device))
     return Watched(monitors, wanted, shown)
+
+
+def require_settings(every: int, level: str) -> None:
+    """Raise `UsageError` for an invalid sampling interval or an unknown level."""
+    parse_integer(every, "every")
+    parse_choice(level, "level", [known.value for known in Level])
 
 
 def _sort(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], Any]:

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 import ampcheck
 from ampcheck import Subject, Verdict, assert_numerics, audit, demo, watch
-from ampcheck.core.run import collect
-from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Run
+from ampcheck.core.run import Run, collect
+from ampcheck.numerics.checks import OBSERVABLE
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, which is used then")
 
@@ -36,7 +35,10 @@ def test_the_demo_is_safe_in_both_formats_forward_and_backward() -> None:
     run = audit(demo.subject(), compile=False)
     assert not run.failed
     assert set(run.counts()) == {Verdict.PASS, Verdict.SKIP}
-    assert {f.check for f in run.of(Verdict.SKIP)} == {"integer-cast", "policy-unregistered"}  # no integer cast, no custom op
+    assert {f.check for f in run.of(Verdict.SKIP)} == {
+        "integer-cast",
+        "policy-unregistered",
+    }  # no integer cast, no custom op
     assert {"ops", "tensors", "modules", "outputs", "gradients"} <= set(run.coverage.seen)
     phases = {series.group for chart in run.charts for series in chart.series}
     assert phases == {"forward", "backward"}

@@ -10,7 +10,7 @@ from typing import Any
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Run, Verdict, describe, emit, verify
 from ampcheck.report.html import write_html
-from ampcheck.watch import SeenTraining, require_settings, watch
+from ampcheck.watch import Watched, require_settings, watched
 
 Path = str | os.PathLike[str]
 
@@ -40,14 +40,14 @@ class WatchCallback:
         self._settings: dict[str, Any] = {"every": every, "level": level, "name": name, "limits": limits}
         self._raises, self._json, self._html = raises, json, html
         self._stack: ExitStack | None = None
-        self._seen: SeenTraining | None = None
+        self._seen: Watched | None = None
         self.run: Run | None = None
 
     def _begin(self, model: Any, optimizer: Any, scaler: Any) -> None:
         """Begin to watch; a watch that an earlier training left open ends first."""
         self._end()
         stack = ExitStack()
-        self._seen = stack.enter_context(watch(model, optimizer, scaler, **self._settings))
+        self._seen = stack.enter_context(watched(model, optimizer, scaler, **self._settings))
         self._stack = stack
 
     def _step(self, loss: Any) -> None:
@@ -61,7 +61,7 @@ class WatchCallback:
             return None
         stack, self._stack = self._stack, None
         stack.close()
-        self.run = self._seen.run()
+        self.run = self._seen.run
         return {f"ampcheck/{verdict}": count for verdict, count in self.run.counts().items()}
 
     def _report(self, *, writes: bool = True, raises: bool = True) -> None:

@@ -17,7 +17,7 @@ from ampcheck.core.subject import Call
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.numerics.losses import computed_in
 from ampcheck.torchtools.copying import Prepared, forward_through, loss_of
-from ampcheck.torchtools.global_state import kept
+from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
 from ampcheck.torchtools.source import hookable
 
@@ -111,7 +111,7 @@ def run_arm(
             for number, call in enumerate(prepared.calls):
                 outcome.phase = "forward"
                 with torch.enable_grad(), autocast:
-                    with kept(outcome.left), _own_gradients(leaves, outcome):
+                    with preserved_state(outcome.left), _own_gradients(leaves, outcome):
                         result = forward_through(blocks, call)
                     prefix = f"{number}." if len(prepared.calls) > 1 else ""
                     for path, tensor in tensors(result):
@@ -120,7 +120,7 @@ def run_arm(
                             outcome.outputs[prefix + path] = values
                         elif (tensor.is_floating_point() or tensor.is_complex()) and not _is_plain(tensor):
                             outcome.unseen[UNCOMPARED] += 1
-                    with kept(outcome.left):
+                    with preserved_state(outcome.left):
                         total = None if outcome.no_backward else total_loss(result, loss, finite_loss)
                     if total is not None:
                         reached(total)
@@ -137,7 +137,7 @@ def run_arm(
                 outcome.phase = "backward"
                 # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
                 first = torch.full_like(total, scale)
-                with kept(outcome.left):
+                with preserved_state(outcome.left):
                     torch.autograd.backward(total, first, inputs=list(leaves.values()))
         except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = as_result(error)

@@ -23,9 +23,9 @@ from ampcheck.core.subject import Call, Subject
 from ampcheck.numerics.equal_random import EqualRandom, seeded
 from ampcheck.numerics.reference import PromoteMixed
 from ampcheck.search.cast_tracking import CastTracker
-from ampcheck.search.state import kept
 from ampcheck.torchtools.copying import forward_through, prepare
 from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
+from ampcheck.torchtools.snapshot import preserved_objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ class Arms:
             if self.draws:
                 stack.enter_context(seeded(self.device))
                 stack.enter_context(EqualRandom())
-            stack.enter_context(kept(prepared.model, prepared.root))
+            stack.enter_context(preserved_objects(prepared.model, prepared.root))
             yield
 
 

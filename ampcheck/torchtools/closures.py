@@ -1,4 +1,4 @@
-"""What a callable holds: the modules that run when it is called, and the same callable with others in their place."""
+"""The objects that a callable contains: its modules and functions, and the same callable with other modules."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import dis
 import functools
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,35 +19,49 @@ from ampcheck.torchtools.dynamo import is_compiled, uncompiled
 from ampcheck.torchtools.source import is_users
 
 WALKED = 1000
-"""A longer list or dict holds data, not the parts of a model."""
+"""A longer list or dict contains data, not the parts of a model."""
 
 CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
-"""What is followed as a callable."""
+
+_SEQUENCES = (list, tuple, set, deque)
+_PLAIN = (list, tuple, dict)
 
 
-def walk(part: Any) -> Iterator[Any]:
-    """Each module and each function that a callable holds, itself among them, once and in a fixed order.
+def walk(root: object) -> Iterator[torch.nn.Module | types.FunctionType]:
+    """Each module and each function that a callable contains, itself included, once and in a fixed order.
 
-    Followed are what `torch.compile` was given, bound methods, partials, closures, defaults, the globals that code of
-    the user's reads, lists, tuples and dicts, and the attributes of objects of the user's classes. What a module holds
-    is its own matter.
+    Followed are functions under `torch.compile`, bound methods, partials, closures, defaults, the globals that the
+    user's code reads, lists, tuples and dicts, and the attributes of objects of the user's classes. A module is not
+    followed further.
     """
-    seen: dict[int, Any] = {}
-    waiting = [part]
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or not may_hold(value):
-            continue
-        seen[id(value)] = value  # held, so that no other value gets its number meanwhile
+    for value, _ in _graph(root).values():
         if isinstance(value, (torch.nn.Module, types.FunctionType)):
             yield value
-        if not isinstance(value, torch.nn.Module):
-            waiting += reversed(parts(value))
 
 
-def may_hold(value: Any) -> bool:
-    """Whether a value is followed: a module, a callable, a plain container, an object of the user's classes."""
-    if isinstance(value, (torch.nn.Module, *CALLABLES)) or type(value) in (list, tuple, dict):
+def _graph(root: object) -> dict[int, tuple[object, list[object]]]:
+    """Each value that is followed, with its children, by `id`, in the order of a depth-first walk."""
+    graph: dict[int, tuple[object, list[object]]] = {}
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in graph or not is_followed(value):
+            continue
+        if isinstance(value, torch.nn.Module):
+            named = []
+        elif isinstance(value, (*_SEQUENCES, dict)) and type(value) not in _PLAIN:
+            named = _attributes(value, "")  # `rebound` cannot replace the elements
+        else:
+            named = children(value)
+        inside = [child for _, child in named]
+        graph[id(value)] = value, inside  # kept alive: its id is not reused
+        waiting += reversed(inside)
+    return graph
+
+
+def is_followed(value: object) -> bool:
+    """Whether a value is a module, a callable, a plain container, or an object of the user's classes."""
+    if isinstance(value, (torch.nn.Module, *CALLABLES)) or type(value) in _PLAIN:
         return True
     if isinstance(value, (type, torch.Tensor)) or not is_users_class(type(value)):
         return False
@@ -53,55 +69,60 @@ def may_hold(value: Any) -> bool:
 
 
 def is_users_class(kind: type) -> bool:
-    """Whether a class is neither Python's nor PyTorch's nor ours."""
+    """Whether a class belongs neither to Python nor to PyTorch nor to ampcheck."""
     package = kind.__module__
     home = getattr(sys.modules.get(package), "__file__", None)
     return home is not None and package.partition(".")[0] not in sys.stdlib_module_names and is_users(home)
 
 
-def in_slots(value: Any) -> dict[types.MemberDescriptorType, Any]:
-    """What the slots of an object hold; empty ones are left out."""
-    found: dict[types.MemberDescriptorType, Any] = {}
+def children(value: Any, path: str = "", *, read_globals: bool = True) -> list[tuple[str, Any]]:
+    """The values directly inside a value, each with its path; `path` is that of the value itself."""
+    if isinstance(value, functools.partial):
+        return [(path, child) for child in (value.func, *value.args, *value.keywords.values())]
+    if isinstance(value, types.MethodType):
+        return [(path, value.__self__)]
+    if isinstance(value, types.FunctionType):
+        if is_compiled(value):
+            return [(path, uncompiled(value))]
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        own = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *vars(value).values())
+        return [
+            *((name, content) for name, cell in cells for content in cell_content(cell)),
+            *((path, child) for child in own),  # of a decorated function, `__wrapped__`
+            *(globals_read(value).items() if read_globals else ()),
+        ]
+    if isinstance(value, _SEQUENCES):
+        several = len(value) > 1
+        return [(f"{path}.{i}" if several else path, child) for i, child in enumerate(islice(value, WALKED))]
+    if isinstance(value, dict):
+        return [(f"{path}.{key}" if path else str(key), child) for key, child in list(value.items())[:WALKED]]
+    return _attributes(value, path)
+
+
+def _attributes(value: object, path: str) -> list[tuple[str, Any]]:
+    attributes = {**getattr(value, "__dict__", {}), **{slot.__name__: filled for slot, filled in in_slots(value)}}
+    return [(f"{path}.{name}", child) for name, child in islice(attributes.items(), WALKED)]
+
+
+def cell_content(cell: types.CellType) -> list[Any]:
+    """The content of a closure's cell; empty where its name was never bound."""
+    with suppress(ValueError):
+        return [cell.cell_contents]
+    return []
+
+
+def in_slots(value: object) -> list[tuple[types.MemberDescriptorType, Any]]:
+    """The slots of an object and what they contain; empty ones are left out."""
+    filled = []
     for slot in _slots(type(value)):
         with suppress(AttributeError):
-            found[slot] = slot.__get__(value)
-    return found
+            filled.append((slot, slot.__get__(value)))
+    return filled
 
 
 def _slots(kind: type) -> list[types.MemberDescriptorType]:
-    """The slots that the class statements of a class and of those above it name."""
-    named = (vars(above) for above in kind.__mro__ if "__slots__" in vars(above))
-    return [one for names in named for one in names.values() if isinstance(one, types.MemberDescriptorType)]
-
-
-def parts(value: Any) -> list[Any]:
-    """What a value that `may_hold` something holds."""
-    if isinstance(value, functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, types.MethodType):
-        return [value.__self__]
-    if isinstance(value, types.FunctionType):
-        if is_compiled(value):
-            return [uncompiled(value)]
-        cells = [content for cell in value.__closure__ or () for content in _content(cell)]
-        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return [
-            *cells,
-            *defaults,
-            *vars(value).values(),
-            *globals_read(value).values(),
-        ]  # of a decorated one, `__wrapped__`
-    if type(value) in (list, tuple):
-        return list(value[:WALKED])
-    if type(value) is dict:
-        return list(value.values())[:WALKED]
-    return [*getattr(value, "__dict__", {}).values(), *in_slots(value).values()][:WALKED]
-
-
-def _content(cell: Any) -> list[Any]:
-    with suppress(ValueError):  # a name that was never bound
-        return [cell.cell_contents]
-    return []
+    named = (vars(base) for base in kind.__mro__ if "__slots__" in vars(base))
+    return [slot for names in named for slot in names.values() if isinstance(slot, types.MemberDescriptorType)]
 
 
 def globals_read(function: types.FunctionType) -> dict[str, Any]:
@@ -114,135 +135,120 @@ def globals_read(function: types.FunctionType) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    read = (one.argval for part in _codes(code) for one in dis.get_instructions(part) if one.opname == "LOAD_GLOBAL")
-    return tuple(sorted(set(read)))
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
+    inner = (_global_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return tuple(sorted(names.union(*inner)))
 
 
 def rebound(
-    part: Any,
+    root: object,
     change: Callable[[torch.nn.Module], torch.nn.Module],
     *,
-    given: Callable[[Any], Any] = lambda value: value,
-    wrap: Callable[[Any, Any], Any] = lambda function, twin: twin,
-    also: Callable[[Any], bool] = lambda function: False,
+    copy_argument: Callable[[object], object] = lambda value: value,
+    wrap: Callable[[Any, Any], object] = lambda function, twin: twin,
+    also: Callable[[object], bool] = lambda function: False,
 ) -> Any:
-    """The callable with what `change` makes of each module that it holds.
+    """The callable with `change(module)` in the place of each module that it contains.
 
-    given: what becomes of other arguments of a partial and other attributes of an object on the way to a module. wrap:
-    what becomes of a twin, by the function that it stands for. also: which functions get a twin although they hold no
-    module; compiled ones do. All else stays as it is.
+    copy_argument: applied to other arguments of a partial and other attributes of an object that contains a module.
+    wrap: `wrap(function, twin)` takes the place of a function's twin. also: functions that get a twin although they
+    contain no module; compiled functions always do. Everything else is shared.
     """
-    changing = _on_the_way(part, lambda one: isinstance(one, torch.nn.Module) or is_compiled(one) or also(one))
-    rebinding = _Rebinding(change, given, wrap, changing)
-    made = rebinding.of(part)
-    rebinding.fill()
-    return made
-
-
-def _on_the_way(part: Any, wanted: Callable[[Any], bool]) -> dict[int, Any]:
-    """What is wanted among all that a callable holds, and whatever holds such a thing, by `id`."""
-    held: dict[int, Any] = {}
-    holders: dict[int, list[int]] = {}
-    waiting = [part]
+    graph = _graph(root)
+    parents: dict[int, list[int]] = {}
+    for number, (_, inside) in graph.items():
+        for child in inside:
+            parents.setdefault(id(child), []).append(number)
+    waiting = [
+        number
+        for number, (value, _) in graph.items()
+        if isinstance(value, torch.nn.Module) or is_compiled(value) or also(value)
+    ]
+    changing: set[int] = set()
     while waiting:
-        value = waiting.pop()
-        if id(value) in held or not may_hold(value):
-            continue
-        held[id(value)] = value
-        inside = [] if isinstance(value, torch.nn.Module) else parts(value)
-        for one in inside:
-            holders.setdefault(id(one), []).append(id(value))
-        waiting += inside
-    found: dict[int, Any] = {}
-    left = [number for number, value in held.items() if wanted(value)]
-    while left:
-        number = left.pop()
-        if number not in found:
-            found[number] = held[number]
-            left += holders.get(number, ())
-    return found
+        number = waiting.pop()
+        if number not in changing:
+            changing.add(number)
+            waiting += parents.get(number, ())
+    rebinding = _Rebinding(change, copy_argument, wrap, changing)
+    twin = rebinding.twin(root)
+    rebinding.fill()
+    return twin
 
 
 class _Rebinding:
+    """The twins of values whose ids are in `changing`, all of which the caller's graph keeps alive."""
+
     def __init__(
         self,
         change: Callable[[torch.nn.Module], torch.nn.Module],
-        given: Callable[[Any], Any],
-        wrap: Callable[[Any, Any], Any],
-        changing: dict[int, Any],
+        copy_argument: Callable[[object], object],
+        wrap: Callable[[Any, Any], object],
+        changing: set[int],
     ) -> None:
-        self._change, self._given, self._wrap, self._changing = change, given, wrap, changing
-        self._made: dict[int, tuple[Any, Any]] = {}
-        """By the `id` of what it stands for, which is held as well."""
-        self._empty: list[tuple[types.FunctionType, types.FunctionType, dict[str, Any]]] = []
-        """Twins without what their functions hold: these may hold each other."""
+        self._change, self._copy_argument, self._wrap, self._changing = change, copy_argument, wrap, changing
+        self._twins: dict[int, tuple[object, Any]] = {}
+        self._empty: list[tuple[types.FunctionType, types.FunctionType, dict[str, object]]] = []
+        """Functions and their twins, which are filled last because functions may contain each other."""
 
-    def of(self, value: Any) -> Any:
-        if id(value) in self._made:
-            return self._made[id(value)][1]
+    def twin(self, value: object) -> Any:
+        if id(value) not in self._twins:
+            if id(value) not in self._changing and not isinstance(value, torch.nn.Module):
+                return value
+            self._twins[id(value)] = value, self._made(value)
+        return self._twins[id(value)][1]
+
+    def _made(self, value: Any) -> object:
         if isinstance(value, torch.nn.Module):
-            return self._keep(value, self._change(value))
-        if id(value) not in self._changing:
-            return value
+            return self._change(value)
         if isinstance(value, functools.partial):
-            args = [self._argument(one) for one in value.args]
-            named = {name: self._argument(one) for name, one in value.keywords.items()}
-            return self._keep(value, functools.partial(self.of(value.func), *args, **named))
+            keywords = {name: self._argument(child) for name, child in value.keywords.items()}
+            return functools.partial(self.twin(value.func), *map(self._argument, value.args), **keywords)
         if isinstance(value, types.MethodType):
-            owner = self.of(value.__self__)
+            owner = self.twin(value.__self__)
             name = getattr(value.__func__, "__name__", "")
             same = getattr(type(owner), name, None) is value.__func__
-            return self._keep(value, types.MethodType(value.__func__, owner) if same else getattr(owner, name))
+            return types.MethodType(value.__func__, owner) if same else getattr(owner, name)
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if type(value) is dict:
-            return self._keep(value, {name: self.of(one) for name, one in value.items()})
+            return {name: self.twin(child) for name, child in value.items()}
         if type(value) in (list, tuple):
-            return self._keep(value, type(value)(map(self.of, value)))
-        twin = self._keep(value, copy.copy(value))
+            return type(value)(map(self.twin, value))
+        twin = copy.copy(value)
+        self._twins[id(value)] = value, twin  # an object may contain itself
         if hasattr(value, "__dict__"):
-            vars(twin).update({name: self._argument(one) for name, one in vars(value).items()})
-        for slot, one in in_slots(value).items():  # also of an object that is frozen
-            slot.__set__(twin, self._argument(one))
+            vars(twin).update({name: self._argument(child) for name, child in vars(value).items()})
+        for slot, child in in_slots(value):  # also of a frozen object
+            slot.__set__(twin, self._argument(child))
         return twin
 
-    def _keep(self, value: Any, made: Any) -> Any:
-        self._made[id(value)] = value, made
-        return made
+    def _argument(self, value: object) -> object:
+        twin = self.twin(value)
+        return self._copy_argument(value) if twin is value and not isinstance(value, torch.nn.Module) else twin
 
-    def _argument(self, value: Any) -> Any:
-        made = self.of(value)
-        return self._given(value) if made is value and not isinstance(value, torch.nn.Module) else made
-
-    def _function(self, function: types.FunctionType) -> Any:
+    def _function(self, function: types.FunctionType) -> object:
         if is_compiled(function):
-            return self._keep(function, self._wrap(function, self.of(uncompiled(function))))
-        read = {name: one for name, one in globals_read(function).items() if id(one) in self._changing}
+            return self._wrap(function, self.twin(uncompiled(function)))
+        read = {name: child for name, child in globals_read(function).items() if id(child) in self._changing}
         names = dict(function.__globals__) if read else function.__globals__
-        if read:  # by its name Dynamo would find the module itself, with the globals that are replaced here
+        if read:  # under its name Dynamo would find the original namespace
             names.pop("__name__", None)
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
         twin = types.FunctionType(function.__code__, names, function.__name__, None, cells)
         self._empty.append((function, twin, read))
-        return self._keep(function, self._wrap(function, twin))
+        return self._wrap(function, twin)
 
     def fill(self) -> None:
-        """Give each twin what its function holds."""
+        """Give each function's twin the twins of what the function contains."""
         while self._empty:
             function, twin, read = self._empty.pop()
-            twin.__defaults__ = None if function.__defaults__ is None else tuple(map(self.of, function.__defaults__))
+            twin.__defaults__ = None if function.__defaults__ is None else tuple(map(self.twin, function.__defaults__))
             if function.__kwdefaults__ is not None:
-                twin.__kwdefaults__ = {name: self.of(one) for name, one in function.__kwdefaults__.items()}
+                twin.__kwdefaults__ = {name: self.twin(child) for name, child in function.__kwdefaults__.items()}
             twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
-            vars(twin).update({name: self.of(one) for name, one in vars(function).items()})
+            vars(twin).update({name: self.twin(child) for name, child in vars(function).items()})
             for cell, own in zip(twin.__closure__ or (), function.__closure__ or (), strict=True):
-                for content in _content(own):
-                    cell.cell_contents = self.of(content)
-            twin.__globals__.update({name: self.of(one) for name, one in read.items()})
+                for content in cell_content(own):
+                    cell.cell_contents = self.twin(content)
+            twin.__globals__.update({name: self.twin(child) for name, child in read.items()})

@@ -1,4 +1,7 @@
-"""The switches of a process and thread that change what autocast and the kernels compute: read, compared, put back."""
+"""The global state of PyTorch that changes what autocast and the kernels compute: read, compare, restore.
+
+`ampcheck.torchtools.restore` restores it, with the rest of the process, after each public call.
+"""
 
 from __future__ import annotations
 
@@ -6,76 +9,78 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
 
 import torch
+
+Setting: TypeAlias = tuple[Callable[[], object], Callable[[Any], object]]
+"""How to read a setting, and how to write it."""
 
 UNREADABLE = "cannot be read: the old flags and fp32_precision are mixed"
 
 AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "privateuseone")
-"""Device types whose autocast state is kept, where this PyTorch knows them."""
+"""Device types whose autocast state is restored, where this PyTorch knows them."""
 
-_UNJUDGED = "Inductor's deterministic mode"
-"""`torch.use_deterministic_algorithms` sets it as well: restored, and named by that switch alone."""
+_NOT_COMPARED = "Inductor's deterministic mode"
+"""`torch.use_deterministic_algorithms` sets it as well: restored, and reported as that setting alone."""
 
 _OLD_FLAGS = ("float32 matmul precision", "TF32 in matmul", "TF32 in cuDNN")
-Reader = Callable[[], Any]
-Writer = Callable[[Any], None]
 
 
-def read_state() -> dict[str, Any]:
-    """Every switch by its name. What PyTorch refuses to read is `UNREADABLE`."""
-    return {name: _read(read) for name, (read, _) in _switches().items()}
+def read_state() -> dict[str, object]:
+    """Every setting by its name; `UNREADABLE` where PyTorch refuses to read it."""
+    return {name: _read(read) for name, (read, _) in _settings().items()}
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The switches that differ, each with its value before and after.
+def changed(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+    """The settings that differ, each with its value before and after.
 
-    One cause is named once: the old flags of matrix products and their `fp32_precision` show the same thing.
+    One cause is named once: the old flags of matrix products and their `fp32_precision` show the same change.
     """
-    judged = {name: old for name, old in before.items() if name != _UNJUDGED}
-    found = {name: (old, after[name]) for name, old in judged.items() if _meaning(after[name]) != _meaning(old)}
-    refused = {name for name, pair in found.items() if UNREADABLE in pair}
-    newer = {name for name in found if name.endswith("fp32_precision")}
-    legible = {name for name in found if name in _OLD_FLAGS} - refused
+    pairs = {name: (old, after[name]) for name, old in before.items() if name != _NOT_COMPARED}
+    differing = {name: pair for name, pair in pairs.items() if _meaning(pair[0]) != _meaning(pair[1])}
+    refused = {name for name, pair in differing.items() if UNREADABLE in pair}
+    newer = {name for name in differing if name.endswith("fp32_precision")}
+    legible = {name for name in differing if name in _OLD_FLAGS} - refused
     doubled = newer if legible else refused if newer else set()
-    return {name: pair for name, pair in found.items() if name not in doubled}
+    return {name: pair for name, pair in differing.items() if name not in doubled}
 
 
-def _meaning(value: Any) -> Any:
-    """PyTorch turns `none` into `ieee` when a flag is set and put back; without a setting above, both mean float32."""
+def _meaning(value: object) -> object:
+    """PyTorch turns `none` into `ieee` when a flag is set and restored; without a setting above, both mean float32."""
     return "ieee" if value == "none" else value
 
 
-def restore_state(before: Mapping[str, Any]) -> None:
-    """Put every switch back to what `read_state` saw. One that PyTorch does not let go stays as it is."""
-    switches = _switches()
-    now = read_state()
+def restore_state(before: Mapping[str, object]) -> None:
+    """Restore every setting that `read_state` read. One that PyTorch refuses to write stays unchanged."""
+    settings, now = _settings(), read_state()
     for name, value in before.items():
         if value not in (now[name], UNREADABLE):
             with suppress(RuntimeError, ValueError):
-                switches[name][1](before[name])
+                settings[name][1](value)
 
 
 @contextmanager
-def kept(changes: dict[str, tuple[Any, Any]] | None = None) -> Iterator[None]:
-    """Restore every switch, and grad mode, on leaving; well below a millisecond.
+def preserved_state(changes: dict[str, tuple[object, object]] | None = None) -> Iterator[None]:
+    """Restore every setting, and grad mode, on leaving; well below a millisecond.
 
-    changes: gets what the block left changed, with the values before and after, unless the block raises.
+    changes: gets the settings that the block changed, with the values before and after, unless the block raises.
     """
-    before, gradients, ended = read_state(), torch.is_grad_enabled(), False
+    before, grad_before, completed = read_state(), torch.is_grad_enabled(), False
     try:
         yield
-        ended = True
+        completed = True
     finally:
-        after, left = read_state(), torch.is_grad_enabled()
-        torch.set_grad_enabled(gradients)
+        after, grad_after = read_state(), torch.is_grad_enabled()
+        torch.set_grad_enabled(grad_before)
         if after != before:
             restore_state(before)
-        if ended and changes is not None:
-            found = changed(before, after) | ({"grad mode": (gradients, left)} if left is not gradients else {})
-            changes.update((name, pair) for name, pair in found.items() if name not in changes)
+        if completed and changes is not None:
+            differing = changed(before, after)
+            if grad_after is not grad_before:
+                differing["grad mode"] = (grad_before, grad_after)
+            changes.update((name, pair) for name, pair in differing.items() if name not in changes)
 
 
 @contextmanager
@@ -86,36 +91,8 @@ def deterministic() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode(mode)  # which leaves Inductor's as it is
+        torch.set_deterministic_debug_mode(mode)  # which leaves Inductor's unchanged
         _set_inductor_deterministic(inductor)
-
-
-def _read(read: Reader) -> Any:
-    try:
-        return read()
-    except RuntimeError:
-        return UNREADABLE
-
-
-def _switches() -> dict[str, tuple[Reader, Writer]]:
-    """Name to reader and writer, in the order in which they are put back: the nesting first, as leaving clears."""
-    found: dict[str, tuple[Reader, Writer]] = {"autocast nesting depth": (nesting, _set_nesting)}
-    for device in _devices():
-        found[f"autocast on {device}"] = (
-            partial(torch.is_autocast_enabled, device),
-            partial(torch.set_autocast_enabled, device),
-        )
-        found[f"autocast dtype on {device}"] = (
-            partial(torch.get_autocast_dtype, device),
-            partial(torch.set_autocast_dtype, device),
-        )
-    found["autocast cache"] = (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
-    found["default dtype"] = (torch.get_default_dtype, torch.set_default_dtype)
-    found["default device"] = (torch.get_default_device, _set_default_device)
-    found["deterministic algorithms"] = (_deterministic, torch.set_deterministic_debug_mode)
-    found[_UNJUDGED] = (_inductor_deterministic, _set_inductor_deterministic)
-    found.update(_precision())
-    return found
 
 
 def nesting() -> int:
@@ -125,65 +102,62 @@ def nesting() -> int:
     return depth
 
 
-def _set_default_device(device: torch.device) -> None:
-    torch.set_default_device(None if device == torch.device("cpu") else device)  # None: as if none was ever chosen
-
-
-_known: list[tuple[str, ...]] = []
-
-
-def _devices() -> tuple[str, ...]:
-    if not _known:  # a property of the build
-        _known.append(
-            tuple(
-                device for device in AUTOCAST_DEVICES if _read(partial(torch.get_autocast_dtype, device)) != UNREADABLE
-            )
-        )
-    return _known[0]
-
-
-def _precision() -> dict[str, tuple[Reader, Writer]]:
-    """Those of matrix products and convolutions. Setting `fp32_precision` back makes the old flags readable again."""
-    matmul, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
-    found: dict[str, tuple[Reader, Writer]] = {}
-    places: dict[str, Any] = {
-        "torch.backends": torch.backends,
-        "torch.backends.cuda.matmul": matmul,
-        "torch.backends.cudnn.conv": getattr(cudnn, "conv", None),
-        "torch.backends.cudnn.rnn": getattr(cudnn, "rnn", None),
-        "torch.backends.mkldnn.matmul": getattr(mkldnn, "matmul", None),
-        "torch.backends.mkldnn.conv": getattr(mkldnn, "conv", None),
-        "torch.backends.mkldnn.rnn": getattr(mkldnn, "rnn", None),
-    }
-    found["float32 matmul precision"] = (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
-    old: dict[str, tuple[Any, str]] = {
-        "TF32 in matmul": (matmul, "allow_tf32"),
-        "TF32 in cuDNN": (cudnn, "allow_tf32"),
-        "float16 reduced-precision reduction": (matmul, "allow_fp16_reduced_precision_reduction"),
-        "bfloat16 reduced-precision reduction": (matmul, "allow_bf16_reduced_precision_reduction"),
-        "float16 accumulation": (matmul, "allow_fp16_accumulation"),
-    }
-    for name, (owner, attribute) in old.items():
-        if _has(owner, attribute):
-            found[name] = _attribute(owner, attribute)
-    for name, owner in places.items():  # PyTorch 2.9 and later; last, since the old flags write these too
-        if owner is not None and _has(owner, "fp32_precision"):
-            found[f"{name}.fp32_precision"] = _attribute(owner, "fp32_precision")
-    return found
-
-
-def _has(owner: Any, attribute: str) -> bool:
+def _read(read: Callable[[], object]) -> object:
     try:
-        getattr(owner, attribute)
-    except AttributeError:
-        return False
-    except RuntimeError:  # it is there and refuses
-        return True
+        return read()
+    except RuntimeError:
+        return UNREADABLE
+
+
+def _settings() -> dict[str, Setting]:
+    """All settings, in the order in which they are restored: the nesting first, since leaving it clears the cache."""
+    settings: dict[str, Setting] = {"autocast nesting depth": (nesting, _set_nesting)}
+    for device in _devices():
+        set_enabled, set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
+        settings[f"autocast on {device}"] = (partial(torch.is_autocast_enabled, device), partial(set_enabled, device))
+        settings[f"autocast dtype on {device}"] = (
+            partial(torch.get_autocast_dtype, device),
+            partial(set_dtype, device),
+        )
+    settings["autocast cache"] = (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
+    settings["default dtype"] = (torch.get_default_dtype, torch.set_default_dtype)
+    settings["default device"] = (torch.get_default_device, _set_default_device)
+    settings["deterministic algorithms"] = (_deterministic, torch.set_deterministic_debug_mode)
+    settings[_NOT_COMPARED] = (_inductor_deterministic, _set_inductor_deterministic)
+    settings["float32 matmul precision"] = (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+    cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    attributes: dict[str, tuple[object, str]] = {
+        "TF32 in matmul": (cuda, "allow_tf32"),
+        "TF32 in cuDNN": (cudnn, "allow_tf32"),
+        "float16 reduced-precision reduction": (cuda, "allow_fp16_reduced_precision_reduction"),
+        "bfloat16 reduced-precision reduction": (cuda, "allow_bf16_reduced_precision_reduction"),
+        "float16 accumulation": (cuda, "allow_fp16_accumulation"),
+    }
+    precisions: dict[str, object] = {"torch.backends": torch.backends, "torch.backends.cuda.matmul": cuda}
+    precisions |= {f"torch.backends.cudnn.{part}": getattr(cudnn, part, None) for part in ("conv", "rnn")}
+    precisions |= {f"torch.backends.mkldnn.{part}": getattr(mkldnn, part, None) for part in ("matmul", "conv", "rnn")}
+    # PyTorch 2.9 and later; last, since the old flags write these too, and are readable again once these are restored.
+    attributes |= {f"{name}.fp32_precision": (owner, "fp32_precision") for name, owner in precisions.items()}
+    for name, (owner, attribute) in attributes.items():
+        if _has(owner, attribute):
+            settings[name] = setting(owner, attribute)
+    return settings
+
+
+def setting(owner: object, attribute: str) -> Setting:
+    """An attribute as a setting."""
+    return partial(getattr, owner, attribute), partial(setattr, owner, attribute)
+
+
+@lru_cache(maxsize=1)
+def _devices() -> tuple[str, ...]:
+    return tuple(d for d in AUTOCAST_DEVICES if _read(partial(torch.get_autocast_dtype, d)) != UNREADABLE)
+
+
+def _has(owner: object, attribute: str) -> bool:
+    with suppress(RuntimeError):  # it exists and refuses to be read
+        return hasattr(owner, attribute)
     return True
-
-
-def _attribute(owner: Any, attribute: str) -> tuple[Reader, Writer]:
-    return (lambda: getattr(owner, attribute)), (lambda value: setattr(owner, attribute, value))
 
 
 def _set_nesting(depth: int) -> None:
@@ -195,6 +169,10 @@ def _set_nesting(depth: int) -> None:
         torch.clear_autocast_cache()
 
 
+def _set_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device == torch.device("cpu") else device)  # None: as if none was ever chosen
+
+
 _DETERMINISTIC = ("default", "warn", "error")
 """As `torch.set_deterministic_debug_mode` names them: off, on with warnings only, on."""
 
@@ -204,7 +182,7 @@ def _deterministic() -> str:
 
 
 def _inductor_deterministic() -> bool:
-    """`torch._inductor.config.deterministic` (2.10); what it will be once Inductor is imported, where it is not yet."""
+    """`torch._inductor.config.deterministic` (2.10); where Inductor is not imported, its later value."""
     config = sys.modules.get("torch._inductor.config")
     if config is None:
         return os.environ.get("TORCHINDUCTOR_DETERMINISTIC") == "1"

@@ -1,4 +1,4 @@
-"""Wrappers in the place of functions, through which several listeners hear of the calls."""
+"""Wrappers in the place of functions, which several listeners may share."""
 
 from __future__ import annotations
 
@@ -9,51 +9,48 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class _Tap:
-    """One wrapper in the place of `owner.name`, through which all who listen hear of its calls."""
+class _Patch:
+    """One wrapper in the place of `owner.name`, for all who listen to its calls."""
 
     def __init__(self, original: Any) -> None:
         self.original = self.call = original
         self.listeners: list[Callable[[Any], Any]] = []
 
         @functools.wraps(original)
-        def ours(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             return self.call(*args, **kwargs)
 
-        self.ours = ours
+        self.wrapper = wrapper
 
     def compose(self) -> None:
-        call = self.original
-        for make in self.listeners:
-            call = make(call)
-        self.call = call
+        self.call = functools.reduce(lambda call, make: make(call), self.listeners, self.original)
 
 
-_taps: dict[tuple[Any, str], _Tap] = {}
-_tapping = threading.Lock()
+_patches: dict[tuple[Any, str], _Patch] = {}
+_lock = threading.Lock()
 
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`make(original)` in the place of `owner.name`. Blocks may end in any order: the last one puts the original back.
+    """`make(original)` in the place of `owner.name`. Blocks may end in any order: the last one restores the original.
 
-    Left alone where another took its place meanwhile; what then still calls ours reaches the original.
+    Left alone where another function took its place meanwhile; the wrapper then still calls the original.
     """
-    with _tapping:
-        tap = _taps.get((owner, name))
-        if tap is None or getattr(owner, name) is not tap.ours:
-            tap = _taps[owner, name] = _Tap(getattr(owner, name))
-            setattr(owner, name, tap.ours)
-        tap.listeners.append(make)
-        tap.compose()
+    with _lock:
+        patch = _patches.get((owner, name))
+        if patch is None or getattr(owner, name) is not patch.wrapper:
+            patch = _patches[owner, name] = _Patch(getattr(owner, name))
+            setattr(owner, name, patch.wrapper)
+        patch.listeners.append(make)
+        patch.compose()
     try:
         yield
     finally:
-        with _tapping:
-            tap.listeners.remove(make)
-            tap.compose()
-            if not tap.listeners:
-                if getattr(owner, name) is tap.ours:
-                    setattr(owner, name, tap.original)
-                if _taps.get((owner, name)) is tap:
-                    del _taps[owner, name]
+        with _lock:
+            patch.listeners.remove(make)
+            patch.compose()
+            if not patch.listeners:
+                if getattr(owner, name) is patch.wrapper:
+                    setattr(owner, name, patch.original)
+                if _patches.get((owner, name)) is patch:
+                    del _patches[owner, name]

@@ -1,4 +1,4 @@
-"""Where something runs: the module, the source line of the user's code, and the names of ops."""
+"""Source locations: the module that runs, the line of the user's code, the names of ops."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -20,112 +20,103 @@ from ampcheck.core.subject import Subject
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_AMPCHECK = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_DEMO = os.path.join(_HERE, "demo", "model.py")
-_NOT_THE_USERS = (_HERE, _TORCH, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
+_DEMO = os.path.join(_AMPCHECK, "demo", "model.py")
+_NOT_THE_USERS = (_AMPCHECK, _TORCH, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.entered: list[tuple[str, int]] = []
 
 
 class Scopes:
-    """Which module of a model runs in this thread, from hooks on every module."""
+    """The module of a model that runs in this thread, from hooks on every module."""
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._model = model
-        self._here = _Stack()
+        self._stack = _Stack()
         self._calls: Counter[str] = Counter()
-        self._counting = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     def inside(self) -> bool:
         """Whether a module of the model runs."""
-        return bool(self._here.stack)
+        return bool(self._stack.entered)
 
     @property
     def current(self) -> tuple[str, int]:
         """The innermost module and how often it was entered before; the root where none runs."""
-        return self._here.stack[-1] if self._here.stack else ("", 0)
+        return self._stack.entered[-1] if self._stack.entered else ("", 0)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Follow the model's modules while the block runs."""
         with ExitStack() as hooks:
             for name, module in hookable(self._model):
-                hooks.callback(module.register_forward_pre_hook(self._enter(name), prepend=True).remove)
-                hooks.callback(module.register_forward_hook(self._leave(name), always_call=True).remove)
+                hooks.callback(module.register_forward_pre_hook(partial(self._enter, name), prepend=True).remove)
+                hooks.callback(module.register_forward_hook(partial(self._leave, name), always_call=True).remove)
             try:
                 yield
             finally:
-                self._here.stack.clear()
+                self._stack.entered.clear()
 
-    def _enter(self, name: str) -> Any:
-        def hook(module: torch.nn.Module, args: Any) -> None:
-            with self._counting:
-                call = self._calls[name]
-                self._calls[name] += 1
-            self._here.stack.append((name, call))
+    def _enter(self, name: str, module: torch.nn.Module, args: object) -> None:
+        with self._lock:
+            call = self._calls[name]
+            self._calls[name] += 1
+        self._stack.entered.append((name, call))
 
-        return hook
-
-    def _leave(self, name: str) -> Any:
-        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
-            # When a forward raises, torch runs this hook on the way out and some modules may have been left already.
-            stack = self._here.stack
-            while stack and stack.pop()[0] != name:
-                pass
-
-        return hook
-
-
-class _Stack(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[tuple[str, int]] = []
+    def _leave(self, name: str, module: torch.nn.Module, args: object, output: object) -> None:
+        # When a forward raises, torch runs this hook on the way out and some modules may have been left already.
+        while self._stack.entered and self._stack.entered.pop()[0] != name:
+            pass
 
 
 def hookable(model: torch.nn.Module | None) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The modules of a model by their paths, without those that TorchScript runs, which take no hooks."""
+    """The modules of a model by their paths, without those of TorchScript, which take no hooks."""
     for name, module in model.named_modules() if model is not None else ():
         if not isinstance(module, torch.jit.ScriptModule):
             yield name, module
 
 
-def op_name(op: Any) -> str:
+def op_name(op: torch._ops.OpOverload) -> str:
     """`aten::addmm` for the default overload, `aten::sum.dim_IntList` otherwise."""
-    name: str = op._schema.name
-    overload: str = op._schema.overload_name
+    name, overload = op._schema.name, op._schema.overload_name
     return f"{name}.{overload}" if overload else name
 
 
 def overload(name: str) -> torch._ops.OpOverload:
     """The overload that `op_name` names. Raises `AttributeError` where this PyTorch has none."""
     namespace, _, rest = name.partition("::")
-    packet, _, chosen = rest.partition(".")
-    found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), chosen or "default")
-    return found
+    packet, _, overload_name = rest.partition(".")
+    op: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload_name or "default")
+    return op
 
 
 def is_users(path: str) -> bool:
-    """Whether a source file is neither PyTorch's nor ours; the demo stands for a user's."""
+    """Whether a source file belongs neither to PyTorch nor to ampcheck; the demo counts as a user's."""
     return path == _DEMO or not path.startswith(_NOT_THE_USERS)
 
 
 def short_path(path: str) -> str:
     """Relative to the working directory or to the site-packages around it: `transformers/activations.py`."""
     _, installed, inside = path.rpartition(f"site-packages{os.sep}")
-    here = os.getcwd() + os.sep
-    return inside if installed else path.removeprefix(here)
+    return inside if installed else path.removeprefix(os.getcwd() + os.sep)
 
 
 def users_place(error: BaseException) -> tuple[str, int | None]:
     """The innermost line of the user's code that an exception came through."""
-    places = ((f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__))
-    found = [(short_path(path), line) for path, line in places if is_users(path)]
-    return found[-1] if found else ("", None)
+    frames = ((f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__))
+    lines = [(short_path(path), line) for path, line in frames if is_users(path)]
+    return lines[-1] if lines else ("", None)
 
 
 def naming_users_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """A function of a subject that raises `UsageError` where the subject's own code raises: a property, `__len__`, ...
 
-    An exception that ampcheck itself raises goes through, since it is a defect of ampcheck.
+    An exception that ampcheck itself raises is a defect of ampcheck, and is raised unchanged.
     """
 
     @wraps(function)
@@ -144,21 +135,21 @@ def naming_users_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def users_error(error: BaseException, name: str) -> UsageError:
-    """The sentence on an exception that the user's own code raised outside of its run; raise any other again."""
+    """The error for an exception that the user's own code raised outside of its run; any other is raised again."""
     if not _is_the_users(as_result(error)):
         raise error
     file, line = users_place(error)
-    place = f" at {file}:{line}" if file else ""
-    return UsageError(f"{name} cannot be judged: its own code raises {brief(error)}{place}")
+    where = f" at {file}:{line}" if file else ""
+    return UsageError(f"{name} cannot be judged: its own code raises {brief(error)}{where}")
 
 
 def _is_the_users(error: BaseException) -> bool:
-    """Whether the user's code raised it: ampcheck raises no `SystemExit`, and recurses as deep as what it is given."""
+    """Whether the user's code raised it: ampcheck raises no `SystemExit`, and recurses as deep as its subject does."""
     if isinstance(error, (RecursionError, MemoryError)) or not isinstance(error, Exception):
         return True
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    known = [file for file in files if is_users(file) or file.startswith(_HERE)]
-    return bool(known) and is_users(known[-1])
+    users = [is_users(file) for file in files if is_users(file) or file.startswith(_AMPCHECK)]
+    return bool(users) and users[-1]
 
 
 def users_line(frame: FrameType | None) -> tuple[str, int | None]:

@@ -1,14 +1,14 @@
-"""Who ran, where, and in which dtype: every op of forward and backward as an `OpEvent`.
+"""Every op of forward and backward as an `OpEvent`: its module, its source line, and the dtypes that really ran.
 
-A `Trace` is a dispatch mode. It sees ops below autocast and autograd, so the dtypes are those that really ran. In
-backward an op is led back to the module and source line of the forward op whose autograd node it belongs to.
+A `Trace` is a dispatch mode below autocast and autograd. In backward an op has the module and the source line of the
+forward op whose autograd node it belongs to.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +26,7 @@ class OpEvent:
 
     `op` is the overload (`aten::addmm`, `aten::sum.dim_IntList`); `module` the dotted path of the innermost module
     (`""` is the root); `call` counts from 0 how often that module was entered before; `inputs` and `outputs` are the
-    dtypes of the tensors in order of the schema; `health` that of each floating output, when asked for.
+    dtypes of the tensors in order of the schema; `health` that of each floating output, where it is measured.
     """
 
     index: int
@@ -42,29 +42,29 @@ class OpEvent:
 
     @property
     def where(self) -> Where:
-        """The place of this event, as findings name it."""
+        """The location of this event, as findings name it."""
         return Where(phase=self.phase, module=self.module, op=self.op, file=self.file, line=self.line)
 
 
 class Observer(Protocol):
     """Sees each op with its tensors, which an event does not keep alive."""
 
-    def before(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
-        """Called before the op runs; what it returns is handed to `after`."""
+    def before(self, op: torch._ops.OpOverload, args: Any, kwargs: Any, /) -> Any:
+        """Called before the op runs; its result is handed to `after`."""
 
-    def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> Any:
-        """Called after the op ran, unless it raised. What it returns, unless None, takes the place of the result."""
+    def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, token: Any, /) -> Any:
+        """Called after the op ran, unless it raised. A result other than None replaces that of the op."""
 
 
 class Trace(TorchDispatchMode):
-    """Record every op that runs inside; `events` holds them in order.
+    """Record every op that runs inside; `events` lists them in order.
 
-    model: the module whose paths and calls are told; without one, events carry the source line only.
+    model: the module whose paths and calls events have; without one, they have the source line only.
     health: measure each floating output.
     observers: see the tensors themselves.
 
-    Hooks and modes are gone when the block ends, also by an exception. `failed` then names the op that raised.
-    Higher-order ops (`torch.cond`, `flex_attention`) run, and what runs inside them is not seen: `unseen` counts them.
+    Hooks and modes are removed when the block ends, also by an exception. `failed` then is the op that raised.
+    Ops inside higher-order ops (`torch.cond`, `flex_attention`) are not recorded; `unseen` counts these.
     """
 
     supports_higher_order_operators = True
@@ -76,11 +76,10 @@ class Trace(TorchDispatchMode):
         self.events: list[OpEvent] = []
         self.failed: OpEvent | None = None
         self.unseen: dict[str, int] = {}
-        self._model = model
         self._health = health
         self._observers = observers
         self._scopes = Scopes(model)
-        self._origins: dict[int, _Place] = {}
+        self._origins: dict[int, _Origin] = {}
         self._open = ExitStack()
 
     def __enter__(self) -> Trace:
@@ -106,67 +105,44 @@ class Trace(TorchDispatchMode):
             reason = f"what runs inside {func}"
             self.unseen[reason] = self.unseen.get(reason, 0) + 1
             return func(*args, **kwargs)
-        place = self._place()
-        inputs = _dtypes((args, kwargs))
-        held = [observer.before(func, args, kwargs) for observer in self._observers]
+        at = self._origin()
+        started = OpEvent(
+            len(self.events), at.phase, at.module, at.call, op_name(func), at.file, at.line, _dtypes((args, kwargs)), ()
+        )
+        tokens = [observer.before(func, args, kwargs) for observer in self._observers]
         try:
             out = func(*args, **kwargs)
         except BaseException:
-            self.failed = self._event(place, func, inputs, ())
+            self.failed = started
             raise
         outputs = [t for _, t in tensors(out)]
         health = tuple(measure_health(t) for t in outputs if t.is_floating_point()) if self._health else ()
-        event = self._event(place, func, inputs, tuple(t.dtype for t in outputs), health)
+        event = replace(started, outputs=tuple(t.dtype for t in outputs), health=health)
         self.events.append(event)
-        for observer, token in zip(self._observers, held, strict=True):
+        for observer, token in zip(self._observers, tokens, strict=True):
             replaced = observer.after(event, func, args, kwargs, out, token)
             out = out if replaced is None else replaced
         return out
 
-    def _event(
-        self,
-        place: _Place,
-        func: torch._ops.OpOverload,
-        inputs: tuple[torch.dtype, ...],
-        outputs: tuple[torch.dtype, ...],
-        health: tuple[PendingHealth | Unmeasured, ...] = (),
-    ) -> OpEvent:
-        return OpEvent(
-            index=len(self.events),
-            phase=place.phase,
-            module=place.module,
-            call=place.call,
-            op=op_name(func),
-            file=place.file,
-            line=place.line,
-            inputs=inputs,
-            outputs=outputs,
-            health=health,
-        )
-
-    def _place(self) -> _Place:
+    def _origin(self) -> _Origin:
         backward, node = _backward_node()
         if backward and not self._scopes.inside:  # inside: a checkpoint that recomputes its forward
             origin = self._origins.get(node) if node is not None else None
-            if origin is None:
-                return _Place("backward", "", 0, "", None)
-            return _Place("backward", origin.module, origin.call, origin.file, origin.line)
-        file, line = users_line(sys._getframe())
-        module, call = self._scopes.current
-        place = _Place("backward" if backward else "forward", module, call, file, line)
+            return _Origin("backward") if origin is None else replace(origin, phase="backward")
+        origin = _Origin("backward" if backward else "forward", *self._scopes.current, *users_line(sys._getframe()))
         # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
         # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
-        self._origins.setdefault(_newest_node(), place)
-        return place
+        self._origins.setdefault(_newest_node(), origin)
+        return origin
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Origin:
     phase: str
-    module: str
-    call: int
-    file: str
-    line: int | None
+    module: str = ""
+    call: int = 0
+    file: str = ""
+    line: int | None = None
 
 
 def _dtypes(value: Any) -> tuple[torch.dtype, ...]:

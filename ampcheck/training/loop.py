@@ -1,4 +1,4 @@
-"""A training loop as it is handed over: what is in it, what lives in it across steps, and how it is run."""
+"""A training loop: its parts, the tensors that live across its steps, and how its steps run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import Any
 
 import torch
 
+from ampcheck.core.arguments import is_number, parse_integer
 from ampcheck.core.errors import UsageError, as_result, brief, message_of, require_ran
 from ampcheck.core.subject import Kind, Subject
+from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.snapshot import Snapshot as Snapshot
+from ampcheck.torchtools.snapshot import preserved
 from ampcheck.torchtools.source import users_place
-from ampcheck.training.state import Reached, Snapshot, preserved, reach
 
 _OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
-"""PyTorch before 2.5 knows the one of CUDA alone."""
+"""PyTorch before 2.5 has that of CUDA alone."""
 
 
 class Role(str, Enum):
-    """What a tensor that lives across steps is for."""
+    """The purpose of a tensor that lives across steps."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -40,7 +43,7 @@ class Resident:
     """A tensor that lives across steps. `name` is its path: `blocks.0.weight`, `blocks.0.weight.exp_avg`, `ema`.
 
     A COPY belongs to a module or a collection that no optimizer steps (an EMA, a frozen teacher); OTHER are tensors of
-    the step's own (accumulators, also the data that a closure holds).
+    the step itself (accumulators, also the data in its closure).
     """
 
     role: Role
@@ -52,8 +55,8 @@ class Resident:
 class StepError:
     """A step that did not come to its end. `kind`: `raised`, `memory` (out of memory) or `value` (no float).
 
-    The exception itself is not kept: its traceback holds every local of the step, tensors and graphs among them.
-    rank: of another process, in which it was so; None where it was in this one.
+    The exception itself is not stored: its traceback keeps every local of the step alive, tensors and graphs included.
+    rank: of the process, where it is another one.
     """
 
     step: int
@@ -65,12 +68,12 @@ class StepError:
 
 
 class TrainingLoop:
-    """`step(i) -> float` with what it trains.
+    """`step(i) -> float` and the objects that it trains.
 
     The mapping of a training subject names the parts: `model` (or several), `optimizer` (one or a list), `scaler`,
-    `step`; anything else that lives across steps (`ema`, `scheduler`, `teacher`). What the step reaches besides (its
-    closure, the objects of the user's classes) is found as well. Optional: `steps`, how many steps are observed;
-    `save() -> checkpoint` and `load(checkpoint)`, by which the loop is interrupted and resumed; `policy`, see
+    `step`; anything else that lives across steps (`ema`, `scheduler`, `teacher`). Other objects that the step reaches
+    (its closure, the objects of the user's classes) belong to it as well. Optional: `steps`, how many steps are
+    observed; `save() -> checkpoint` and `load(checkpoint)`, by which the loop is interrupted and resumed; `policy`, see
     `DtypePolicy`; `world_size`, how many processes it is meant for.
 
     Raises `UsageError` for another subject and for `steps` that are no number of steps.
@@ -89,14 +92,13 @@ class TrainingLoop:
         self.shape = shape
         self.step = shape["step"]
         self.settled: Callable[[float | StepError], float | StepError] = lambda taken: taken
-        """Through which the result of each step goes: ranks that step together agree in it on errors."""
+        """Applied to the result of each step: ranks that step together agree on errors."""
         self.save, self.load = shape.get("save"), shape.get("load")
-        roots = {str(key): value for key, value in shape.items() if key not in self.RESERVED}
-        self._roots: dict[str, Any] = {**roots, "step": self.step, "save": self.save, "load": self.load}
+        parts = {str(key): value for key, value in shape.items() if key not in self.RESERVED}
+        self._roots: dict[str, Any] = {**parts, "step": self.step, "save": self.save, "load": self.load}
         self.reached = reach(self._roots)
-        given = shape.get("steps")
-        if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
-            raise UsageError(f"steps of {self.name} must be a whole number, 1 or more; found {given!r}")
+        if shape.get("steps") is not None:
+            parse_integer(shape["steps"], f"steps of {self.name}")
 
     @property
     def empty(self) -> bool:
@@ -105,7 +107,7 @@ class TrainingLoop:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 holds a module: its buffers for gathered weights keep the format of the first step that ran."""
+        """Whether FSDP2 shards a module: its buffers for gathered weights keep the format of the first step."""
         kinds = (kind.__name__ for _, module in self.modules() for kind in type(module).__mro__)
         return "FSDPModule" in kinds
 
@@ -120,22 +122,27 @@ class TrainingLoop:
         return next((p.device.type for _, p in self.parameters()), "cpu")
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Every parameter of the modules, and what else the optimizers step, each once by its path.
+        """Every parameter of the modules, and others that the optimizers step, each once by its path.
 
         Of the only module, or of the one called `model`, the path has no prefix.
         """
+        named = [
+            *(
+                (self.path(path, name), parameter)
+                for path, module in self.reached.modules.items()
+                for name, parameter in module.named_parameters()
+            ),
+            *(
+                (f"{path}.params.{number}", parameter)
+                for path, optimizer in self.optimizers.items()
+                for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
+            ),
+        ]
         seen: set[int] = set()
-        for path, module in self.reached.modules.items():
-            for name, parameter in module.named_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield self.path(path, name), parameter
-        for path, optimizer in self.optimizers.items():
-            stepped: list[torch.nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
-            for number, parameter in enumerate(stepped):
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield f"{path}.params.{number}", parameter
+        for name, parameter in named:
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
 
     def modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """Every module by its path, each once."""
@@ -147,57 +154,59 @@ class TrainingLoop:
                     yield self.path(path, name), part
 
     def path(self, root: str, name: str) -> str:
-        """What the part `name` of the module at `root` is called."""
+        """The path of the part `name` of the module at `root`."""
         if root == "model" or len(self.reached.modules) == 1:
             return name
         return f"{root}.{name}" if name else root
 
     def residents(self) -> list[Resident]:
-        """The tensors that live across steps, as they are now, each once; optimizer state comes with its first step."""
-        again = reach(self._roots, within=False)  # a step may have replaced what a closure holds
-        found: dict[int, Resident] = {}
+        """The tensors that live across steps, each once; optimizer state is created by the first step."""
+        reached = reach(self._roots, within=False)  # a step may have replaced the contents of a closure
+        residents: dict[int, Resident] = {}
 
-        def add(role: Role, name: str, tensor: Any) -> None:
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in found:
-                found[id(tensor)] = Resident(role, name, tensor)
+        def add(role: Role, name: str, tensor: object) -> None:
+            if isinstance(tensor, torch.Tensor):
+                residents.setdefault(id(tensor), Resident(role, name, tensor))
 
-        stepped = {id(p) for o in again.optimizers.values() for group in o.param_groups for p in group["params"]}
-        names: dict[int, str] = {}
-        for name, parameter in self.parameters():
-            names[id(parameter)] = name
-            trained = id(parameter) in stepped or (not again.optimizers and parameter.requires_grad)
+        optimizers = reached.optimizers.values()
+        stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        parameters = list(self.parameters())
+        names = {id(parameter): name for name, parameter in parameters}
+        for name, parameter in parameters:
+            trained = id(parameter) in stepped or (not optimizers and parameter.requires_grad)
             add(Role.PARAMETER if trained else Role.COPY, name, parameter)
-        for name, parameter in self.parameters():
+        for name, parameter in parameters:
             add(Role.GRADIENT, f"{name}.grad", parameter.grad)
-        for optimizer in again.optimizers.values():
-            for stepped_one, state in optimizer.state.items():
-                owner = names.get(id(stepped_one), "?")
+        for optimizer in optimizers:
+            for owned, state in optimizer.state.items():
+                owner = names.get(id(owned), "?")
                 for key, value in state.items() if isinstance(state, dict) else ():
                     add(Role.STATE, f"{owner}.{key}", value)
-        for path, module in again.modules.items():
-            trained = any(id(p) in stepped for p in module.parameters()) or not list(module.parameters())
+        for path, module in reached.modules.items():
+            own = [id(parameter) for parameter in module.parameters()]
+            trained = not own or not stepped or not stepped.isdisjoint(own)
             for name, buffer in module.named_buffers():
-                add(Role.BUFFER if trained or not stepped else Role.COPY, self.path(path, name), buffer)
-        for path, scaler in again.scalers.items():
-            for key in ("_scale", "_growth_tracker"):
-                add(Role.SCALER, f"{path}.{key.strip('_')}", getattr(scaler, key, None))
+                add(Role.BUFFER if trained else Role.COPY, self.path(path, name), buffer)
+        for path, scaler in reached.scalers.items():
+            for key in ("scale", "growth_tracker"):
+                add(Role.SCALER, f"{path}.{key}", getattr(scaler, f"_{key}", None))
         named = {str(key) for key in self.shape}
-        for path, tensor in again.tensors.items():
+        for path, tensor in reached.tensors.items():
             add(Role.COPY if path.partition(".")[0] in named else Role.OTHER, path, tensor)
-        return list(found.values())
+        return list(residents.values())
 
     def snapshot(self) -> Snapshot:
-        """Everything that the step can reach now, to be put back later."""
+        """A snapshot of everything that the step can reach now."""
         return Snapshot(reach(self._roots))
 
     @contextmanager
     def preserved(self) -> Iterator[Snapshot]:
-        """The loop is afterwards as it was before, also after an exception: model, optimizer, scaler, the rest."""
+        """Restore the loop on leaving, also after an exception: model, optimizer, scaler, the rest."""
         with preserved(self.reached) as snapshot:
             yield snapshot
 
     def take(self, number: int) -> float | StepError:
-        """Run one step. What it raises is evidence, not ours to raise: it comes back as a `StepError`."""
+        """Run one step. An exception of the step is a result: it is returned as a `StepError`."""
         return self.settled(self._take(number))
 
     def _take(self, number: int) -> float | StepError:
@@ -211,17 +220,14 @@ class TrainingLoop:
         if hasattr(value, "item") and hasattr(value, "shape") and math.prod(value.shape) == 1:
             with suppress(RuntimeError, TypeError):  # one on meta has no value
                 value = value.item()
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            what = (
-                f"{type(value).__name__} of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"{value!r:.40}"
-            )
-            return StepError(number, "value", f"step({number}) returned {what}")
+        if not is_number(value):
+            shown = f"{value!r:.40}"
+            if hasattr(value, "shape"):
+                shown = f"{type(value).__name__} of shape {tuple(value.shape)}"
+            return StepError(number, "value", f"step({number}) returned {shown}")
         return float(value)
 
 
-def same_loss(one: float, other: float) -> bool:
-    """Whether two runs of one step gave the same value, NaN for NaN."""
-    return one == other or (math.isnan(one) and math.isnan(other))
-
-
-__all__ = ["Reached", "Resident", "Role", "Snapshot", "StepError", "TrainingLoop", "same_loss"]
+def same_loss(first: float, second: float) -> bool:
+    """Whether two runs of one step returned the same value, NaN for NaN."""
+    return first == second or (math.isnan(first) and math.isnan(second))

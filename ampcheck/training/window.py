@@ -1,15 +1,16 @@
 """The loss-scale window: which loss scales keep the gradients of a step inside a format.
 
 A backward pass multiplies every gradient by the loss scale before it is rounded to 16 bits. Rounding is monotone, so
-what a power of two as scale loses follows exactly from how many elements each binade holds, without another backward
-pass. What is predicted are the roundings of the gradients that were measured; an op that overflows inside, or a
-gradient that vanished on the way, is seen by real runs only (`LossScaleStats.verified`).
+the elements that a power of two as scale loses follow exactly from how many elements each binade contains, without
+another backward pass. The prediction covers the roundings of the measured gradients; an op that overflows inside, or a
+gradient that vanished on the way, shows in real runs only (`LossScaleStats.verified`).
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ import torch
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.torchtools.storage import local
 
 POOL = "all tensors together"
 """The name under which the pool of all tensors binds the lower end of a window."""
@@ -29,13 +31,13 @@ _LARGE_CHUNK = 1 << 24
 """Elements measured at a time: on a CPU what stays in its cache, elsewhere what bounds the extra memory."""
 _ZERO, _NONFINITE, _FIRST = 0, 1, 2
 _LOWEST, _HIGHEST = -1074, 1023
-"""The powers of two of float64: no scale outside is spoken of. Of magnitudes the bins go one further, to 1024."""
+"""The powers of two of float64, which bound all scales. The bins of magnitudes go one further, to 1024."""
 _SLOTS = _FIRST + _HIGHEST + 1 - _LOWEST + 1
 
 
 @dataclass(frozen=True, slots=True)
 class GradientHistogram:
-    """How large the elements of one gradient are, unscaled.
+    """The magnitudes of the elements of one gradient, unscaled.
 
     counts: elements by bin b, those with ``2**(b - 1) < |g| <= 2**b``, nonzero and finite ones only. The upper end is
     inside because half of the smallest subnormal rounds to zero itself (ties to even). largest: the largest finite
@@ -48,10 +50,10 @@ class GradientHistogram:
     nonfinite: int = 0
 
     def __add__(self, other: GradientHistogram) -> GradientHistogram:
-        """Both together, exactly: of two tensors, steps or ranks."""
-        bins = sorted({*self.counts, *other.counts})
+        """The histogram of both, exactly: of two tensors, steps or ranks."""
+        counts = Counter(self.counts) + Counter(other.counts)
         return GradientHistogram(
-            {b: self.counts.get(b, 0) + other.counts.get(b, 0) for b in bins},
+            dict(sorted(counts.items())),
             max(self.largest, other.largest),
             self.zeros + other.zeros,
             self.nonfinite + other.nonfinite,
@@ -68,15 +70,23 @@ class GradientHistogram:
 
 
 def histogram_of(tensor: torch.Tensor) -> GradientHistogram:
-    """The histogram of a gradient, which must be unscaled; float32 or float64, and exactly so for narrower dtypes.
+    """The exact histogram of an unscaled gradient of any shape, dtype and device; read back once.
 
-    Any shape and device; read back once. Of a sparse tensor the stored values count, of a DTensor the elements of this
-    rank: sharded ones add up to the whole, replicated ones must not be added. Rounding noise must have been left out
-    (the gradient of a key's bias before a softmax is zero but for it): no scale keeps that, and none need.
-
-    Raises `UsageError` for a tensor without floating-point values.
+    Of a sparse tensor the stored values count, of a DTensor the elements of this rank: sharded ones add up to the
+    whole, replicated ones must not be added. Rounding noise must be left out (a key's bias before a softmax has no
+    other gradient): no scale keeps it. Raises `UsageError` for a tensor without floating-point values.
     """
-    flat = _values(tensor)
+    if tensor.device.type == "meta" or not (tensor.is_floating_point() or tensor.is_complex()):
+        raise UsageError(
+            f"a gradient histogram needs floating-point values; found {tensor.dtype} on {tensor.device.type}"
+        )
+    values = local(tensor)
+    if values.layout is not torch.strided:
+        values = values.coalesce().values() if values.layout is torch.sparse_coo else values.values()
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    flat = values.reshape(-1)
+    flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.to(torch.float32)
     counts = torch.zeros(_SLOTS, dtype=torch.int64, device=flat.device)
     largest = torch.zeros((), dtype=flat.dtype, device=flat.device)
     length = _CHUNK.get(flat.device.type, _LARGE_CHUNK)
@@ -90,41 +100,15 @@ def histogram_of(tensor: torch.Tensor) -> GradientHistogram:
         largest = torch.maximum(largest, magnitude.masked_fill_(~finite, 0).amax())
     double = flat.dtype == torch.float64
     bits = largest.view(torch.int64 if double else torch.int32).to(torch.int64)  # so that all of it is read at once
-    *told, code = torch.cat([counts, bits.reshape(1)]).tolist()
-    top = struct.unpack("<d", struct.pack("<q", code)) if double else struct.unpack("<f", struct.pack("<i", code))
-    binned = {place - _FIRST + _LOWEST: count for place, count in enumerate(told) if count and place >= _FIRST}
-    return GradientHistogram(binned, top[0], told[_ZERO], told[_NONFINITE])
-
-
-def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """The stored values in one dimension, float32 or float64."""
-    if tensor.device.type == "meta" or not (tensor.is_floating_point() or tensor.is_complex()):
-        raise UsageError(
-            f"a gradient histogram needs floating-point values; found {tensor.dtype} on {tensor.device.type}"
-        )
-    plain = tensor.detach()
-    if hasattr(plain, "to_local"):
-        plain = plain.to_local()
-    if plain.layout is not torch.strided:
-        plain = plain.coalesce().values() if plain.layout is torch.sparse_coo else plain.values()
-    if plain.is_complex():
-        plain = torch.view_as_real(plain.resolve_conj())
-    flat = plain.reshape(-1)
-    return flat if flat.dtype in (torch.float32, torch.float64) else flat.to(torch.float32)
-
-
-def merge_histograms(many: Iterable[Mapping[str, GradientHistogram]]) -> dict[str, GradientHistogram]:
-    """The histograms of several steps or ranks as one, tensor by tensor."""
-    merged: dict[str, GradientHistogram] = {}
-    for histograms in many:
-        for name, histogram in histograms.items():
-            merged[name] = merged[name] + histogram if name in merged else histogram
-    return merged
+    *slots, code = torch.cat([counts, bits.reshape(1)]).tolist()
+    (top,) = struct.unpack("<d", struct.pack("<q", code)) if double else struct.unpack("<f", struct.pack("<i", code))
+    binned = {number - _FIRST + _LOWEST: count for number, count in enumerate(slots) if count and number >= _FIRST}
+    return GradientHistogram(binned, top, slots[_ZERO], slots[_NONFINITE])
 
 
 @dataclass(frozen=True, slots=True)
 class AtScale:
-    """What one loss scale does.
+    """The effects of one loss scale.
 
     lost: the largest share of nonzero elements that rounds to zero, that of `tensor` (`POOL`: of all together). pooled:
     the share of all tensors together. overflows: the tensors whose largest element rounds to infinity.
@@ -145,7 +129,7 @@ class ScaleWindow:
     binding: the tensors whose share counts; the others can only overflow. needed: log2 of the smallest scale at which
     every share is at most `share`; allowed: log2 of the largest at which nothing overflows. needed_by, allowed_by: the
     tensors that bind these ends. The window is empty where needed > allowed. Real runs may move the ends
-    (`dataclasses.replace`); `at` goes on to tell what the histograms say.
+    (`dataclasses.replace`); `at` still follows the histograms.
     """
 
     format: str
@@ -159,7 +143,7 @@ class ScaleWindow:
 
     @property
     def empty(self) -> bool:
-        """Whether no scale serves all tensors."""
+        """Whether no scale keeps all tensors."""
         return self.needed > self.allowed
 
     @property
@@ -174,16 +158,16 @@ class ScaleWindow:
 
     @property
     def nonzero(self) -> int:
-        """Finite, nonzero elements of all tensors; where there are none the window says nothing."""
+        """Finite, nonzero elements of all tensors; without any the window has no meaning."""
         return sum(histogram.nonzero for histogram in self.histograms.values())
 
     @property
     def nonfinite(self) -> dict[str, int]:
-        """Tensors with elements that are infinite or NaN unscaled, which no scale mends, and how many."""
-        return {name: one.nonfinite for name, one in self.histograms.items() if one.nonfinite}
+        """Tensors with elements that are infinite or NaN at any scale, and how many."""
+        return {name: histogram.nonfinite for name, histogram in self.histograms.items() if histogram.nonfinite}
 
     def contains(self, scale: float) -> bool:
-        """Whether a scale, any number, lies inside; what is true of the ends is true between them."""
+        """Whether a scale, any number, is inside; the bounds at the ends are also true between them."""
         return self.low is not None and self.high is not None and self.low <= scale <= self.high
 
     def lost(self, scale: float, *, at_least: bool = False) -> float:
@@ -191,19 +175,22 @@ class ScaleWindow:
         return self.at(scale, at_least=at_least).lost
 
     def at(self, scale: float, *, at_least: bool = False) -> AtScale:
-        """What a scale does; see `lost`. Overflow is exact at any scale. Raises `UsageError` unless scale > 0."""
-        exponent = _exponent(scale, up=at_least)
-        bound = _flush_exponent(format_of(self.format)) - exponent
-        pool = _pool(self.histograms, self.binding)
-        pooled = _share(pool, bound)
-        shares = {name: _share(one, bound) for name in self.binding if (one := self.histograms[name]).nonzero >= FEW}
+        """The effects of a scale; see `lost`. Overflow is exact at any scale. Raises `UsageError` unless scale > 0."""
+        if not 0 < scale < math.inf:
+            raise UsageError(f"a loss scale must be a positive number; found {scale!r}")
+        mantissa, exponent = math.frexp(scale)
+        exponent = exponent if at_least and mantissa > 0.5 else exponent - 1  # of a power of two on this side of it
+        kind = format_of(self.format)
+        bound = _flush_exponent(kind) - exponent
+        pooled = _share(_pool(self.histograms, self.binding), bound)
+        binding = {name: histogram for name in self.binding if (histogram := self.histograms[name]).nonzero >= FEW}
+        shares = {name: _share(histogram, bound) for name, histogram in binding.items()}
         tensor = max(shares, key=shares.__getitem__, default=POOL)
         worst = shares.get(tensor, 0.0)
         if pooled > worst or not worst:
             worst, tensor = pooled, POOL
-        limit = format_of(self.format).overflows_at
-        over = tuple(name for name, one in self.histograms.items() if one.largest * scale >= limit)
-        return AtScale(scale, worst, tensor, pooled, over)
+        over = (name for name, histogram in self.histograms.items() if histogram.largest * scale >= kind.overflows_at)
+        return AtScale(scale, worst, tensor, pooled, tuple(over))
 
 
 def scale_window(
@@ -233,13 +220,13 @@ def scale_window(
     needed, needed_by = _LOWEST, POOL
     candidates = [(POOL, _pool(histograms, names))]
     candidates += [(name, histograms[name]) for name in names if histograms[name].nonzero >= FEW]
-    for name, one in candidates:
-        exponent = _needed(one, share, flush)
+    for name, histogram in candidates:
+        exponent = _needed(histogram, share, flush)
         if exponent > needed or (exponent == needed and needed_by == POOL):
             needed, needed_by = exponent, name
     allowed, allowed_by = _HIGHEST, ""
-    for name, one in histograms.items():
-        exponent = _allowed(one.largest, kind.overflows_at)
+    for name, histogram in histograms.items():
+        exponent = _allowed(histogram.largest, kind.overflows_at)
         if exponent < allowed:
             allowed, allowed_by = exponent, name
     return ScaleWindow(kind.name, share, histograms, names, needed, allowed, needed_by, allowed_by)
@@ -260,14 +247,6 @@ def _flush_exponent(kind: FloatFormat) -> int:
     return math.frexp(kind.flushes_at)[1] - 1
 
 
-def _exponent(scale: float, *, up: bool) -> int:
-    """log2 of a scale, to the power of two at or below it, or at or above it."""
-    if not 0 < scale < math.inf:
-        raise UsageError(f"a loss scale must be a positive number; found {scale!r}")
-    mantissa, exponent = math.frexp(scale)
-    return exponent if up and mantissa > 0.5 else exponent - 1
-
-
 def _pool(histograms: Mapping[str, GradientHistogram], names: Iterable[str]) -> GradientHistogram:
     return sum((histograms[name] for name in names), GradientHistogram())
 
@@ -277,7 +256,7 @@ def _share(histogram: GradientHistogram, bound: int) -> float:
 
 
 def _needed(histogram: GradientHistogram, share: float, flush: int) -> int:
-    """log2 of the smallest scale at which at most `share` is lost; the first bin that may not go must stay above."""
+    """log2 of the smallest scale at which at most `share` is lost: the first bin beyond the share is kept."""
     lost, whole = 0, histogram.nonzero
     for b in sorted(histogram.counts):
         lost += histogram.counts[b]

@@ -15,7 +15,7 @@ from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.arms import run_arm, total_loss
 from ampcheck.torchtools.copying import prepare
-from ampcheck.torchtools.global_state import kept, read_state
+from ampcheck.torchtools.global_state import preserved_state, read_state
 
 
 class Reversed(torch.autograd.Function):
@@ -98,10 +98,10 @@ def _switch(name: str) -> Callable[[], None]:
 @pytest.mark.parametrize("name", ["default device", "default dtype", "grad mode", "autocast cache"])
 def test_a_switch_is_restored_and_reported_unless_the_block_raises(name: str) -> None:
     before, changes = (read_state(), torch.is_grad_enabled()), dict[str, Any]()
-    with kept(changes):
+    with preserved_state(changes):
         _switch(name)()
     assert list(changes) == [name]
-    with suppress(ZeroDivisionError), kept(changes):
+    with suppress(ZeroDivisionError), preserved_state(changes):
         _switch(name)()
         _ = 1 / 0
     assert (read_state(), torch.is_grad_enabled()) == before

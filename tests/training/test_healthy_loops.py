@@ -14,7 +14,6 @@ from ampcheck.core.run import Verdict
 
 assert all((healthy_optimizers, healthy_protocols, healthy_variants))
 
-
 SLOW = {
     "bert_bfloat16",
     "diffusion_with_average_float16",
@@ -32,10 +31,8 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in LOOPS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in LOOPS])
 def test_a_healthy_loop_has_no_failure(name):
     torch.manual_seed(0)
     run = audit(LOOPS[name]())
-    assert [(one.check, one.message) for one in run.of(Verdict.FAIL)] == []
+    assert [(finding.check, finding.message) for finding in run.of(Verdict.FAIL)] == []

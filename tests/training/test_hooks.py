@@ -8,10 +8,11 @@ from torch import nn
 from training_loops import mlp
 
 from ampcheck.core.subject import as_subject
+from ampcheck.torchtools.hooks import MODULE_TABLES, TENSOR_TABLES
+from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.snapshot import preserved
 from ampcheck.training.gradients.capture import captured
-from ampcheck.training.hooks import _OF_MODULES, _OF_TENSORS
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.state import preserved, reach
 
 OF_MODULES = {
     "register_forward_hook": {"with_kwargs": True, "always_call": True},
@@ -31,7 +32,7 @@ def nothing(*args, **kwargs):
 
 
 def tables(module):
-    return {name: dict(vars(module)[name]) for name in (*_OF_MODULES,)}
+    return {name: dict(vars(module)[name]) for name in (*MODULE_TABLES,)}
 
 
 def register_all(module):
@@ -45,10 +46,10 @@ def register_all(module):
 def test_every_kind_of_hook_stands_in_a_table_that_is_put_back():
     layer = nn.Linear(2, 2)
     register_all(layer)
-    assert all(vars(layer)[name] for name in _OF_MODULES), "a table without a hook"
-    assert all(getattr(layer.weight, name) for name in _OF_TENSORS)
+    assert all(vars(layer)[name] for name in MODULE_TABLES), "a table without a hook"
+    assert all(getattr(layer.weight, name) for name in TENSOR_TABLES)
     known = {name for name, one in vars(layer).items() if "hook" in name and isinstance(one, dict)}
-    assert known == set(_OF_MODULES)
+    assert known == set(MODULE_TABLES)
 
 
 def test_hooks_that_a_step_registers_are_gone():

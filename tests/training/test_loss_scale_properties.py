@@ -260,6 +260,14 @@ def test_overflow_begins_at_the_tie_beyond_the_largest_value_at_every_scale(name
         assert window.at(2.0**exponent).overflows == (("a",) if over else ())
 
 
+def merge_histograms(steps: list[dict[str, GradientHistogram]]) -> dict[str, GradientHistogram]:
+    merged: dict[str, GradientHistogram] = {}
+    for step in steps:
+        for name, histogram in step.items():
+            merged[name] = merged.get(name, GradientHistogram()) + histogram
+    return merged
+
+
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), realistic(), max_size=3), max_size=4), st.data())
 def test_histograms_of_steps_merge_by_name_in_any_order(
     many: list[dict[str, torch.Tensor]], data: st.DataObject

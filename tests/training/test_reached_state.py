@@ -12,8 +12,9 @@ from training_loops import mlp
 
 from ampcheck.core.subject import as_subject
 from ampcheck.torchtools.closures import rebound, walk
+from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.snapshot import preserved
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.state import preserved, reach
 
 
 @dataclasses.dataclass(slots=True)

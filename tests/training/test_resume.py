@@ -11,11 +11,11 @@ from torch import nn
 
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.training.checkpoints import check_checkpoint_events
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.resume.checks import (
+from ampcheck.training.resume import (
     ResumeStats,
-    check_checkpoint_events,
     check_resume,
     measure_resume,
     resume_table,

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from training_loops import mlp
 
-from ampcheck.training import restore as undo
-from ampcheck.training.state import Snapshot, preserved, reach
+from ampcheck.torchtools import saving
+from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.snapshot import Snapshot, preserved
 
 
 def copies(tensor):
-    return [one for one in gc.get_objects() if type(one) is undo._Copy and one.of() is tensor]
+    return [one for one in gc.get_objects() if type(one) is saving._Copy and one.of() is tensor]
 
 
 def test_data_that_no_step_writes_is_copied_once_for_all_nested_snapshots():

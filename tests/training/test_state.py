@@ -16,8 +16,10 @@ from torch import nn
 from training_loops import amp_loop, mlp, plainly, state_of
 
 from ampcheck.core.subject import Subject
+from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.saving import same_bits
+from ampcheck.torchtools.snapshot import preserved
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.state import preserved, reach, same_state
 
 
 class Interrupted(BaseException):
@@ -309,8 +311,8 @@ def test_what_is_reached_stands_once_and_under_its_owner():
     assert list(found.tensors) == ["holder.free"]
 
 
-def test_same_state_tells_bits_and_nan_is_itself():
+def test_same_bits_compares_bits_and_nan_equals_nan():
     nan, zero = torch.tensor(float("nan")), torch.tensor(0.0)
-    assert same_state([nan], [nan.clone()])
-    assert not same_state([zero], [-zero])
-    assert not same_state([zero], [zero.double()])
+    assert same_bits(nan, nan.clone())
+    assert not same_bits(zero, -zero)
+    assert not same_bits(zero, zero.double())

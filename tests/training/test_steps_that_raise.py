@@ -13,8 +13,9 @@ from training_loops import mlp
 
 import ampcheck.training.loop
 from ampcheck.core.subject import as_subject
+from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.snapshot import preserved
 from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.state import preserved, reach
 
 
 class Big:

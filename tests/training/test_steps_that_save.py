@@ -11,12 +11,12 @@ import torch
 from training_loops import mlp
 
 from ampcheck.core.subject import as_subject
+from ampcheck.torchtools.snapshot import preserved
 from ampcheck.training.gradients.capture import captured
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol import recorder as recording
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.state import preserved
 
 EMPTY = inspect.Parameter.empty
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -131,7 +131,7 @@ def test_a_guard_alone_runs_no_shadow():
 def test_unknown_checks_and_other_subjects_are_usage_errors():
     with pytest.raises(UsageError, match="no check 'gradient-overflow'"):
         audit(amp_loop(), checks=["gradient-overflow"])
-    with pytest.raises(UsageError, match="no check 'gradient-overflow'"):
+    with pytest.raises(UsageError, match=r"checks must be one of .*; found 'gradient-overflow'"):
         assert_training(amp_loop(), checks=["gradient-overflow"])
     with pytest.raises(UsageError, match="'step'"):
         assert_training((mlp(), (torch.ones(1, 16),)))
@@ -247,3 +247,11 @@ def test_an_overflow_that_was_made_for_a_trial_is_told_as_one():
     run = judge_training(Subject({**shape, "scheduler": scheduler, "step": one}), ["scheduler-skip"], steps=4)
     (told,) = [f for f in run.of(Verdict.FAIL) if f.check == "scheduler-skip"]
     assert "in a run of its own, in which the gradient of step 1 was made infinite" in told.message
+
+
+@pytest.mark.parametrize("checks", ["coverage", "tf32", ["autocast-scope", "resume"]])
+def test_assert_training_takes_every_check_of_a_loop_and_a_name(checks):
+    run = assert_training(amp_loop(), checks=checks, name="mine", steps=1)
+    wanted = {checks} if isinstance(checks, str) else {*checks}
+    assert {finding.check for finding in run.findings} == {*wanted, "coverage"}
+    assert run.title == "audit of mine"

@@ -18,7 +18,7 @@ from ampcheck.numerics.arms import KEPT_BYTES, total_loss
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.numerics.reference import input_names
 from ampcheck.torchtools.copying import Prepared, forward_through, is_compiled_already, prepare, recompiled
-from ampcheck.torchtools.global_state import kept
+from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import map_tensors, tensors
 
 Key: TypeAlias = tuple[str, str, int]
@@ -139,7 +139,7 @@ def _one_call(
     found.phase = "forward"
     place = torch.device(plan.device).type
     with torch.enable_grad(), torch.autocast(place, plan.autocast, enabled=plan.autocast is not None):
-        with kept():
+        with preserved_state():
             result = forward_through(blocks, call)
         found.shapes[f"step {found.step}"] = type(result).__name__
         for path, tensor in tensors(result):
@@ -147,7 +147,7 @@ def _one_call(
             found.keep("output", path, found.step, tensor)
         if not watched:
             return
-        with kept():
+        with preserved_state():
             total = total_loss(result, plan.loss, plan.finite_loss)
         if total is not None and plan.loss is not None:
             found.keep("loss", "", found.step, total)

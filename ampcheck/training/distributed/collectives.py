@@ -19,8 +19,7 @@ from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import op_name, users_line
-from ampcheck.torchtools.storage import Region, region
-from ampcheck.training.shards import placements
+from ampcheck.torchtools.storage import Region, placements, region
 
 _SAMPLE = 256
 """Elements of a collective that are followed."""

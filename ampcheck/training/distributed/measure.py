@@ -16,6 +16,7 @@ from ampcheck.core.run import Coverage
 from ampcheck.health import TensorHealth, Unmeasured, health_of
 from ampcheck.health.values import values_of
 from ampcheck.torchtools.source import hookable
+from ampcheck.torchtools.storage import holds_first_copy, is_pending, placements
 from ampcheck.training.distributed.collectives import CollectiveMode
 from ampcheck.training.distributed.ranks import by_value, gather, on_first, rank
 from ampcheck.training.distributed.ranks import world_size as group_size
@@ -24,7 +25,6 @@ from ampcheck.training.distributed.sums import compare_sums
 from ampcheck.training.loop import StepError, TrainingLoop
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import ReductionWatch, SumStats
-from ampcheck.training.shards import holds_first_copy, is_pending, placements
 
 _SETTINGS = (
     "float32 matmul precision",

@@ -12,7 +12,7 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
-from ampcheck.training.shards import holds_first_copy, is_sharded
+from ampcheck.torchtools.storage import holds_first_copy, is_sharded
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from torch import nn
 from training_loops import mlp, plainly
 
 from ampcheck.core.errors import UsageError
-from ampcheck.training.state import preserved, reach
+from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.snapshot import preserved
 
 counted = 0
 

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck import assert_property
-from ampcheck.search import SearchOptions, state
-from ampcheck.search.state import kept
 from ampcheck.strategies import tensors
+from ampcheck.torchtools import snapshot
+from ampcheck.torchtools.snapshot import preserved_objects
 
 
 def over_a_module() -> Callable[[torch.Tensor], torch.Tensor]:
@@ -36,7 +35,7 @@ def over_a_module() -> Callable[[torch.Tensor], torch.Tensor]:
 def test_a_closure_over_a_module_is_as_quick_as_one_over_nothing() -> None:
     start = time.process_time()
     for _ in range(20):
-        with kept(over_a_module()):
+        with preserved_objects(over_a_module()):
             pass
     assert time.process_time() - start < 0.5
 
@@ -67,7 +66,7 @@ def test_what_a_call_imports_stays_imported(tmp_path: Path, monkeypatch: pytest.
 def test_what_belongs_to_the_process_is_left_alone(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AMPCHECK_HELD", raising=False)
     name = "ampcheck_held"
-    with kept([held]):
+    with preserved_objects([held]):
         sys.modules[name] = torch
         setattr(torch, name, 1)
         warnings.filters.append(rule := ("ignore", None, Warning, None, 123456))  # type: ignore[attr-defined]
@@ -105,7 +104,7 @@ def test_what_a_model_keeps_is_put_back() -> None:
             self.cache["inner"].more = 1
 
     model = Counting()
-    with kept(model, model.forward):
+    with preserved_objects(model, model.forward):
         model()
         assert count == 1
     assert count == 0
@@ -116,13 +115,13 @@ def test_what_a_model_keeps_is_put_back() -> None:
 
 
 def test_the_walk_ends_and_what_is_near_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_FOLLOWED", 100)
+    monkeypatch.setattr(snapshot, "_OBJECTS", 100)
     far: list[Any] = []
     chain: Any = far
     for _ in range(1000):
         chain = [chain]
     near: list[int] = []
-    with kept(chain, near):
+    with preserved_objects(chain, near):
         far.append(1)
         near.append(1)
     assert far == [1]

@@ -1,0 +1,202 @@
+"""The objects that a training step can reach and change, by name."""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from ampcheck.torchtools.closures import CALLABLES, children, is_followed, is_users_class
+from ampcheck.torchtools.dynamo import is_compiled, uncompiled
+from ampcheck.torchtools.hooks import is_distributed
+
+CONTAINERS = (dict, list, set, deque)
+"""Types whose contents a step may replace, subclasses included."""
+
+_FOLLOWED = (set, deque, OrderedDict, defaultdict, Counter, types.SimpleNamespace)
+"""Types of the standard library that are followed, besides those of `closures.is_followed`."""
+
+_OWNERS = (torch.optim.Optimizer, LRScheduler)
+
+_REACHED = 20_000
+"""A step that reaches more values than this contains data, or a whole program."""
+
+_LARGE = 1 << 26
+"""Bytes. A larger numpy array is data, and is not copied."""
+
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+
+@dataclass(slots=True)
+class Reached:
+    """The objects that a step can reach, each once, by the path that leads to it (`model`, `optimizer`, `trainer.ema`).
+
+    tensors: those that belong to no module, optimizer or scaler. holders: containers, functions, classes, objects of
+    the user's classes, arrays and random generators, whose contents the step may replace. unseen: whether there were
+    more values than are followed. compiled: whether any module or function is compiled. within: objects that only
+    attributes of modules and classes lead to; they are restored, and no check judges them. opaque: types of the
+    iterators and files, which cannot be restored.
+    """
+
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
+    scalers: dict[str, Any] = field(default_factory=dict)
+    schedulers: dict[str, LRScheduler] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    holders: list[object] = field(default_factory=list)
+    unseen: bool = False
+    compiled: bool = False
+    within: Reached | None = None
+    opaque: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def generators(self) -> list[Any]:
+        """The random generators of the step's own."""
+        return [holder for holder in self.holders if is_random_generator(holder)]
+
+
+def reach(roots: Mapping[str, object], *, within: bool = True) -> Reached:
+    """Everything that the values of a mapping lead to, as `closures.children` follows them.
+
+    Tensors of a module, an optimizer or a scaler belong to it.
+    """
+    reached, inner = Reached(), Reached()
+    seen: dict[int, object] = {}
+    later = _follow(list(roots.items()), reached, seen)
+    _remove_owned(reached)
+    if within:
+        while later:
+            later = _follow(later, inner, seen)
+        reached.unseen = reached.unseen or inner.unseen
+        reached.opaque.update(inner.opaque)
+        reached.within = inner
+    return reached
+
+
+def _follow(start: list[tuple[str, object]], reached: Reached, seen: dict[int, object]) -> list[tuple[str, object]]:
+    """Add everything that values lead to; return the attributes of modules and the classes of objects."""
+    before, waiting = len(seen), start[::-1]
+    later: list[tuple[str, object]] = []
+    while waiting:
+        path, value = waiting.pop()
+        if id(value) in seen:
+            continue
+        if len(seen) - before > _REACHED:
+            reached.unseen = True
+            break
+        seen[id(value)] = value  # kept alive: its id is not reused
+        if isinstance(value, torch.Tensor):
+            reached.tensors[_free(path, reached.tensors)] = value
+        elif isinstance(value, torch.nn.Module):
+            reached.compiled = reached.compiled or any(is_compiled(part) for part in (value, *value.modules()))
+            inside = uncompiled(value)
+            reached.modules[_free(path, reached.modules)] = inside
+            seen[id(inside)] = inside
+            later += _in_modules(path, inside)
+        elif isinstance(value, torch.optim.Optimizer):
+            reached.optimizers[_free(path, reached.optimizers)] = value
+            waiting[:0] = _wrapped(path, value)
+        elif isinstance(value, torch.amp.GradScaler):
+            reached.scalers[_free(path, reached.scalers)] = value
+        elif isinstance(value, LRScheduler):
+            reached.schedulers[_free(path, reached.schedulers)] = value
+            waiting[:0] = _wrapped(path, value)
+        elif is_random_generator(value) or is_array(value):
+            reached.holders.append(value)
+        elif isinstance(value, type):
+            if is_users_class(value) and not issubclass(value, Enum):
+                reached.holders.append(value)
+                later += [(f"{path}.{name}", attribute) for name, attribute in plain_attributes(value).items()]
+                later += [(base.__name__, base) for base in value.__mro__[1:]]
+        elif is_followed(value) or type(value) in _FOLLOWED:
+            is_function = isinstance(value, types.FunctionType)
+            reached.compiled = reached.compiled or (is_function and is_compiled(value))
+            if is_function and not is_compiled(value):
+                reached.holders.append(value)
+            elif not isinstance(value, CALLABLES):
+                reached.holders.append(value)
+                later.append((type(value).__name__, type(value)))
+            waiting += reversed(children(value, path))
+        elif isinstance(value, Iterator):
+            reached.opaque[_free(path, reached.opaque)] = type(value).__name__
+    return later
+
+
+def _free(path: str, taken: Mapping[str, object]) -> str:
+    """The path, numbered where it is taken: closures may use one name for different objects."""
+    number, free = 2, path
+    while free in taken:
+        free, number = f"{path}#{number}", number + 1
+    return free
+
+
+def _in_modules(path: str, module: torch.nn.Module) -> Iterator[tuple[str, object]]:
+    """The attributes of a module's parts that are more than numbers and tensors, and the classes of the parts."""
+    for name, part in module.named_modules():
+        if is_distributed(part):
+            continue
+        yield type(part).__name__, type(part)
+        for key, value in module_attributes(part).items():
+            several = value.values() if isinstance(value, dict) else value
+            is_container = isinstance(value, (dict, list, tuple, set, deque))
+            if not _is_plain(value) and not (is_container and value and all(map(_is_plain, several))):
+                yield ".".join(filter(None, (path, name, key))), value
+
+
+def _is_plain(value: object) -> bool:
+    """Whether restoring a module's own attributes restores the value as well."""
+    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor, *CALLABLES))
+
+
+def _wrapped(path: str, owner: object) -> list[tuple[str, Any]]:
+    """Optimizers and schedulers inside another, to be followed last: those with a name of their own keep it."""
+    named = vars(owner).items()
+    return [
+        (f"{path}.{name}", value)
+        for name, value in named
+        if isinstance(value, _OWNERS)
+        or (isinstance(value, (list, tuple)) and any(isinstance(part, _OWNERS) for part in value))
+    ][::-1]
+
+
+def _remove_owned(reached: Reached) -> None:
+    """Leave out modules that are part of another, and tensors of modules."""
+    inner = {id(part) for module in reached.modules.values() for part in list(module.modules())[1:]}
+    reached.modules = {path: module for path, module in reached.modules.items() if id(module) not in inner}
+    owned = {id(t) for module in reached.modules.values() for t in (*module.parameters(), *module.buffers())}
+    reached.tensors = {path: tensor for path, tensor in reached.tensors.items() if id(tensor) not in owned}
+
+
+def module_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """The attributes of a module besides those that every module has."""
+    return {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+
+
+def plain_attributes(kind: type) -> dict[str, Any]:
+    """The values that a class itself contains: no functions, no descriptors, nothing of Python's own."""
+    return {
+        name: value
+        for name, value in vars(kind).items()
+        if not name.startswith(("__", "_abc_")) and not callable(value) and not hasattr(type(value), "__get__")
+    }
+
+
+def is_random_generator(value: object) -> bool:
+    """Whether a value is a random generator of PyTorch, Python or numpy whose state can be read."""
+    numpy = sys.modules.get("numpy")
+    of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
+    return isinstance(value, (torch.Generator, random.Random, *of_numpy)) and not isinstance(value, random.SystemRandom)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a numpy array that may change and is small enough to copy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and value.flags.writeable and value.nbytes <= _LARGE

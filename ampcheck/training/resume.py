@@ -1,0 +1,393 @@
+"""`resume`: an interrupted run ends as an uninterrupted one does, and no scaler starts over."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ampcheck.catalog.training import RESUME
+from ampcheck.core.errors import as_result, brief, require_ran
+from ampcheck.core.run import Finding, Table, Where
+from ampcheck.torchtools.saving import generator_state
+from ampcheck.torchtools.snapshot import Snapshot, generators_only
+from ampcheck.torchtools.source import users_place
+from ampcheck.torchtools.storage import local
+from ampcheck.training.distributed.ranks import agreed, broadcast, gather, settled
+from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
+
+_LISTED = 3
+_UNIT = "relative difference"
+
+_OF_ROLE = {
+    Role.PARAMETER: "weights",
+    Role.STATE: "optimizer state",
+    Role.BUFFER: "buffers",
+    Role.COPY: "copies of weights",
+}
+
+_SINGULAR = ("scaler", "scheduler", "optimizer state")
+
+_HINTS = {
+    "scaler": "save scaler.state_dict() and load it with scaler.load_state_dict()",
+    "optimizer state": "save optimizer.state_dict() and load it with optimizer.load_state_dict()",
+    "optimizer settings": "save optimizer.state_dict() and load it with optimizer.load_state_dict()",
+    "scheduler": "save scheduler.state_dict() and load it with scheduler.load_state_dict()",
+    "weights": "save model.state_dict() (in the dtype in which it is trained) and load it with model.load_state_dict()",
+    "buffers": "save model.state_dict(), and register buffers as persistent",
+    "copies of weights": "save the state_dict() of the copy (an EMA, say) and load it with load_state_dict()",
+}
+
+NOT_DECLARED = (
+    "the mapping declares no way to save and load: add 'save' (a function without arguments that returns a checkpoint) "
+    "and 'load' (a function of that checkpoint)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A part in which two runs differ, to the bit.
+
+    what: `weights`, `optimizer state`, `buffers`, `copies of weights`, `scaler`, `scheduler`, `optimizer settings` or
+    `losses`. names: which of them. detail: one of them, with both values. size: the largest relative difference, in
+    the Euclidean norm; infinite where one is missing.
+    """
+
+    what: str
+    names: tuple[str, ...]
+    detail: str = ""
+    size: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeStats:
+    """An uninterrupted run of 2 * steps steps compared with one that was interrupted in the middle.
+
+    skipped: why nothing was compared; prevented: whether the steps themselves prevent it.
+    raised: what `save`, `load` or the first steps after them raised.
+    forgotten: what differs right after the checkpoint was loaded from what was saved.
+    differences: what differs in the end, although random numbers and accumulated gradients were restored for the
+    loop. unaided: the same where they were not; empty where that makes no difference.
+    drew: whether the uninterrupted run draws random numbers. accumulating: whether gradients were not zero at the
+    interruption.
+    """
+
+    subject: str
+    steps: int
+    skipped: str = ""
+    prevented: bool = False
+    raised: str = ""
+    forgotten: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    unaided: tuple[Difference, ...] = ()
+    drew: bool = False
+    accumulating: bool = False
+
+
+@dataclass(slots=True)
+class _State:
+    """Copies of what is compared: tensors by their part and name, settings by their owner."""
+
+    tensors: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+
+
+class _StoppedError(Exception):
+    """A step or the user's save or load raised; the message says which."""
+
+
+def measure_resume(loop: TrainingLoop, steps: int = 3) -> ResumeStats:
+    """Run 2 * steps steps, and again with an interruption: save, restore the initial state, load, go on.
+
+    The checkpoint goes through `torch.save` and `torch.load` in memory. In both runs the scalers start from a scale and
+    a growth count that a new scaler does not have, so that a forgotten one shows. The loop is restored.
+
+    Every process must call it. One whose `save` returns None loads the checkpoint of the first that returned another,
+    as all read the file that one of them wrote.
+    """
+    if loop.save is None or loop.load is None:
+        return ResumeStats(loop.name, steps, skipped=NOT_DECLARED)
+    with loop.preserved() as start:
+        try:
+            return _measured(loop, start, steps)
+        except _StoppedError as error:
+            return ResumeStats(loop.name, steps, skipped=str(error), prevented=True)
+
+
+def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
+    before = _random_state(loop)
+    whole = _uninterrupted(loop, start, steps)
+    stats = ResumeStats(loop.name, steps, drew=_random_state(loop) != before)
+
+    start.restore()
+    _disturb_scalers(loop)
+    losses = _losses(loop, range(steps))
+    saved, generators = _state(loop), Snapshot(generators_only(loop.reached))
+    gradients = {name: p.grad.detach().clone() for name, p in loop.parameters() if p.grad is not None}
+    if not any(bool(local(gradient).any()) for gradient in gradients.values()):
+        gradients = {}
+    stats = replace(stats, accumulating=bool(gradients))
+    try:
+        checkpoint, own = _written(loop)
+        loaded = _loaded(loop, start, checkpoint)
+        # Of another process's checkpoint, parts may differ that the next step makes equal: DDP broadcasts buffers.
+        stats = replace(stats, forgotten=_compare(saved, loaded) if own else ())
+        generators.restore()
+        for name, parameter in loop.parameters():
+            if name in gradients:
+                parameter.grad = gradients[name].clone()
+        differences = _compare(whole, _resumed(loop, losses, steps))
+        unaided: tuple[Difference, ...] = ()
+        differ = agreed(bool(differences))
+        if not differ and agreed(stats.drew or stats.accumulating):
+            _loaded(loop, start, checkpoint)
+            unaided = _compare(whole, _resumed(loop, losses, steps))
+    except _StoppedError as error:
+        return replace(stats, raised=str(error))
+    if differ and agreed(bool(_compare(whole, _uninterrupted(loop, start, steps)))):
+        why = "two uninterrupted runs from the same state differ: what the step reads cannot be restored, or is random"
+        return replace(stats, skipped=why, prevented=True, forgotten=())
+    return replace(stats, differences=differences, unaided=unaided)
+
+
+def _uninterrupted(loop: TrainingLoop, start: Snapshot, steps: int) -> _State:
+    start.restore()
+    _disturb_scalers(loop)
+    return _state(loop, _losses(loop, range(2 * steps)))
+
+
+def _resumed(loop: TrainingLoop, losses: list[float], steps: int) -> _State:
+    try:
+        return _state(loop, losses + _losses(loop, range(steps, 2 * steps)))
+    except _StoppedError as error:
+        raise _StoppedError(f"after the checkpoint was loaded, {error}") from error
+
+
+def _losses(loop: TrainingLoop, numbers: range) -> list[float]:
+    losses = []
+    for number in numbers:
+        taken = loop.take(number)
+        if isinstance(taken, StepError):
+            raise _StoppedError(f"step {number} did not come to its end: {taken.message}")
+        losses.append(taken)
+    return losses
+
+
+def _disturb_scalers(loop: TrainingLoop) -> None:
+    """Give scalers a scale and a count that no new scaler has."""
+    for scaler in loop.reached.scalers.values():
+        if not scaler.is_enabled():
+            continue
+        state = dict(scaler.state_dict())
+        state["scale"] = state["scale"] / 4
+        # The count grows the scale when it equals the interval; beyond it, it never would.
+        state["_growth_tracker"] = max(min(state["_growth_tracker"] + 1, state["growth_interval"] - 1), 0)
+        scaler.load_state_dict(state)
+
+
+def _written(loop: TrainingLoop) -> tuple[bytes, bool]:
+    """The checkpoint of this process, or of the first that returned one; whether it is its own."""
+    checkpoint, what, caught = None, "save() raised", None
+    stream = io.BytesIO()
+    try:
+        checkpoint = require_ran(loop.save(), f"save() of {loop.name}") if loop.save is not None else None
+        what = "torch.save cannot write what save() returned:"
+        torch.save(checkpoint, stream)
+    except BaseException as error:  # noqa: BLE001  # the user's code, or whatever the pickled objects raise
+        caught = as_result(error)
+    _stop_all(what, caught)
+    own = checkpoint is not None
+    returned = gather(own)
+    if all(returned) or not any(returned):
+        return stream.getvalue(), True
+    first: bytes = broadcast(returned.index(True), stream.getvalue())
+    return stream.getvalue() if own else first, own
+
+
+def _loaded(loop: TrainingLoop, start: Snapshot, checkpoint: bytes) -> _State:
+    """The loop in its initial state, as in a new process, with the checkpoint loaded."""
+    start.restore()
+    caught: BaseException | None = None
+    try:
+        content = torch.load(io.BytesIO(checkpoint), weights_only=False)
+        if loop.load is not None:
+            require_ran(loop.load(content), f"load(checkpoint) of {loop.name}")
+    except BaseException as error:  # noqa: BLE001  # the user's code; the run reports it
+        caught = as_result(error)
+    _stop_all("load(checkpoint) raised", caught)
+    return _state(loop)
+
+
+def _stop_all(what: str, caught: BaseException | None) -> None:
+    """Stop all processes where one of them raised: the others would wait forever."""
+    mine = 0.0 if caught is None else StepError(-1, "raised", f"{what} {brief(caught)}", *users_place(caught))
+    result = settled(mine)
+    if isinstance(result, StepError):
+        raise _StoppedError(result.message) from caught
+
+
+def _state(loop: TrainingLoop, losses: Sequence[float] = ()) -> _State:
+    state = _State(losses=list(losses))
+    for resident in loop.residents():
+        trained = resident.role is Role.OTHER and resident.tensor.requires_grad
+        if what := _OF_ROLE.get(resident.role, "weights" if trained else ""):
+            state.tensors[what, resident.name] = local(resident.tensor).clone()
+    for path, optimizer in loop.optimizers.items():
+        for number, group in enumerate(optimizer.param_groups):
+            values = {key: _plain(value) for key, value in group.items() if key != "params"}
+            state.settings[f"optimizer settings:{path}.param_groups.{number}"] = values
+    for path, scheduler in loop.reached.schedulers.items():
+        state.settings[f"scheduler:{path}"] = {key: _plain(value) for key, value in scheduler.state_dict().items()}
+    for path, scaler in loop.reached.scalers.items():
+        if scaler.is_enabled():
+            state.settings[f"scaler:{path}"] = {"used": scaler._scale is not None, **scaler.state_dict()}
+    return state
+
+
+def _plain(value: Any) -> Any:
+    """A value that can be compared; an object by its type."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def _random_state(loop: TrainingLoop) -> Any:
+    numpy = sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    own = [generator_state(generator) for generator in loop.reached.generators]
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return _plain([torch.get_rng_state(), *devices, random.getstate(), of_numpy, *own])
+
+
+def _compare(before: _State, after: _State) -> tuple[Difference, ...]:
+    """The parts in which two states differ; losses where both have some."""
+    differing: dict[str, list[tuple[str, float, str]]] = {}
+    for what, name in dict.fromkeys((*before.tensors, *after.tensors)):
+        size = _distance(before.tensors.get((what, name)), after.tensors.get((what, name)))
+        if size is not None:
+            detail = f"{name} differs by {size:.2g} of its norm"
+            detail = f"{name} is missing or of another kind" if size == math.inf else detail
+            differing.setdefault(what, []).append((name, size, detail))
+    for owner in dict.fromkeys((*before.settings, *after.settings)):
+        what, _, name = owner.partition(":")
+        if changed := _changed(before.settings.get(owner, {}), after.settings.get(owner, {}), what):
+            differing.setdefault(what, []).append((name, 0.0, f"{name}: {changed}"))
+    differences: list[Difference] = []
+    for what, parts in differing.items():
+        _, size, detail = max(parts, key=lambda part: part[1])
+        differences.append(Difference(what, tuple(name for name, _, _ in parts), detail, size))
+    pairs = list(enumerate(zip(before.losses, after.losses, strict=False)))
+    losses = [(step, first, second) for step, (first, second) in pairs if not same_loss(first, second)]
+    if losses:
+        step, first, second = losses[0]
+        names = tuple(f"step {number}" for number, _, _ in losses)
+        detail = f"of step {step}: {first:.9g} became {second:.9g}"
+        differences.append(Difference("losses", names, detail, abs(first - second)))
+    return tuple(differences)
+
+
+def _distance(before: torch.Tensor | None, after: torch.Tensor | None) -> float | None:
+    """None where the bits are the same."""
+    if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
+        return math.inf
+    if torch.equal(before, after):
+        return None
+    if bool(((before == after) | ((before != before) & (after != after))).all()):
+        return None
+    norm, difference = float(before.double().norm()), float((before.double() - after.double()).norm())
+    return difference / norm if norm else float(after.double().norm())
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any], what: str) -> str:
+    """The settings that differ, with both values; those of a scaler that neither run used do not count."""
+    if what == "scaler" and not (before.get("used") or after.get("used")):
+        return ""
+    keys = [key for key in dict.fromkeys((*before, *after)) if key != "used" and before.get(key) != after.get(key)]
+    return ", ".join(f"{key.strip('_')} {_short(before.get(key))} became {_short(after.get(key))}" for key in keys[:3])
+
+
+def _short(value: object) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else f"{value!r:.40}"
+
+
+def check_resume(stats: ResumeStats) -> list[Finding]:
+    """Whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
+    subject, steps = stats.subject, stats.steps
+    if stats.prevented:
+        return [
+            RESUME.incomplete(
+                subject, stats.skipped, hint="let step(i) depend on i and on what save() keeps, and come to its end"
+            )
+        ]
+    if stats.skipped:
+        return [RESUME.skip(subject, stats.skipped)]
+    requirement = f"{2 * steps} steps with a checkpoint after {steps} must end as they do without"
+    if stats.raised:
+        hint = "save what torch.save can write, and load it into objects of a new process"
+        return [RESUME.fail(subject, f"{requirement}; {stats.raised}", hint=hint)]
+    wrong = [difference for difference in stats.differences if difference.what != "losses"]
+    if wrong:
+        forgotten = [difference for difference in stats.forgotten if difference.what != "losses"]
+        message = f"{requirement}; {_listed(wrong)}"
+        if forgotten:
+            names = ", ".join(difference.what for difference in forgotten)
+            message += f"; not as saved after loading: {names} ({forgotten[0].detail})"
+            hint = "; ".join(dict.fromkeys(_HINTS[d.what] for d in forgotten if d.what in _HINTS))
+        else:
+            message += "; weights, optimizer, scheduler and scaler were loaded as they were saved"
+            hint = "save what else the step changes: a counter, the position in the data, what accumulates"
+        where, size = Where(phase="update", module=wrong[0].names[0], step=steps), max(d.size for d in wrong)
+        return [RESUME.fail(subject, message, where=where, observed=size, limit=0.0, unit=_UNIT, hint=hint)]
+    if stats.differences:
+        message = f"{requirement}; the weights do, the losses do not: {_listed(stats.differences)}"
+        return [
+            RESUME.warn(
+                subject, message, hint="what the step returns depends on something that is not saved (a running mean)"
+            )
+        ]
+    if stats.unaided:
+        what = "gradients that were accumulating at the interruption are not in the checkpoint"
+        hint = "save right after an optimizer step"
+        if stats.drew:
+            what = "the state of the random generators (dropout, the order of the data) is not in the checkpoint"
+            hint = "save torch.get_rng_state() (torch.cuda.get_rng_state_all()), and those of numpy and Python"
+        message = f"{requirement}; {what}: {_listed(stats.unaided)}"
+        return [RESUME.warn(subject, message, where=Where(phase="update", step=steps), hint=hint)]
+    text = f"{2 * steps} steps end in the same weights, optimizer state and scale, bit by bit, with a checkpoint"
+    return [RESUME.passed(subject, f"{text} after {steps}", 2 * steps, observed=0.0, limit=0.0, unit=_UNIT)]
+
+
+def _listed(differences: Iterable[Difference]) -> str:
+    parts = []
+    for difference in differences:
+        count = f" ({len(difference.names)} of them)" if len(difference.names) > 1 else ""
+        verb = "differs" if difference.what in _SINGULAR else "differ"
+        parts.append(f"{difference.what} {verb}{count}, {difference.detail}")
+    return "; ".join(parts[:_LISTED])
+
+
+def resume_table(stats: ResumeStats) -> tuple[Table, ...]:
+    """What differed right after loading, and in the end; empty where nothing did."""
+    groups = {
+        "after loading": stats.forgotten,
+        "in the end": stats.differences,
+        "in the end, unaided": stats.unaided,
+    }
+    rows = [(when, d.what, len(d.names), d.size, d.detail) for when, differences in groups.items() for d in differences]
+    if not rows or stats.skipped:
+        return ()
+    columns = ("when", "what", "how many", _UNIT, "example")
+    return (
+        Table(f"An interrupted run compared with an uninterrupted one: {stats.subject}", columns, rows, RESUME.slug),
+    )

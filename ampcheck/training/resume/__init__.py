@@ -1,1 +1,0 @@
-"""Does an interrupted run go on as if it had not been?"""
