@@ -1,4 +1,4 @@
-"""Do subnormals survive on this device? Probed, since compilers and flags decide it and no API tells."""
+"""Whether subnormals survive on a device: probed, since it depends on compilers and flags and no API reports it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class SubnormalSupport:
 def measure_subnormal_support(device: torch.device | str = "cpu") -> dict[str, SubnormalSupport]:
     """Probe every floating-point dtype that has subnormals on ``device``; keyed by the dtype's name. Synchronises.
 
-    Float8 dtypes have no arithmetic of their own in PyTorch, so that only the cast is probed. On the CPU the answer is
+    Float8 dtypes have no arithmetic of their own in PyTorch, so that only the cast is probed. On the CPU the result is
     that of the calling thread, which ``torch.set_flush_denormal`` changes.
     """
-    named = ((f, getattr(torch, f.name, None)) for f in FORMATS.values() if f.has_subnormals)
+    dtypes = {f: getattr(torch, f.name, None) for f in FORMATS.values() if f.has_subnormals}
     return {
         f.name: _probe(torch.device(device), dtype)
-        for f, dtype in named
+        for f, dtype in dtypes.items()
         if isinstance(dtype, torch.dtype) and dtype.itemsize * 8 == f.bits
     }
 
@@ -96,5 +96,5 @@ def _filled(dtype: torch.dtype, code: int, device: torch.device) -> torch.Tensor
 
 
 def _nonzero(values: torch.Tensor) -> bool:
-    """Look at the bits: a comparison would flush too."""
+    """Compare the bits: a floating-point comparison would flush too."""
     return bool((values.view(_WORDS[values.dtype.itemsize]).cpu() != 0).all())

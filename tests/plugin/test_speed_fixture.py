@@ -205,7 +205,7 @@ WRONG = {
         "*arm 'compiled' of test_speeds.py::test_it raised ZeroDivisionError*",
     ),
     "an unknown arm": ("speed(arms(), at_least={'compild': 2})", "*at_least names 'compild'*"),
-    "a bad budget": ("speed(arms(), budget=-1)", "*budget of a speed test is a positive number; found -1*"),
+    "a bad budget": ("speed(arms(), budget=-1)", "*budget must be a finite number above 0; found -1*"),
     "a missing device": ("speed(arms(), device='cuda:99')", "*speed is measured on the device itself and 'cuda:99'*"),
 }
 
@@ -224,9 +224,9 @@ def test_bad_input_is_one_error_and_no_warning_besides(speedy: Suite, wrong: str
     [
         ("at_leest=1.2", "a speed test takes no 'at_leest'; it takes at_least, *"),
         ("1.2", "the marker speed takes names with values, such as at_least=1.2, not 1.2"),
-        ("precision='half'", "precision of a speed test is one of *"),
+        ("precision='half'", "precision must be one of *"),
         ("width=0.01", "test_it is marked with width, which would count for nothing: speed(...) measures until*"),
-        ("comparisons='3'", "comparisons of a speed test is a whole number, at least 1; found '3'"),
+        ("comparisons='3'", "comparisons must be a whole number, 1 or more; found '3'"),
     ],
 )
 def test_a_marker_that_says_something_else_is_an_error(speedy: Suite, marker: str, told: str) -> None:

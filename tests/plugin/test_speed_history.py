@@ -182,4 +182,4 @@ def test_a_history_that_fails_at_the_end_fails_the_session(speedy: Suite, monkey
     result = suite.runpytest("-n0", "--ampcheck-history=history")
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["cannot add to the history *: No space left on device; of 1 records 0 were kept*"])
+    result.stdout.fnmatch_lines(["cannot add to the history *: No space left on device; of 1 records 0 were added*"])
