@@ -1,4 +1,4 @@
-"""Numbers of a floating-point format, drawn over its bit patterns, and most often where something happens."""
+"""Numbers of a floating-point format, drawn over its bit patterns, most often near its thresholds."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def values(
     infinity: bool = False,
     nan: bool = False,
 ) -> st.SearchStrategy[float]:
-    """Python floats that the format holds exactly.
+    """Python floats that the format represents exactly.
 
-    Of each sign are drawn alike: the binades above 256, those below 1, up to 16, up to 256 (in each as often integers
-    or powers of two as anything between them), evenly over the range, and, twice as often, where something is notable:
-    the ends of the range, zeros, largest and smallest values, both neighbours of every threshold of the format
-    (overflow, flush, subnormal, the end of exact integers) and of where squares and `exp` reach one.
+    For each sign these are drawn equally often: the binades above 256, those below 1, up to 16, up to 256 (in each as
+    often integers or powers of two as anything between them), evenly over the range, and, twice as often, notable
+    values: the ends of the range, zeros, largest and smallest values, both neighbours of every threshold of the format
+    (overflow, flush, subnormal, the end of exact integers) and of the arguments at which squares and `exp` reach one.
     Every value can come. Beyond 16 bits the thresholds of float16 and bfloat16 are notable too. Beyond the 19 bits of
-    TF32 two draws of three give values of those two formats, with what is notable and an even grid of the format's own;
-    the third gives any value, as `floats` of Hypothesis draws it.
+    TF32 two draws of three give values of those two formats, with the notable values and an even grid of the format's
+    own; the third gives any value, as `floats` of Hypothesis draws it.
 
     min_value, max_value: inclusive. subnormal: whether subnormal values may come. infinity, nan: whether these may; an
     infinity only on a side without a bound. -0.0 comes where values of both signs do, if the format has it: a bound of
-    0.0 or -0.0 leaves it out.
+    0.0 or -0.0 excludes it.
 
-    Shrinks to positive values, to integers up to 256 and powers of two, and to where a failure begins: what fails from
-    300 on shrinks to 512, and what fails at 300 alone stays. Raises `UsageError` for an empty range, and for infinities
-    or NaN in a format without them.
+    Shrinks to positive values, to integers up to 256 and powers of two, and to where a failure begins: a failure from
+    300 on shrinks to 512, and one at 300 alone stays. Raises `UsageError` for an empty range, and for infinities or NaN
+    in a format without them.
     """
     fmt = format_of(dtype)
     lowest = -fmt.max if fmt.signed else (0.0 if fmt.has_subnormals else fmt.smallest_normal)
@@ -51,9 +51,9 @@ def values(
     if not (low <= high and math.isfinite(low) and math.isfinite(high)):
         raise UsageError(f"values need finite bounds with min_value <= max_value; found {min_value} and {max_value}")
     if infinity and not fmt.has_inf:
-        raise UsageError(f"{fmt.name} has no infinities; infinity=True was asked for")
+        raise UsageError(f"{fmt.name} has no infinities; leave infinity=True out")
     if nan and fmt.nan == "none":
-        raise UsageError(f"{fmt.name} has no NaN; nan=True was asked for")
+        raise UsageError(f"{fmt.name} has no NaN; leave nan=True out")
     ends = inner(fmt, low, high, subnormal)
     if ends is None:
         raise UsageError(f"{fmt.name} has no value from {low!r} to {high!r}: widen min_value and max_value")
@@ -87,10 +87,8 @@ def _below(count: int) -> st.SearchStrategy[int]:
 def _any_of(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> st.SearchStrategy[float]:
     """Any value of the format between two of its values."""
     if fmt == FORMATS["float32"]:
-        found = st.floats(low, high, width=32, allow_subnormal=None if subnormal else False)
+        floats = st.floats(low, high, width=32, allow_subnormal=None if subnormal else False)
     else:
-        # Rounding keeps order, so what lies between two values stays there.
-        found = st.floats(low, high).map(fmt.round)
-        found = found if subnormal else found.filter(lambda x: x == 0 or abs(x) >= fmt.smallest_normal)
-    # Adding 0.0 makes -0.0 positive.
-    return found if low < 0 < high else found.map(lambda x: x + 0.0)
+        floats = st.floats(low, high).map(fmt.round)  # rounding is monotonic: the results are in the range too
+        floats = floats if subnormal else floats.filter(lambda x: x == 0 or abs(x) >= fmt.smallest_normal)
+    return floats if low < 0 < high else floats.map(lambda x: x + 0.0)  # adding 0.0 makes -0.0 positive
