@@ -62,23 +62,12 @@ def subnormals_kept() -> Iterator[None]:
 
 
 def _probe(device: torch.device, dtype: torch.dtype) -> SubnormalSupport:
-    mantissa_bits = format_of(dtype).mantissa_bits
-    normal = 1 << mantissa_bits  # the code of the smallest normal value; half as much again is 1.5 times the value
-
-    def multiply() -> torch.Tensor:
-        return _filled(dtype, normal, device) * 0.5
-
-    def add() -> torch.Tensor:
-        return _filled(dtype, normal + normal // 2, device) - _filled(dtype, normal, device)
-
-    def cast() -> torch.Tensor:
-        if dtype is torch.float64:
-            return _filled(torch.float32, 1, device).to(dtype)
-        wide = torch.float64 if dtype is torch.float32 else torch.float32
-        # Half the smallest normal value, a power of two, written by its code: arithmetic might flush it already.
-        source = format_of(wide)
-        code = source.encode(format_of(dtype).smallest_normal / 2)
-        return _filled(wide, code, device).to(dtype)
+    normal = 1 << format_of(dtype).mantissa_bits  # the code of the smallest normal value; half as much again is 1.5 x
+    source, code = torch.float32, 1  # read by a cast to float64
+    if dtype is not torch.float64:
+        # Half the smallest normal value, a power of two, by its code: arithmetic might flush it already.
+        source = torch.float64 if dtype is torch.float32 else torch.float32
+        code = format_of(source).encode(format_of(dtype).smallest_normal / 2)
 
     def survives(operation: Callable[[], torch.Tensor]) -> bool | None:
         try:
@@ -86,8 +75,13 @@ def _probe(device: torch.device, dtype: torch.dtype) -> SubnormalSupport:
         except (RuntimeError, TypeError, NotImplementedError):
             return None
 
-    name = str(dtype).removeprefix("torch.")
-    return SubnormalSupport(str(device), name, survives(multiply), survives(add), survives(cast))
+    return SubnormalSupport(
+        str(device),
+        str(dtype).removeprefix("torch."),
+        multiply=survives(lambda: _filled(dtype, normal, device) * 0.5),
+        add=survives(lambda: _filled(dtype, normal + normal // 2, device) - _filled(dtype, normal, device)),
+        cast=survives(lambda: _filled(source, code, device).to(dtype)),
+    )
 
 
 def _filled(dtype: torch.dtype, code: int, device: torch.device) -> torch.Tensor:

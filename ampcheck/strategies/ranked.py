@@ -1,8 +1,8 @@
-"""The values of a format in the order in which a failing example is made simpler, and how often each is drawn.
+"""The values of a format in the order in which a failing example shrinks, and how often each is drawn.
 
-Hypothesis makes the numbers that it chose smaller. So a value is chosen by its sign, by the next plain number beyond it
-(an integer up to 256 or a power of two: zero, from 1 upwards, then from 1 downwards), and by what lies between that and
-the plain one before. What fails from some magnitude on fails at plain numbers as well, down to where it begins.
+Hypothesis shrinks the numbers that it drew. So a value is chosen by its sign, by the next plain number beyond it (an
+integer up to 256 or a power of two: zero, from 1 upwards, then from 1 downwards), and by its position between that and
+the previous plain number. A failure from some magnitude on also occurs at plain numbers, down to where it begins.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from numpy.typing import NDArray
 from ampcheck.core.formats import FORMATS, FloatFormat
 
 NARROW = ("float16", "bfloat16")
-"""What autocast casts to: their thresholds matter for wider inputs too."""
+"""The formats that autocast casts to: their thresholds matter for wider inputs too."""
 
 LISTED_BITS = 19
-"""A format of so many bits, up to TF32, is listed value by value."""
+"""Formats of up to so many bits, TF32 among them, are listed value by value."""
 
 _CAST_BITS = 16
 """Above so many bits, values are cast to the narrow formats."""
 
 _EACH = 8
-"""Numbers that lead to a plain number, on average; how many do is how often it comes. More of them share it more
-finely, and more of them mean the same."""
+"""Drawn numbers for each plain number, on average: how many it has is how often it comes."""
 
 _GRID = 256
 _WHOLE = 256
@@ -41,9 +40,9 @@ Values = NDArray[np.float64]
 class Side:
     """The values of one sign.
 
-    groups: for each plain number, in order, itself, what is notable before it, and the rest before it with the fewest
-    significant bits first; without empty parts. upto: how many numbers lead to a group or to one before it: each
-    has at least one.
+    groups: for each plain number, in order, itself, the notable values before it, and the others before it with the
+    fewest significant bits first; without empty parts. upto: how many drawn numbers give a group or an earlier one:
+    each has at least one.
     """
 
     groups: tuple[tuple[Values, ...], ...]
@@ -56,16 +55,16 @@ class Side:
 
     @property
     def plains(self) -> int:
-        """How many numbers lead to a plain number."""
+        """How many drawn numbers choose a plain number."""
         return int(self.upto[-1])
 
     def betweens(self, plain: int) -> int:
-        """How many numbers lead to the plain number or between it and the one before: enough for each value there."""
+        """How many drawn numbers choose a value of a plain number's group: enough for each."""
         group = self._group(plain)
         return len(group) * max(map(len, group))
 
     def at(self, plain: int, between: int) -> float:
-        """The value of two numbers, below `plains` and `betweens(plain)`: each part as often as another."""
+        """The value of two drawn numbers, below `plains` and `betweens(plain)`: each part equally often."""
         group = self._group(plain)
         longest = max(map(len, group))
         part, within = divmod(between, longest)
@@ -113,50 +112,51 @@ def sides(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> tuple[S
     if ends is None:
         return ()
     low, high = ends
-    found = []
     listed = [fmt] if fmt.bits <= LISTED_BITS else [FORMATS[name] for name in NARROW]
-    every = np.unique(np.concatenate([magnitudes(one) for one in listed]))
-    every = every[_holds(fmt, every)]
-    known = np.array(sorted(set(_notable(fmt))), dtype=np.float64)
+    every = np.unique(np.concatenate([magnitudes(format) for format in listed]))
+    every = every[_representable(fmt, every)]
+    thresholds = np.array(sorted(set(_notable(fmt))), dtype=np.float64)
     smallest = 0.0 if fmt.has_subnormals else fmt.smallest_normal
+    several = []
     for sign in (1, -1) if fmt.signed else (1,):
         least, most = (max(low, smallest), high) if sign > 0 else (max(-high, smallest), -low)
-        # Zero alone makes no side beside another: 0.0 is no bound of -0.0, and one of both comes below a bound of zero.
+        # Zero alone is no second side: 0.0 is no bound of -0.0, and one of both comes below a bound of zero.
         if most < least or (most == 0 and (sign < 0 or low < 0)):
             continue
 
         def within(values: Values, least: float = least, most: float = most) -> Values:
-            kept = values[(values >= least) & (values <= most)]
-            return kept if subnormal else kept[(kept == 0) | (kept >= fmt.smallest_normal)]
+            values = values[(values >= least) & (values <= most)]
+            return values if subnormal else values[(values == 0) | (values >= fmt.smallest_normal)]
 
         share = np.linspace(0.0, 1.0, _GRID)
-        # Both parts of an end are rounded: what that adds beyond the range is clipped.
-        with np.errstate(over="ignore"):
-            even = within(_rounded(fmt, np.clip(least * (1 - share) + most * share, least, most)))
-        notable = np.union1d(within(known), [least, most])
+        with np.errstate(over="ignore"):  # both summands are rounded: a sum beyond the range is clipped
+            grid = np.clip(least * (1 - share) + most * share, least, most)
+        even = within(np.unique([fmt.round(float(x), saturate=True) for x in grid]))
+        notable = np.union1d(within(thresholds), [least, most])
         size = np.unique(np.concatenate([within(every), even, notable]))
         zero = -0.0 if sign < 0 and high > 0 and fmt.nan != "negative-zero" else 0.0
-        found.append(_side(size, even, notable, sign, zero))
-    return tuple(found)
+        several.append(_side(size, even, notable, sign, zero))
+    return tuple(several)
 
 
 def _side(size: Values, even: Values, notable: Values, sign: int, zero: float) -> Side:
-    """size: the sorted magnitudes of the side. even: an even grid of them. notable: those to be drawn more often."""
+    """size: the sorted magnitudes of the side. even: an even grid of them. notable: drawn more often."""
     below = size[(size > 0) & (size < 1)][::-1]
     groups: list[tuple[Values, ...]] = [(np.array([zero]),)] if size[0] == 0 else []
     numbers = [0.0] * len(groups)
     for block in (size[size >= 1], below):
-        plain = np.flatnonzero(_is_plain(block))
+        is_plain = (np.frexp(block)[0] == 0.5) | ((block == np.floor(block)) & (block <= _WHOLE))
+        plain = np.flatnonzero(is_plain)
         ends = np.union1d(plain, len(block) - 1) if len(block) else plain
         for first, last in zip([0, *(ends[:-1] + 1)], ends, strict=len(ends) > 0):
             between = block[first:last]
             marked = np.isin(between, notable)
             rest = between[~marked]
-            # What is notable stands there twice, to be drawn as often as all others together.
+            # Notable values are listed twice, to be drawn as often as all others together.
             parts = (block[last : last + 1], *[between[marked]] * 2, rest[np.argsort(_bits(rest), kind="stable")])
             groups.append(tuple(sign * part for part in parts if len(part)))
             numbers.append(float(block[last]))
-    # Alike: what lies in the binades above and below, what is small, integers, what is notable, and the range evenly.
+    # Equal shares: binades above and below, small numbers, integers, notable values (twice), and the range evenly.
     shares = np.zeros(len(groups))
     number = np.array(numbers)
     small, whole = number[number <= _SMALL], number[number <= _WHOLE]
@@ -164,8 +164,8 @@ def _side(size: Values, even: Values, notable: Values, sign: int, zero: float) -
         if len(part):
             np.add.at(shares, _group_of(number, part), 1 / len(part))
     spare = (_EACH - 1) * len(groups)
-    places = np.maximum(1, np.floor(shares / shares.sum() * spare)).astype(np.int64)
-    return Side(tuple(groups), np.cumsum(places))
+    counts = np.maximum(1, np.floor(shares / shares.sum() * spare)).astype(np.int64)
+    return Side(tuple(groups), np.cumsum(counts))
 
 
 def magnitudes(fmt: FloatFormat) -> Values:
@@ -175,28 +175,23 @@ def magnitudes(fmt: FloatFormat) -> Values:
     below = (exponent == 0) & fmt.has_subnormals
     significand = np.where(below, mantissa, mantissa + 2.0**fmt.mantissa_bits)
     power = np.where(below, fmt.min_exponent, exponent - fmt.bias) - fmt.mantissa_bits
-    found: Values = np.ldexp(significand, power)
-    return found
+    return np.asarray(np.ldexp(significand, power))
 
 
-def _holds(fmt: FloatFormat, size: Values) -> NDArray[np.bool_]:
-    """Which magnitudes have no more bits than the format, but for their limits: a wide one may lack float16's small."""
+def _representable(fmt: FloatFormat, size: Values) -> NDArray[np.bool_]:
+    """Which magnitudes have no more significant bits than the format; its range is not checked."""
     units = np.ldexp(size, fmt.mantissa_bits - np.maximum(np.frexp(size)[1] - 1, fmt.min_exponent))
     return np.asarray(units == np.floor(units))
 
 
 def _group_of(number: Values, part: Values) -> NDArray[np.int64]:
-    """The group in which each value lies: `number` is 0, then rises from 1, then falls."""
-    rise = number[(number >= 1)]
+    """The group of each value: `number` is 0, then rises from 1, then falls."""
+    rise = number[number >= 1]
     first = int((number == 0).sum())
     fall = number[first + len(rise) :]
     up = first + np.minimum(np.searchsorted(rise, part), max(0, len(rise) - 1))
     down = first + len(rise) + np.searchsorted(-fall, -part)
     return np.where(part == 0, 0, np.where(part >= 1, up, np.minimum(down, len(number) - 1)))
-
-
-def _is_plain(size: Values) -> NDArray[np.bool_]:
-    return np.asarray((np.frexp(size)[0] == 0.5) | ((size == np.floor(size)) & (size <= _WHOLE)))
 
 
 def _bits(size: Values) -> NDArray[np.int64]:
@@ -208,25 +203,14 @@ def _bits(size: Values) -> NDArray[np.int64]:
 def _notable(fmt: FloatFormat) -> Iterator[float]:
     """Magnitudes at which something changes, in the format itself or in one that its values are cast to."""
     yield 0.0
-    narrow = [FORMATS[name] for name in NARROW] if fmt.bits > _CAST_BITS else []
-    for one in (fmt, *narrow):
-        limits = [one.max, one.smallest_normal, one.smallest_subnormal, float(one.largest_exact_integer), one.eps, 1.0]
-        limits += [one.flushes_at, one.subnormal_below, one.overflows_at, one.unit_roundoff]
+    largest = fmt.encode(fmt.max)
+    for each in (fmt, *(FORMATS[name] for name in NARROW if fmt.bits > _CAST_BITS)):
+        limits = [each.max, each.smallest_normal, each.smallest_subnormal, float(each.largest_exact_integer), each.eps]
+        limits += [1.0, each.flushes_at, each.subnormal_below, each.overflows_at, each.unit_roundoff]
         for limit in limits:
-            if math.isfinite(limit) and limit > 0:
-                # A square, or a product of two alike, reaches the limit at the root; exp and its inverse at the log.
-                for place in (limit, math.sqrt(limit), abs(math.log(limit)) or 1.0):
-                    yield from _around(fmt, place)
-
-
-def _around(fmt: FloatFormat, place: float) -> Iterator[float]:
-    """The value of the format nearest to `place`, and both its neighbours."""
-    code, largest = fmt.encode(min(place, fmt.max)), fmt.encode(fmt.max)
-    for near in (code - 1, code, code + 1):
-        if 0 <= near <= largest:
-            yield fmt.decode(near)
-
-
-def _rounded(fmt: FloatFormat, found: Values | tuple[float, ...]) -> Values:
-    near = np.unique([fmt.round(float(x), saturate=True) for x in found])
-    return near.astype(np.float64)
+            if not 0 < limit < math.inf:
+                continue
+            # A square, or a product of two alike, reaches the limit at the root; exp and its inverse at the log.
+            for size in (limit, math.sqrt(limit), abs(math.log(limit)) or 1.0):
+                code = fmt.encode(min(size, fmt.max))
+                yield from (fmt.decode(near) for near in (code - 1, code, code + 1) if 0 <= near <= largest)
