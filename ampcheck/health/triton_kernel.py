@@ -11,7 +11,6 @@ copies its limits there. Importing this module imports Triton.
 from __future__ import annotations
 
 import functools
-from typing import TypedDict
 
 import torch
 import triton
@@ -42,12 +41,13 @@ def _value(code, MANTISSA: tl.constexpr):
 @triton.jit
 def _partial(
     words, limits, out, numel, INF: tl.constexpr, TOP: tl.constexpr, MANTISSA: tl.constexpr, COUNTS: tl.constexpr,
-    BLOCK: tl.constexpr, UNSIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write this program's column of ``out``, float64 [COUNTS + 5, programs].
 
-    The rows: what is below each limit, infinities and NaNs, NaNs, amax, amin, sum of squares.
+    The rows: magnitudes below each limit, infinities and NaNs, NaNs, amax, amin, sum of squares.
     """
+    UNSIGNED: tl.constexpr = tl.uint64 if MANTISSA == 52 else tl.uint32
     lane = tl.arange(0, BLOCK)[None, :]
     limit = tl.load(limits + tl.arange(0, COUNTS))[:, None]
     below = tl.zeros((COUNTS, BLOCK), tl.int32)
@@ -144,18 +144,7 @@ def _histogram(words, bins, numel, MANTISSA: tl.constexpr, FIELDS: tl.constexpr,
     tl.atomic_add(bins + MANTISSA - 1 + field, counts, mask=(field > 0) & (field < FIELDS - 1))
 
 
-class Constants(TypedDict):
-    """The compile-time arguments of `_partial`."""
-
-    INF: int
-    TOP: int
-    MANTISSA: int
-    COUNTS: int
-    BLOCK: int
-    UNSIGNED: tl.dtype
-
-
-def constants_of(plan: Plan) -> Constants:
+def constants_of(plan: Plan) -> dict[str, int]:
     """Return the compile-time arguments of ``_partial`` for a plan."""
     size, mantissa = plan.carrier.itemsize, plan.format.mantissa_bits
     top = (1 << 8 * size - 1) - 1
@@ -167,7 +156,6 @@ def constants_of(plan: Plan) -> Constants:
         "COUNTS": counts,
         # Each thread loads 16 bytes at a time; many counts need the registers more.
         "BLOCK": _WARPS * 32 * 16 // size // max(1, counts // 8),
-        "UNSIGNED": tl.uint64 if size == 8 else tl.uint32,
     }
 
 
