@@ -26,7 +26,7 @@ _PROGRAMS_PER_PROCESSOR = 8
 
 @triton.jit
 def _value(code, MANTISSA: tl.constexpr):
-    """Return finite codes as float64. The mantissa's width tells the formats apart."""
+    """Return finite codes as float64. The mantissa's width determines the format."""
     if MANTISSA == 52:
         value = code.to(tl.float64, bitcast=True)
     elif MANTISSA == 23:

@@ -178,7 +178,7 @@ def test_a_history_that_fails_at_the_end_fails_the_session(speedy: Suite, monkey
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ampcheck.speed.history.lines._write", full)
+    monkeypatch.setattr("ampcheck.speed.history.storage._write", full)
     result = suite.runpytest("-n0", "--ampcheck-history=history")
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
