@@ -106,6 +106,10 @@ class TensorHealth:
             return NotImplemented
         if bool(self.numel) != bool(other.numel):
             return self if self.numel else other
+        histogram = None
+        if self.histogram is not None and other.histogram is not None:
+            counts = Counter(dict(self.histogram)) + Counter(dict(other.histogram))
+            histogram = tuple(sorted(counts.items()))
         return TensorHealth(
             self.dtype if self.dtype == other.dtype else MIXED,
             self.numel + other.numel,
@@ -116,21 +120,13 @@ class TensorHealth:
             amax=max(self.amax, other.amax),
             amin=min(self.amin, other.amin),
             sumsq=self.sumsq + other.sumsq,
-            histogram=_merge_histograms(self.histogram, other.histogram),
+            histogram=histogram,
             casts={
                 name: CastLoss(*map(sum, zip(loss, other.casts[name], strict=True)))
                 for name, loss in self.casts.items()
                 if name in other.casts
             },
         )
-
-
-def _merge_histograms(
-    a: tuple[tuple[int, int], ...] | None, b: tuple[tuple[int, int], ...] | None
-) -> tuple[tuple[int, int], ...] | None:
-    if a is None or b is None:
-        return None
-    return tuple(sorted((Counter(dict(a)) + Counter(dict(b))).items()))
 
 
 @dataclass(frozen=True, slots=True)
