@@ -15,7 +15,7 @@ from hypothesis.errors import NoSuchExample
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import FORMATS, format_of
 from ampcheck.strategies import log_uniform, values
-from ampcheck.strategies.ranked import magnitudes, sides
+from ampcheck.strategies.values import magnitudes, sides
 
 SEARCH = settings(max_examples=10_000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 DTYPES = {
