@@ -8,7 +8,7 @@ tensor as fast as `copy_` does; times alone are given for orientation. One threa
 
 Candidates: `health`, all statistics; `health, all kinds`, the same where every block of the tensor holds zeros,
 subnormals, infinities and NaNs, so that nothing can be left out; `health, 1 cast` and `histogram`, with what can be
-asked for on top; `alarm`, amax and the smallest nonzero magnitude; `health, read`, the record itself, which is what
+added on top; `health, read`, the record itself, which is what
 synchronises; `plain torch`, the statistics of `health` with one call each; `hooks`, what transformers'
 DebugUnderflowOverflow computes of a tensor: isnan().any(), isinf().any(), abs().min(), abs().max(). All but `health,
 all kinds` see normally distributed values.
@@ -29,7 +29,7 @@ import pytest
 import torch
 
 from ampcheck.core.environment import environment
-from ampcheck.health import alarm, health_of, measure_health
+from ampcheck.health import health_of, measure_health
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)  # bytes
@@ -39,7 +39,6 @@ TARGETS = {
     "cpu": {
         "health": {"float32": 0.6, "bfloat16": 0.35, "float16": 0.35},
         "health, all kinds": {"float32": 0.6, "bfloat16": 0.35, "float16": 0.35},
-        "alarm": {"float32": 1.0, "bfloat16": 1.0, "float16": 1.0},
     },
     # copy_ moves two bytes for each that it reads; the rate of the memory is what a kernel that only reads can reach.
     "cuda": {"health": {"float32": 1.8, "bfloat16": 1.8, "float16": 1.8}},
@@ -77,7 +76,6 @@ def candidates(x: torch.Tensor) -> dict[str, Callable[[], object]]:
         "health, all kinds": lambda: measure_health(mixed),
         "health, 1 cast": lambda: measure_health(x, casts=("float16",)),
         "histogram": lambda: measure_health(x, histogram=True),
-        "alarm": lambda: alarm(x),
         "health, read": lambda: health_of(x),
         "plain torch": lambda: plain_torch(x),
         "hooks": lambda: hooks(x),
@@ -183,7 +181,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["copy_", "health", "alarm", "hooks"])
+@pytest.mark.parametrize("name", ["copy_", "health", "hooks"])
 @pytest.mark.usefixtures("one_thread")
 def test_one_mebibyte(benchmark: Callable[[Callable[[], object]], object], name: str, dtype: torch.dtype) -> None:
     x = torch.randn((1 << 20) // dtype.itemsize).to(dtype)

@@ -8,9 +8,9 @@ SPEEDUP = Check(
     "speedup",
     "speed",
     "Each arm, such as the compiled model, is at least so many times as fast as the reference, such as eager mode. "
-    "Undecided where the machine is too noisy or the time too short to tell.",
-    "All arms take turns, block by block, in random order in one process, each twice a cycle; what the two runs "
-    "of the reference differ by is noise, its A/A twin. The ratio is "
+    "Undecided where the machine is too noisy or the time too short.",
+    "All arms take turns, block by block, in random order in one process, each twice a cycle; the difference of "
+    "the two runs of the reference is noise, its A/A twin. The ratio is "
     "the median of the paired ratios. It fails when the exact interval of the median lies below the limit and the "
     "median below it by more than the minimum effect (3 %); the interval's confidence allows for every comparison "
     "of the suite and every look at the growing data, so that one suite in a hundred, at most, fails without a "
@@ -30,9 +30,9 @@ REGRESSION = Check(
     "With ampcheck speed --base: base, a twin of it, and head run in processes of their own that take turns block "
     "by block, in at least three launches, since two launches of the same compiled code differ by 2 to 3 %; the "
     "interval carries the variation of launches. What Dynamo counts, graph breaks and recompilations, is compared "
-    "first. In a history steps are sought in each series of one hardware by a detector that tells one where there "
-    "is none in at most 1 % of series of 60 points: that holds for each series, so of a hundred one may be "
-    "expected to be told so. A step is a warning, since a build of today cannot mend the past.",
+    "first. In a history a detector searches each series of one hardware for steps, with false alarms in at most "
+    "1 % of series of 60 points: of a hundred series, expect one. A step is a warning, since a build of today cannot "
+    "mend the past.",
     "More work in the step, a graph break, a shape that compiles anew, a cast that autocast did not make before, "
     "a new release of PyTorch, a changed flag.",
     "The finding says whether the reference became faster or the arm slower, and the commits between which it "

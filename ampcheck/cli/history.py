@@ -1,25 +1,27 @@
-"""`ampcheck history`: what was measured so far, since when it is slower, and what changed there. No numerics here."""
+"""`ampcheck history`: the measurements so far, the steps in them, and the commits and versions that changed there."""
 
 from __future__ import annotations
 
 import argparse
-import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import Stdout, add_output, finish, require_writable
 from ampcheck.core.errors import UsageError
 
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, _SubParsersAction
 
-def add_command(commands: Any) -> None:
+
+def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add `history` to the parser's commands."""
     history = commands.add_parser(
         "history",
-        help="tell since when a benchmark is slower, and what changed there",
-        description="Read the history of speed in a folder, find its steps and tell the commits and versions between "
-        "which they lie. A step down is a warning, since a build of today cannot mend the past; with --fail it is a "
+        help="report since when a benchmark is slower, and what changed there",
+        description="Read the history of speed in a folder, find its steps and report the commits and versions between "
+        "which they are. A step down is a warning, since a build of today cannot mend the past; with --fail it is a "
         "failure. Exit code 0: it was read; 1: with --fail, a step down among the last points; 2: usage error.",
     )
-    history.add_argument("folder", metavar="DIR", help="what pytest --ampcheck-history=DIR wrote")
+    history.add_argument("folder", metavar="DIR", help="the folder of pytest --ampcheck-history=DIR")
     history.add_argument(
         "--import",
         dest="imports",
@@ -27,10 +29,10 @@ def add_command(commands: Any) -> None:
         default=[],
         metavar="FILE",
         help="add pytest-benchmark's JSON to the history first: a file, or a folder such as .benchmarks; "
-        "may be given several times; what is there already is not added again",
+        "may be given several times; known measurements are not added again",
     )
     history.add_argument(
-        "--effect", type=float, default=2.0, metavar="PERCENT", help="the smallest step that is told (default: 2)"
+        "--effect", type=float, default=2.0, metavar="PERCENT", help="the smallest step that is reported (default: 2)"
     )
     history.add_argument("--fail", action="store_true", help="a step down fails, such as for a nightly job")
     add_output(history)
@@ -39,7 +41,7 @@ def add_command(commands: Any) -> None:
 
 def _history(options: argparse.Namespace) -> int:
     require_writable(html=options.html, json=options.json)
-    if not (math.isfinite(options.effect) and 0 <= options.effect < 100):
+    if not 0 <= options.effect < 100:
         raise UsageError(f"--effect is per cent, at least 0 and below 100; found {options.effect:g}")
 
     from importlib.metadata import version
@@ -55,12 +57,11 @@ def _history(options: argparse.Namespace) -> int:
     console, out = Console(), Stdout()
     if options.imports:
         done = import_benchmarks(options.folder, options.imports)
+        lines = [f"imported: {done.added:,} new, {done.known:,} known already"]
+        lines += [f"not imported: {note}" for note in done.notes]
         with out:
-            for text in (
-                f"imported: {done.added:,} new, {done.known:,} known already",
-                *(f"not imported: {note}" for note in done.notes),
-            ):
-                console.print(clean(text), highlight=False, markup=False)
+            for line in lines:
+                console.print(clean(line), highlight=False, markup=False)
     run = trend_run(
         load(options.folder),
         effect=options.effect / 100,

@@ -1,7 +1,6 @@
-"""Is this tensor numerically well? Statistics in one pass, read when asked, merged across tensors, steps and ranks."""
+"""The numerical health of a tensor: statistics in one pass, read later, merged across tensors, steps and ranks."""
 
 from ampcheck.health.measure import PendingHealth as PendingHealth
-from ampcheck.health.measure import alarm as alarm
 from ampcheck.health.measure import health_of as health_of
 from ampcheck.health.measure import measure_health as measure_health
 from ampcheck.health.measure import read_all as read_all

@@ -1,7 +1,7 @@
-"""The fast CPU path: a small C++ kernel, compiled on first use and kept in the user's cache directory.
+"""The fast CPU path: a small C++ kernel, compiled on first use and stored in the user's cache directory.
 
-It touches neither Dynamo nor the dispatcher: it reads memory through a pointer, without the GIL. Where there is no
-compiler, ``unavailable()`` says so and the caller falls back to plain torch.
+It bypasses Dynamo and the dispatcher: it reads memory through a pointer, without the GIL. Where there is no compiler,
+``unavailable()`` gives the reason and the caller falls back to plain torch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,6 @@ def pack(tensor: torch.Tensor, plan: Plan) -> list[float]:
     return out[:]
 
 
-def alarm(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``[amax, smallest nonzero magnitude]`` of a dense float64, float32, bfloat16 or float16 tensor."""
-    out = torch.empty(2, dtype=torch.float64)
-    function = _function(f"alarm_{str(tensor.dtype).removeprefix('torch.')}")
-    function(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.numel()), ctypes.c_void_p(out.data_ptr()))
-    return out
-
-
 def unavailable() -> str | None:
     """Return why there is no fast path on this machine, ``None`` where there is one."""
     kernels = _library()
@@ -51,20 +43,13 @@ def unavailable() -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def _prepared(plan: Plan) -> tuple[Callable[..., None], ctypes.Array[ctypes.c_int64], int]:
-    codes = plan.code_limits
-    function = _function(f"measure_{plan.format.name}")
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes = [pointer, integer, pointer, integer, integer, pointer]
-    return function, (ctypes.c_int64 * len(codes))(*codes), int(plan.histogram)
-
-
-def _function(name: str) -> ctypes._NamedFuncPointer:
-    kernels = _library()
+    kernels, codes = _library(), plan.code_limits
     if isinstance(kernels, str):
         raise UsageError(f"The fast CPU path needs its kernel; {kernels}.")
-    function = kernels[name]
-    function.restype = None
-    return function
+    function = kernels[f"measure_{plan.format.name}"]
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes, function.restype = [pointer, integer, pointer, integer, integer, pointer], None
+    return function, (ctypes.c_int64 * len(codes))(*codes), int(plan.histogram)
 
 
 @functools.cache
@@ -73,7 +58,9 @@ def _library() -> ctypes.CDLL | str:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None)
     if compiler is None:
         return "there is no C++ compiler (c++, g++ or clang++) on the PATH"
-    key = hashlib.sha256("\0".join((SOURCE, *_FLAGS, _identity_of(compiler), _processor())).encode()).hexdigest()
+    real = Path(compiler).resolve()
+    identity = f"{real} {real.stat().st_size} {real.stat().st_mtime_ns}"
+    key = hashlib.sha256("\0".join((SOURCE, *_FLAGS, identity, _processor())).encode()).hexdigest()
     try:
         return _cached(_cache_directory() / f"health-{key[:32]}.so", compiler)
     except (OSError, subprocess.SubprocessError) as error:
@@ -86,7 +73,7 @@ def _cached(path: Path, compiler: str) -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
         except OSError:
             path.unlink(missing_ok=True)  # damaged: build it again
-    # A process beside this one may build too: whole files only, moved into place at once.
+    # Another process may build too: the whole file is moved into place at once.
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / path.name
         try:
@@ -111,13 +98,8 @@ def _cache_directory() -> Path:
         return Path(tempfile.mkdtemp(prefix="ampcheck-"))
 
 
-def _identity_of(compiler: str) -> str:
-    real = Path(compiler).resolve()
-    return f"{real} {real.stat().st_size} {real.stat().st_mtime_ns}"
-
-
 def _processor() -> str:
-    """Tell processors apart whose instruction sets differ: a home directory may be shared between machines."""
+    """Identify the instruction set: a home directory may be shared between machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

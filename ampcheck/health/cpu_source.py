@@ -1,11 +1,11 @@
-"""The C++ source of the fast CPU path. A string, so that it travels with the package and hashes into the cache's key.
+"""The C++ source of the fast CPU path: a string, which is packaged like any module and is part of the cache's key.
 
 The bits of a float without its sign, read as an integer, rise with its magnitude. So every count, amax and amin are
-integer compares; only the sum of squares converts, to float64, where no square of a float32 overflows. Data goes by in
-blocks that stay in the first-level cache. The extrema of a block come first: a limit that lies outside of them needs no
-counting, and a block without infinities and NaNs no masks, which spares most of the work on ordinary data.
+integer comparisons; only the sum of squares converts, to float64, where no square of a float32 overflows. Data is read
+in blocks that stay in the first-level cache. The extrema of a block come first: a limit outside of them needs no
+counting, and a block without infinities and NaNs no masks, which saves most of the work on ordinary data.
 
-Vector types are those of GCC and Clang; intrinsics stand only where GCC 12 splits a conversion.
+Vector types are those of GCC and Clang; intrinsics are used only where GCC 12 splits a conversion.
 """
 
 SOURCE = r"""
@@ -39,7 +39,7 @@ typedef Pack<int16_t, wide>::type Shorts;
 
 template <class V> inline V load(const void* p) { V v; std::memcpy(&v, p, sizeof v); return v; }
 
-// torch.set_flush_denormal must not hide what is looked for.
+// torch.set_flush_denormal must not hide subnormals.
 struct DefaultFloatEnvironment {
     std::fenv_t saved;
     DefaultFloatEnvironment() { std::fegetenv(&saved); std::fesetenv(FE_DFL_ENV); }
@@ -266,36 +266,12 @@ void measure(const void* data, int64_t n, const int64_t* limits, int64_t k, int6
     if (with_histogram) histogram<F>(p, n, out + k + 3);
 }
 
-template <class F> void alarm(const void* data, int64_t n, double* out) {
-    using S = Statistics<F>;
-    using Word = typename S::Word;
-    const auto* p = static_cast<const Word*>(data);
-    DefaultFloatEnvironment guard;
-    typename S::V amax = {}, amin = typename S::V{} + S::top;
-    int64_t i = 0;
-    for (; i + S::lanes <= n; i += S::lanes) {
-        typename S::V m = load<typename S::V>(p + i) & S::top;
-        amax = m > amax ? m : amax;
-        m = (m - 1) & S::top;
-        amin = m < amin ? m : amin;
-    }
-    Word high = S::largest(amax), low = S::smallest(amin);
-    for (; i < n; ++i) {
-        const Word m = p[i] & S::top, less = Word(m - 1) & S::top;
-        high = m > high ? m : high;
-        low = less < low ? less : low;
-    }
-    out[0] = high < F::inf ? value_of<F>(high) : high == F::inf ? infinity : std::numeric_limits<double>::quiet_NaN();
-    out[1] = low < F::inf - 1 ? value_of<F>(low + 1) : infinity;
-}
-
 }  // namespace
 
 #define EXPORT(name, F)                                                                                              \
     extern "C" void measure_##name(const void* x, int64_t n, const int64_t* l, int64_t k, int64_t h, double* out) {  \
         measure<F>(x, n, l, k, h, out);                                                                              \
-    }                                                                                                                \
-    extern "C" void alarm_##name(const void* x, int64_t n, double* out) { alarm<F>(x, n, out); }
+    }
 EXPORT(float64, Float64)
 EXPORT(float32, Float32)
 EXPORT(bfloat16, BFloat16)

@@ -1,12 +1,12 @@
-"""Measure a tensor's health: choose the path, read the result when asked."""
+"""Measure a tensor's health: choose the implementation, read the result later."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 
@@ -17,61 +17,66 @@ from ampcheck.health.stats import TensorHealth, Unmeasured
 from ampcheck.health.subnormals import flushed_here
 from ampcheck.health.values import values_of
 
+Packed: TypeAlias = "torch.Tensor | Sequence[float]"
+Pack: TypeAlias = Callable[[torch.Tensor, Plan], Packed]
+"""Statistics of a dense tensor whose dtype is its own carrier, in the order of the plan."""
+
 
 @dataclass(frozen=True, slots=True)
 class PendingHealth:
     """Statistics that were computed, or queued on their device, and not yet read.
 
-    ``packed`` is a float64 vector on the tensor's device, or plain floats for a tensor of the CPU; ``plan`` says what
-    stands where. ``numel`` counts all elements, ``unstored`` those of them that a sparse tensor leaves out.
+    ``packed`` is a float64 vector on the tensor's device, or plain floats for a tensor of the CPU, in the order of
+    ``plan``. ``numel`` counts all elements, ``unstored`` those of them that a sparse tensor leaves out.
     """
 
-    packed: torch.Tensor | Sequence[float]
+    packed: Packed
     plan: Plan
     dtype: str
     numel: int
     unstored: int = 0
 
     def read(self) -> TensorHealth:
-        """Return the record. The only place that waits for the device."""
-        values = self.packed.tolist() if isinstance(self.packed, torch.Tensor) else self.packed
-        return self.unpack(values)
+        """Return the record, after waiting for the device."""
+        return self.unpack(self.packed.tolist() if isinstance(self.packed, torch.Tensor) else self.packed)
 
     def unpack(self, values: Sequence[float]) -> TensorHealth:
-        """Return the record for ``values``, the packed vector as it was read."""
+        """Return the record for ``values``, the packed vector read from its device."""
         return self.plan.unpack(values, self.dtype, self.numel, self.unstored)
 
 
 def measure_health(
     tensor: torch.Tensor, *, histogram: bool = False, casts: Iterable[torch.dtype | str] = ()
 ) -> PendingHealth | Unmeasured:
-    """Measure the values that ``tensor`` holds on this process, of any shape, in one pass, without synchronising.
+    """Measure the values of ``tensor`` on this process, of any shape, in one pass, without synchronising.
 
-    ``histogram`` asks for the counts by exponent, ``casts`` for what a cast to each of these formats would lose.
+    ``histogram``: counts by exponent. ``casts``: formats, to count the losses of a cast to each.
 
     Floating-point tensors (64, 32, 16 and 8 bits) are measured in their own dtype. Complex tensors are measured as
     their real view, with two elements for one; integers and booleans as float64 (exact up to 2**53). A DTensor is
     measured by its local shard, without gathering: merge the records of the ranks. Elements that a sparse tensor does
-    not store are zeros. What cannot be measured gives ``Unmeasured``, with the reason.
+    not store are zeros. Other tensors give ``Unmeasured``, with the reason.
 
-    Gradients, hooks and Dynamo are left alone. Inside a dispatch mode, call it with the mode disabled.
+    Does not affect gradients, hooks and Dynamo. Inside a dispatch mode, call it with the mode disabled.
 
-    Raises ``UsageError`` for what is no tensor, and for a cast to what is no floating-point format.
+    Raises ``UsageError`` for an argument that is no tensor, and for a cast to an unknown format.
     """
-    values = _values_of(tensor)
-    if isinstance(values, Unmeasured):
-        return values
-    path = _path_for(values)
-    if isinstance(path, Unmeasured):
-        return path
-    plan = plan_for(values.dtype, tuple(casts), histogram)
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"Health is a tensor's; got {type(tensor).__name__}.")
     with torch.no_grad():
-        packed = path.pack(_dense(values), plan)
-    numel = values.numel()
+        values = values_of(tensor)
+        if isinstance(values, Unmeasured):
+            return values
+        pack = _implementation(values)
+        if isinstance(pack, Unmeasured):
+            return pack
+        plan = plan_for(values.dtype, tuple(casts), histogram)
+        packed = pack(_dense(values), plan)
     unstored = 0
     if tensor.layout not in (torch.strided, torch.jagged):
-        unstored = tensor.numel() * (2 if tensor.is_complex() else 1) - numel
-    return PendingHealth(packed, plan, str(tensor.dtype).removeprefix("torch."), numel + unstored, unstored)
+        unstored = tensor.numel() * (2 if tensor.is_complex() else 1) - values.numel()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return PendingHealth(packed, plan, dtype, values.numel() + unstored, unstored)
 
 
 def health_of(
@@ -83,86 +88,52 @@ def health_of(
 
 def read_all(pending: Iterable[PendingHealth | Unmeasured]) -> list[TensorHealth | Unmeasured]:
     """Read several at once, in their order, with one transfer for each device."""
-    wanted = list(pending)
+    every = list(pending)
     devices: dict[torch.device, list[torch.Tensor]] = {}
-    for one in wanted:
-        if isinstance(one, PendingHealth) and isinstance(one.packed, torch.Tensor):
-            devices.setdefault(one.packed.device, []).append(one.packed)
+    for health in every:
+        if isinstance(health, PendingHealth) and isinstance(health.packed, torch.Tensor):
+            devices.setdefault(health.packed.device, []).append(health.packed)
     values = {device: iter(torch.cat(vectors).tolist()) for device, vectors in devices.items()}
-    read: list[TensorHealth | Unmeasured] = []
-    for one in wanted:
-        if isinstance(one, PendingHealth) and isinstance(one.packed, torch.Tensor):
-            read.append(one.unpack(list(itertools.islice(values[one.packed.device], one.plan.width))))
-        else:
-            read.append(one.read())
-    return read
+    return [
+        health.unpack(list(itertools.islice(values[health.packed.device], health.plan.width)))
+        if isinstance(health, PendingHealth) and isinstance(health.packed, torch.Tensor)
+        else health.read()
+        for health in every
+    ]
 
 
-def alarm(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``[amax, smallest nonzero magnitude]``, float64, on the tensor's device, without synchronising.
-
-    The cheapest look at a tensor: ``amax`` is NaN if any element is, else infinity if any element is; without a nonzero
-    finite element the second is infinity. Raises ``UsageError`` for what ``measure_health`` would not measure.
-    """
-    values = _values_of(tensor)
-    path = values if isinstance(values, Unmeasured) else _path_for(values)
-    if isinstance(values, Unmeasured) or isinstance(path, Unmeasured):
-        raise UsageError(f"An alarm needs a tensor that can be measured; this one is {path}.")
-    with torch.no_grad():
-        return path.alarm(_dense(values))
-
-
-def _values_of(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
-    if not isinstance(tensor, torch.Tensor):
-        raise UsageError(f"Health is a tensor's; got {type(tensor).__name__}.")
-    with torch.no_grad():
-        return values_of(tensor)
-
-
-class _Path(Protocol):
-    """A way to the statistics of a dense tensor whose dtype is its own carrier; each is a module."""
-
-    def pack(self, tensor: torch.Tensor, plan: Plan) -> torch.Tensor | Sequence[float]: ...
-
-    def alarm(self, tensor: torch.Tensor) -> torch.Tensor: ...
-
-
-def _path_for(values: torch.Tensor) -> _Path | Unmeasured:
+def _implementation(values: torch.Tensor) -> Pack | Unmeasured:
     if values.device.type == "cpu":
-        why_not = cpu.unavailable()
-        if why_not is None:
-            return cpu
+        reason = cpu.unavailable()
+        if reason is None:
+            return cpu.pack
         if flushed_here():
-            return Unmeasured(f"this thread flushes subnormals (torch.set_flush_denormal) and {why_not}")
+            return Unmeasured(f"this thread flushes subnormals (torch.set_flush_denormal) and {reason}")
     elif values.device.type == "cuda":
-        return _triton() or oracle
+        return _triton() or oracle.pack
     elif values.device.type == "mps":
         return Unmeasured("mps has no float64; measure a copy on the CPU")
-    return oracle
+    return oracle.pack
 
 
 @functools.cache
-def _triton() -> _Path | None:
+def _triton() -> Pack | None:
     try:
-        from ampcheck.health import triton_kernel
+        from ampcheck.health.triton_kernel import pack
     except ImportError:
         return None
-    return triton_kernel
+    return pack
 
 
 def _dense(values: torch.Tensor) -> torch.Tensor:
     """Return the elements without gaps, in any order, in the dtype that carries them."""
     carried = values.detach().to(carrier_of(values.dtype))
-    return carried if _is_dense(carried) else carried.contiguous()
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    if tensor.is_contiguous():
-        return True
+    if carried.is_contiguous():
+        return carried
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(carried.stride(), carried.shape, strict=True)):
         if size != 1:
             if stride != expected:
-                return False
+                return carried.contiguous()
             expected *= size
-    return True
+    return carried

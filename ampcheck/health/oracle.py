@@ -1,6 +1,6 @@
-"""The readable oracle: plain torch, every magnitude in float64, one call a statistic. Slow, and right.
+"""The readable oracle: plain torch, every magnitude in float64, one call per statistic. Slow and correct.
 
-It judges the fast paths in the tests and stands in for them where they cannot run.
+It judges the fast implementations in the tests and replaces them where they cannot run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from ampcheck.health.plan import Plan
 def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return the packed vector (float64, ``plan.width`` elements, on the tensor's device) without synchronising.
 
-    ``tensor`` is real, strided and of ``plan.dtype``. Float32 and bfloat16 subnormals are lost where the thread flushes
-    them (``torch.set_flush_denormal``): the caller sees to that.
+    ``tensor`` is real, strided and of ``plan.carrier``. Float32 and bfloat16 subnormals are lost where the thread
+    flushes them (``torch.set_flush_denormal``): the caller checks that.
     """
     wide = tensor.to(torch.float64).abs()
     finite = wide.isfinite()
     present = finite & (wide > 0)
+    amax, amin = wide.new_zeros(()), wide.new_full((), math.inf)
+    if wide.numel():
+        amax, amin = torch.where(finite, wide, 0.0).amax(), torch.where(present, wide, math.inf).amin()
     counts = [
         wide == 0,
         wide < plan.smallest_normal,
@@ -28,30 +31,9 @@ def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
         ~wide.isnan(),
         *(wide < limit for limit in plan.cast_limits),
     ]
-    statistics = [
-        *(mask.sum() for mask in counts),
-        largest(torch.where(finite, wide, 0.0)),
-        smallest(torch.where(present, wide, math.inf)),
-        torch.where(finite, wide, 0.0).square().sum(),
-    ]
+    statistics = [*(mask.sum() for mask in counts), amax, amin, torch.where(finite, wide, 0.0).square().sum()]
     packed = torch.stack([value.to(torch.float64) for value in statistics])
     return torch.cat([packed, _histogram(wide, present, plan.exponents)]) if plan.histogram else packed
-
-
-def alarm(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``[amax, smallest nonzero magnitude]`` as float64, NaN and infinity carried through by ``amax``."""
-    wide = tensor.to(torch.float64).abs()
-    return torch.stack([largest(wide), smallest(torch.where(wide > 0, wide, math.inf))])
-
-
-def largest(wide: torch.Tensor) -> torch.Tensor:
-    """Return the maximum, 0.0 of no element."""
-    return wide.amax() if wide.numel() else wide.new_zeros(())
-
-
-def smallest(wide: torch.Tensor) -> torch.Tensor:
-    """Return the minimum, infinity of no element."""
-    return wide.amin() if wide.numel() else wide.new_full((), math.inf)
 
 
 def _histogram(wide: torch.Tensor, present: torch.Tensor, exponents: range) -> torch.Tensor:

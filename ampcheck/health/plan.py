@@ -1,12 +1,12 @@
-"""What to count in a tensor of a dtype, and how a packed vector of counts becomes a TensorHealth.
+"""The counts to take of a tensor of a dtype, and the conversion of a packed vector of counts into a TensorHealth.
 
-Every count is "magnitudes below a limit". A path (oracle, CPU, Triton) fills one float64 vector:
+Every count is "magnitudes below a limit". An implementation (oracle, CPU, Triton) fills one float64 vector:
 
     below(smallest positive), below(smallest normal), below(infinity), not NaN,
     for each cast: below(first kept), below(first normal), below(first beyond the range),
     amax, amin, sum of squares, and the bins of the histogram, if any.
 
-Differences of counts give the record, so that no path knows what a count is for.
+Differences of counts give the record, so that no implementation depends on the meaning of a count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ampcheck.health.stats import CastLoss, TensorHealth
 from ampcheck.health.subnormals import subnormals_kept
 
 _BEFORE_CASTS = 4
-_CARRIERS = {torch.float64: torch.float64, torch.bfloat16: torch.bfloat16, torch.float16: torch.float16}
 
 
 def carrier_of(dtype: torch.dtype) -> torch.dtype:
@@ -32,9 +31,9 @@ def carrier_of(dtype: torch.dtype) -> torch.dtype:
 
     Eight-bit floats are widened to float32. Integers and booleans go to float64, exact up to 2**53.
     """
-    if dtype.is_floating_point:
-        return _CARRIERS.get(dtype, torch.float32)
-    return torch.float64
+    if not dtype.is_floating_point:
+        return torch.float64
+    return dtype if dtype in (torch.float64, torch.bfloat16, torch.float16) else torch.float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +58,9 @@ class Plan:
     @property
     def exponents(self) -> range:
         """Exponents of the histogram's bins: all that the carrier's finite nonzero values can have."""
-        if not self.histogram:
-            return range(0)
         carrier = self.format
-        return range(
-            carrier.min_exponent - carrier.mantissa_bits, carrier.min_exponent + (1 << carrier.exponent_bits) - 2
-        )
+        first, last = carrier.min_exponent - carrier.mantissa_bits, carrier.min_exponent + (1 << carrier.exponent_bits)
+        return range(first, last - 2) if self.histogram else range(0)
 
     @property
     def width(self) -> int:
@@ -74,13 +70,14 @@ class Plan:
     @property
     def code_limits(self) -> tuple[int, ...]:
         """The limits of all counts as the carrier's bit patterns without sign, which rise with the magnitude."""
+        carrier, limits = self.format, (self.smallest_normal, *self.cast_limits)
+        inf = ((1 << carrier.exponent_bits) - 1) << carrier.mantissa_bits
         with subnormals_kept():
-            normal, *casts = (magnitude_code(self.format, limit) for limit in (self.smallest_normal, *self.cast_limits))
-        inf = ((1 << self.format.exponent_bits) - 1) << self.format.mantissa_bits
+            normal, *casts = (bisect.bisect_left(range(inf), limit, key=carrier.decode) for limit in limits)
         return (1, normal, inf, inf + 1, *casts)
 
     def unpack(self, packed: Sequence[float], dtype: str, numel: int, unstored: int = 0) -> TensorHealth:
-        """Turn a packed vector, read from its device, into the record of ``numel`` elements.
+        """Return the record of ``numel`` elements, given their packed vector.
 
         ``unstored`` of them are zeros that the vector does not count.
         """
@@ -107,15 +104,9 @@ class Plan:
         )
 
 
-def magnitude_code(carrier: FloatFormat, limit: float) -> int:
-    """Return the code of the first magnitude of ``carrier`` that is not smaller than ``limit``, at most infinity's."""
-    codes = range(((1 << carrier.exponent_bits) - 1) << carrier.mantissa_bits)
-    return bisect.bisect_left(codes, limit, key=carrier.decode)
-
-
 @functools.lru_cache(maxsize=256)
 def plan_for(dtype: torch.dtype, casts: tuple[torch.dtype | str, ...], histogram: bool) -> Plan:
-    """Return the plan for a dtype. Raises ``UsageError`` for a cast to what is no floating-point format."""
+    """Return the plan for a dtype. Raises ``UsageError`` for a cast to an unknown format."""
     carrier = carrier_of(dtype)
     own = format_of(dtype if dtype.is_floating_point else carrier)
     targets = {target.name: target for target in map(format_of, casts)}

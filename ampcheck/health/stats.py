@@ -1,8 +1,9 @@
-"""What one pass over a tensor tells, as a record that merges: across tensors, steps and ranks."""
+"""The statistics of one pass over a tensor, as a record that merges across tensors, steps and ranks."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,7 +16,7 @@ MIXED = "mixed"
 class CastLoss(NamedTuple):
     """How many nonzero finite elements a cast would take to zero, to a subnormal, and out of the finite range.
 
-    ``to_inf`` counts what rounds beyond the largest finite value, whether the cast then gives infinity, NaN or
+    ``to_inf`` counts elements that round beyond the largest finite value, whether the cast then gives infinity, NaN or
     (PyTorch's float8_e4m3fn) that largest value. An element that is subnormal already, and stays so, counts too.
     """
 
@@ -33,9 +34,9 @@ class TensorHealth:
     ``sumsq`` the sum of squares of the finite elements in float64 (infinite where that overflows, as only float64
     elements can make it). ``subnormals`` refers to the tensor's own dtype.
 
-    ``histogram`` is ``None`` where it was not asked for, else pairs ``(exponent, count)`` in rising order, without
+    ``histogram`` is ``None`` where it was not measured, else pairs ``(exponent, count)`` in rising order, without
     empty bins: nonzero finite elements by ``floor(log2(|x|))``, subnormals by their true exponent. ``casts`` maps a
-    format's name to what a cast to it would lose.
+    format's name to the losses of a cast to it.
 
     The merge is associative (``sumsq`` up to rounding) and commutative. A record without elements is its identity; only
     the casts and the histogram that both sides have survive it, since a partial count would understate.
@@ -55,7 +56,7 @@ class TensorHealth:
 
     @classmethod
     def empty(cls, dtype: str = MIXED) -> TensorHealth:
-        """Return the record of no element at all: the identity of the merge."""
+        """Return the record without elements: the identity of the merge."""
         return cls(dtype, 0, 0, 0, 0, 0, amax=0.0, amin=math.inf, sumsq=0.0, histogram=())
 
     @property
@@ -70,7 +71,7 @@ class TensorHealth:
 
     @property
     def nonzero(self) -> int:
-        """Number of nonzero finite elements: those that ``amin``, the histogram and the casts speak of."""
+        """Number of nonzero finite elements, to which ``amin``, the histogram and the casts refer."""
         return self.finite - self.zeros
 
     @property
@@ -105,6 +106,10 @@ class TensorHealth:
             return NotImplemented
         if bool(self.numel) != bool(other.numel):
             return self if self.numel else other
+        histogram = None
+        if self.histogram is not None and other.histogram is not None:
+            counts = Counter(dict(self.histogram)) + Counter(dict(other.histogram))
+            histogram = tuple(sorted(counts.items()))
         return TensorHealth(
             self.dtype if self.dtype == other.dtype else MIXED,
             self.numel + other.numel,
@@ -115,24 +120,13 @@ class TensorHealth:
             amax=max(self.amax, other.amax),
             amin=min(self.amin, other.amin),
             sumsq=self.sumsq + other.sumsq,
-            histogram=_merge_histograms(self.histogram, other.histogram),
+            histogram=histogram,
             casts={
                 name: CastLoss(*map(sum, zip(loss, other.casts[name], strict=True)))
                 for name, loss in self.casts.items()
                 if name in other.casts
             },
         )
-
-
-def _merge_histograms(
-    a: tuple[tuple[int, int], ...] | None, b: tuple[tuple[int, int], ...] | None
-) -> tuple[tuple[int, int], ...] | None:
-    if a is None or b is None:
-        return None
-    counts = dict(a)
-    for exponent, count in b:
-        counts[exponent] = counts.get(exponent, 0) + count
-    return tuple(sorted(counts.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +136,7 @@ class Unmeasured:
     reason: str
 
     def read(self) -> Unmeasured:
-        """Return itself, so that what was not measured is read like what was."""
+        """Return itself, so that it can be read like ``PendingHealth``."""
         return self
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Do subnormals survive on this device? Probed, since compilers and flags decide it and no API tells."""
+"""Whether subnormals survive on a device: probed, since it depends on compilers and flags and no API reports it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class SubnormalSupport:
 def measure_subnormal_support(device: torch.device | str = "cpu") -> dict[str, SubnormalSupport]:
     """Probe every floating-point dtype that has subnormals on ``device``; keyed by the dtype's name. Synchronises.
 
-    Float8 dtypes have no arithmetic of their own in PyTorch, so that only the cast is probed. On the CPU the answer is
+    Float8 dtypes have no arithmetic of their own in PyTorch, so that only the cast is probed. On the CPU the result is
     that of the calling thread, which ``torch.set_flush_denormal`` changes.
     """
-    named = ((f, getattr(torch, f.name, None)) for f in FORMATS.values() if f.has_subnormals)
+    dtypes = {f: getattr(torch, f.name, None) for f in FORMATS.values() if f.has_subnormals}
     return {
         f.name: _probe(torch.device(device), dtype)
-        for f, dtype in named
+        for f, dtype in dtypes.items()
         if isinstance(dtype, torch.dtype) and dtype.itemsize * 8 == f.bits
     }
 
@@ -62,23 +62,12 @@ def subnormals_kept() -> Iterator[None]:
 
 
 def _probe(device: torch.device, dtype: torch.dtype) -> SubnormalSupport:
-    mantissa_bits = format_of(dtype).mantissa_bits
-    normal = 1 << mantissa_bits  # the code of the smallest normal value; half as much again is 1.5 times the value
-
-    def multiply() -> torch.Tensor:
-        return _filled(dtype, normal, device) * 0.5
-
-    def add() -> torch.Tensor:
-        return _filled(dtype, normal + normal // 2, device) - _filled(dtype, normal, device)
-
-    def cast() -> torch.Tensor:
-        if dtype is torch.float64:
-            return _filled(torch.float32, 1, device).to(dtype)
-        wide = torch.float64 if dtype is torch.float32 else torch.float32
-        # Half the smallest normal value, a power of two, written by its code: arithmetic might flush it already.
-        source = format_of(wide)
-        code = source.encode(format_of(dtype).smallest_normal / 2)
-        return _filled(wide, code, device).to(dtype)
+    normal = 1 << format_of(dtype).mantissa_bits  # the code of the smallest normal value; half as much again is 1.5 x
+    source, code = torch.float32, 1  # read by a cast to float64
+    if dtype is not torch.float64:
+        # Half the smallest normal value, a power of two, by its code: arithmetic might flush it already.
+        source = torch.float64 if dtype is torch.float32 else torch.float32
+        code = format_of(source).encode(format_of(dtype).smallest_normal / 2)
 
     def survives(operation: Callable[[], torch.Tensor]) -> bool | None:
         try:
@@ -86,8 +75,13 @@ def _probe(device: torch.device, dtype: torch.dtype) -> SubnormalSupport:
         except (RuntimeError, TypeError, NotImplementedError):
             return None
 
-    name = str(dtype).removeprefix("torch.")
-    return SubnormalSupport(str(device), name, survives(multiply), survives(add), survives(cast))
+    return SubnormalSupport(
+        str(device),
+        str(dtype).removeprefix("torch."),
+        multiply=survives(lambda: _filled(dtype, normal, device) * 0.5),
+        add=survives(lambda: _filled(dtype, normal + normal // 2, device) - _filled(dtype, normal, device)),
+        cast=survives(lambda: _filled(source, code, device).to(dtype)),
+    )
 
 
 def _filled(dtype: torch.dtype, code: int, device: torch.device) -> torch.Tensor:
@@ -96,5 +90,5 @@ def _filled(dtype: torch.dtype, code: int, device: torch.device) -> torch.Tensor
 
 
 def _nonzero(values: torch.Tensor) -> bool:
-    """Look at the bits: a comparison would flush too."""
+    """Compare the bits: a floating-point comparison would flush too."""
     return bool((values.view(_WORDS[values.dtype.itemsize]).cpu() != 0).all())

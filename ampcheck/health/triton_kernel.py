@@ -1,4 +1,4 @@
-"""The CUDA path: one pass of a Triton kernel, and a second, tiny one that adds up what its programs found.
+"""The CUDA path: one pass of a Triton kernel, and a second, tiny one that reduces the results of its programs.
 
 As on the CPU, the bits without the sign rise with the magnitude, so that counts and extrema are integer operations;
 squares are float64. The kernels are queued and nothing waits, except for the first use of a plan on a device, which
@@ -11,24 +11,22 @@ copies its limits there. Importing this module imports Triton.
 from __future__ import annotations
 
 import functools
-import math
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ampcheck.health.plan import Plan, plan_for
+from ampcheck.health.plan import Plan
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 _WARPS = 8
-_OPTIONS = {"num_warps": _WARPS, "enable_fp_fusion": True}  # said aloud, since Triton 3.9 warns of its default
+_OPTIONS = {"num_warps": _WARPS, "enable_fp_fusion": True}  # explicit, since Triton 3.9 warns of its default
 _PROGRAMS_PER_PROCESSOR = 8
 
 
 @triton.jit
 def _value(code, MANTISSA: tl.constexpr):
-    """Return finite codes as float64. The mantissa's width tells the formats apart."""
+    """Return finite codes as float64. The mantissa's width determines the format."""
     if MANTISSA == 52:
         value = code.to(tl.float64, bitcast=True)
     elif MANTISSA == 23:
@@ -43,12 +41,13 @@ def _value(code, MANTISSA: tl.constexpr):
 @triton.jit
 def _partial(
     words, limits, out, numel, INF: tl.constexpr, TOP: tl.constexpr, MANTISSA: tl.constexpr, COUNTS: tl.constexpr,
-    BLOCK: tl.constexpr, UNSIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write this program's column of ``out``, float64 [COUNTS + 5, programs].
 
-    The rows: what is below each limit, infinities and NaNs, NaNs, amax, amin, sum of squares.
+    The rows: magnitudes below each limit, infinities and NaNs, NaNs, amax, amin, sum of squares.
     """
+    UNSIGNED: tl.constexpr = tl.uint64 if MANTISSA == 52 else tl.uint32
     lane = tl.arange(0, BLOCK)[None, :]
     limit = tl.load(limits + tl.arange(0, COUNTS))[:, None]
     below = tl.zeros((COUNTS, BLOCK), tl.int32)
@@ -72,7 +71,7 @@ def _partial(
     infs_and_nans = (highest * 0).to(tl.int64)
     nans = infs_and_nans
     if highest >= INF:
-        # Rare, so that everyone else need not look: once more for what infinities and NaNs have spoilt.
+        # Rare: a second pass without the infinities and NaNs.
         many = tl.zeros((1, BLOCK), tl.int32)
         some = tl.zeros((1, BLOCK), tl.int32)
         amax = tl.zeros((1, BLOCK), limits.dtype.element_ty)
@@ -137,7 +136,7 @@ def _histogram(words, bins, numel, MANTISSA: tl.constexpr, FIELDS: tl.constexpr,
         code = tl.load(words + start + lane, mask=start + lane < numel, other=0)
         field = (code >> MANTISSA).to(tl.int32) & (FIELDS - 1)
         counts += tl.histogram(field, FIELDS).to(tl.int64)
-        # Subnormals are rare: one atomic operation each. As a float64 its mantissa tells floor(log2()) itself.
+        # Subnormals are rare: one atomic operation each. As a float64 its mantissa gives floor(log2()).
         mantissa = (code & ((1 << MANTISSA) - 1)).to(tl.float64)
         exponent = (mantissa.to(tl.int64, bitcast=True) >> 52) - 1023
         tl.atomic_add(bins + exponent, 1, mask=(field == 0) & (mantissa > 0))
@@ -145,7 +144,7 @@ def _histogram(words, bins, numel, MANTISSA: tl.constexpr, FIELDS: tl.constexpr,
     tl.atomic_add(bins + MANTISSA - 1 + field, counts, mask=(field > 0) & (field < FIELDS - 1))
 
 
-def constants_of(plan: Plan) -> dict[str, Any]:
+def constants_of(plan: Plan) -> dict[str, int]:
     """Return the compile-time arguments of ``_partial`` for a plan."""
     size, mantissa = plan.carrier.itemsize, plan.format.mantissa_bits
     top = (1 << 8 * size - 1) - 1
@@ -157,7 +156,6 @@ def constants_of(plan: Plan) -> dict[str, Any]:
         "COUNTS": counts,
         # Each thread loads 16 bytes at a time; many counts need the registers more.
         "BLOCK": _WARPS * 32 * 16 // size // max(1, counts // 8),
-        "UNSIGNED": tl.uint64 if size == 8 else tl.uint32,
     }
 
 
@@ -181,14 +179,6 @@ def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
         fields = (constants["INF"] >> mantissa) + 1
         _histogram[(programs,)](words, bins, numel, mantissa, fields, block, **_OPTIONS)
         return torch.cat([packed, bins.to(torch.float64)])
-
-
-def alarm(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``[amax, smallest nonzero magnitude]`` (float64, on the tensor's device) of a dense tensor."""
-    packed = pack(tensor, plan_for(tensor.dtype, (), False))
-    _, _, finite, numbers, amax, amin, _ = packed.unbind()
-    amax = torch.where(finite < numbers, math.inf, amax)
-    return torch.stack([torch.where(numbers < tensor.numel(), math.nan, amax), amin])
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,8 +1,9 @@
-"""Where a tensor keeps its values: the plain, real, strided tensor to measure, or why there is none."""
+"""The plain, real, strided tensor with the values of any tensor, or the reason why there is none."""
 
 from __future__ import annotations
 
 import sys
+from typing import cast
 
 import torch
 
@@ -22,11 +23,10 @@ _SPARSE = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
-    """Return the real strided tensor that holds the values of ``tensor``, without a copy and without a transfer.
+    """Return the real strided tensor with the values of ``tensor``, without a copy and without a transfer.
 
     A complex tensor gives its real view: two elements for one. A DTensor gives its local shard, unless that is itself
-    unmeasurable, and nothing is gathered. A sparse tensor gives the values that it stores. A jagged nested tensor gives
-    its buffer.
+    unmeasurable, without gathering. A sparse tensor gives its stored values. A jagged nested tensor gives its buffer.
     """
     if type(tensor) not in _PLAIN:
         unwrapped = _unwrap(tensor)
@@ -38,12 +38,12 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
     if tensor.is_nested:
         return Unmeasured("a nested tensor of strided layout has no single buffer; measure the parts of unbind()")
     if tensor.is_quantized:
-        return Unmeasured(f"it is quantised ({_name(tensor)}); measure what dequantize() returns")
+        return Unmeasured(f"it is quantised ({_name(tensor)}); measure the result of dequantize()")
     if tensor.layout is not torch.strided:
         stored = _stored(tensor)
         return stored if isinstance(stored, Unmeasured) else values_of(stored)
     if tensor.dtype.is_complex:
-        # Conjugation changes signs alone, which nothing here looks at; undoing it spares a copy.
+        # Conjugation changes signs alone, which do not count here; undoing it avoids a copy.
         return torch.view_as_real((tensor.conj() if tensor.is_conj() else tensor).detach())
     if tensor.dtype not in _MEASURED:
         return Unmeasured(f"elements of dtype {_name(tensor)} have no one numerical value each")
@@ -55,15 +55,13 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
 def _unwrap(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
     """Return the tensor inside a subclass."""
     kind = type(tensor).__name__
-    # A DTensor can only exist where somebody has imported its module, and importing it takes seconds.
-    homes = ("torch.distributed.tensor", "torch.distributed._tensor")  # the second up to torch 2.4
-    dtensor = next((c for home in homes if (c := getattr(sys.modules.get(home), "DTensor", None))), None)
-    if dtensor is not None and isinstance(tensor, dtensor):
-        local: torch.Tensor = tensor.to_local()
-        return local
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is not None:  # a DTensor
+        return cast("torch.Tensor", to_local())
+    # Importing the module takes seconds; a tensor of its class can exist only where it was imported.
     collectives = sys.modules.get("torch.distributed._functional_collectives")
     if collectives is not None and isinstance(tensor, collectives.AsyncCollectiveTensor):
-        return Unmeasured("its collective may still be running; measure what wait() returns")
+        return Unmeasured("its collective may still be running; measure the result of wait()")
     if torch.nn.parameter.is_lazy(tensor):
         return Unmeasured("a lazy parameter has no data before the first forward")
     if tensor.is_nested and tensor.layout is torch.jagged:
@@ -75,18 +73,18 @@ def _unwrap(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
             return tensor.as_subclass(torch.Tensor)
     if kind == "FakeTensor":
         return Unmeasured("a fake tensor has no data")
-    return Unmeasured(f"a {kind} keeps its values in tensors of its own; measure those")
+    return Unmeasured(f"a {kind} keeps its values in inner tensors; measure those")
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
     if tensor.layout is torch.sparse_coo:
         if not tensor.is_coalesced():
-            return Unmeasured("a sparse tensor that is not coalesced stores summands; measure what coalesce() returns")
+            return Unmeasured("a sparse tensor that is not coalesced stores summands; measure the result of coalesce()")
         return tensor.detach().values()
     if tensor.layout in _SPARSE:
         return tensor.detach().values()
     return Unmeasured(
-        f"its layout {str(tensor.layout).removeprefix('torch.')} is opaque; measure what to_dense() returns"
+        f"its layout {str(tensor.layout).removeprefix('torch.')} is opaque; measure the result of to_dense()"
     )
 
 

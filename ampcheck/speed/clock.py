@@ -59,10 +59,10 @@ class WallClock:
 
     def conditions(self) -> dict[str, float]:
         """Processes that are ready to run, and MHz of the first core where Linux reports it."""
-        found = {"load": os.getloadavg()[0]} if hasattr(os, "getloadavg") else {}
+        conditions = {"load": os.getloadavg()[0]} if hasattr(os, "getloadavg") else {}
         with suppress(OSError, ValueError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as lines:
-            found["MHz"] = next(float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz"))
-        return found
+            conditions["MHz"] = next(float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz"))
+        return conditions
 
 
 class CudaClock:
@@ -96,11 +96,11 @@ class CudaClock:
 
     def conditions(self) -> dict[str, float]:
         """MHz of the multiprocessors and degrees Celsius, where NVML reports them."""
-        found: dict[str, float] = {}
+        conditions: dict[str, float] = {}
         for name, read in (("MHz", self._cuda.clock_rate), ("degrees", self._cuda.temperature)):
             with suppress(Exception):  # NVML is optional, and each of its parts may be missing or forbidden
-                found[name] = float(read(self._device))
-        return found
+                conditions[name] = float(read(self._device))
+        return conditions
 
 
 def clock_of(device: str) -> Clock:

@@ -1,9 +1,9 @@
 """The statistic of a paired measurement: the median of the log-ratios, and its confidence intervals.
 
 Tables show a percentile bootstrap at 95 per cent. Verdicts rest on the exact interval of a median from its order
-statistics (the sign test inverted): it holds for every distribution, heavy tails included, and at confidences such as
-0.9999, which a suite of many comparisons needs and whose tail no affordable number of resamples resolves. With too few
-cycles for the confidence it is infinite, and nothing is decided.
+statistics (the sign test inverted): it is valid for every distribution, heavy tails included, and at confidences such
+as 0.9999, which a suite of many comparisons needs and whose tail no affordable number of resamples resolves. With too
+few cycles for the confidence it is infinite, and nothing is decided.
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ def _narrow(stats: SpeedStats, width: float) -> bool:
 
 def _require_arms(arms: Mapping[str, Step]) -> None:
     if not isinstance(arms, Mapping) or len(arms) < 2:
-        found = f"{len(arms)}" if isinstance(arms, Mapping) else type(arms).__name__
-        raise UsageError(f"two or more arms are required, a mapping of names to callables; found {found}")
+        what = f"{len(arms)}" if isinstance(arms, Mapping) else type(arms).__name__
+        raise UsageError(f"two or more arms are required, a mapping of names to callables; found {what}")
     for name, step in arms.items():
         if not isinstance(name, str) or not name or name == TWIN:
             raise UsageError(f"an arm's name is a text other than {TWIN!r}, the name of the reference's twin")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -192,19 +192,14 @@ def _judged(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Finding:
 def record_of(stats: SpeedStats, arm: str, *, name: str, precision: str = "float32", verdict: str = "") -> SpeedRecord:
     """The record of one arm."""
     times = stats.arm(arm)
-    ratio = paired_ratio(stats.reference, times)
+    ratio = asdict(paired_ratio(stats.reference, times))
     return SpeedRecord(
         name=name,
         reference=stats.reference.name,
         arm=arm,
-        ratio=ratio.median,
-        low=ratio.low,
-        high=ratio.high,
-        p05=ratio.p05,
-        minimum=ratio.minimum,
+        ratio=ratio.pop("median"),
+        **ratio,
         noise=aa_noise(log_ratios(stats.reference, stats.twin)),
-        cycles=ratio.cycles,
-        confidence=ratio.confidence,
         precision=precision,
         reference_seconds=stats.reference.median,
         arm_seconds=times.median,

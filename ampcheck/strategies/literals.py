@@ -1,24 +1,23 @@
-"""Values as code that can be pasted: `import torch`, and the text gives the same tensor, bit for bit."""
+"""Values as code to paste: after `import torch` the text gives the same tensor, bit for bit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-
+    from hypothesis.vendor.pretty import RepresentationPrinter
 
 PRINTED = 1024
 """Elements up to which Hypothesis prints a tensor in full; it warns of what is longer than some 30,000 characters."""
 
 
-def as_code(value: Any) -> str:
+def as_code(value: object) -> str:
     """Python code that makes `value` again where torch is imported.
 
     Tensors keep dtype, shape, strides, memory format, device and `requires_grad`; numbers are as short as their dtype
-    allows. Tuples, lists, mappings, numbers, strings, None, dtypes and devices are followed; anything else stands as
+    allows. Tuples, lists, dictionaries, numbers, strings, None, dtypes and devices are supported; anything else gives
     its `repr`.
     """
     import torch
@@ -33,7 +32,7 @@ def as_code(value: Any) -> str:
         return f"({', '.join(map(as_code, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, list):
         return f"[{', '.join(map(as_code, value))}]"
-    if isinstance(value, Mapping) and type(value) is dict:
+    if type(value) is dict:
         return "{" + ", ".join(f"{as_code(key)}: {as_code(item)}" for key, item in value.items()) + "}"
     if isinstance(value, torch.device):
         return f"torch.{value!r}"
@@ -41,14 +40,14 @@ def as_code(value: Any) -> str:
 
 
 def print_tensors_as_code() -> None:
-    """Let Hypothesis print tensors of a falsifying example as code; torch's own form has four digits and no strides.
+    """Make Hypothesis print tensors of a falsifying example as code; torch's `repr` has four digits and no strides.
 
     Tensors of more than `PRINTED` elements are named by dtype and shape alone. `hypothesis.vendor.pretty` looks up
     printers by the name of a type, so that torch need not be imported.
     """
     from hypothesis.vendor import pretty
 
-    def show(tensor: torch.Tensor, printer: Any, cycle: bool) -> None:
+    def show(tensor: torch.Tensor, printer: RepresentationPrinter, cycle: bool) -> None:
         large = tensor.numel() > PRINTED
         printer.text(f"<{tensor.dtype} of shape {tuple(tensor.shape)}>" if large else as_code(tensor))
 
@@ -72,16 +71,16 @@ def _tensor(tensor: torch.Tensor) -> str:
         return _dense(tensor, options)
     if dims >= 2 and tensor.transpose(-1, -2).is_contiguous():
         return f"{_dense(tensor.transpose(-1, -2), options)}.transpose(-1, -2)"
-    for name, wanted in (("channels_last", 4), ("channels_last_3d", 5)):
-        if dims == wanted and tensor.is_contiguous(memory_format=getattr(torch, name)):
+    for name, rank in (("channels_last", 4), ("channels_last_3d", 5)):
+        if dims == rank and tensor.is_contiguous(memory_format=getattr(torch, name)):
             return f"{_dense(tensor.contiguous(), options)}.contiguous(memory_format=torch.{name})"
     last = sum((n - 1) * stride for n, stride in zip(size, tensor.stride(), strict=True))
-    held = tensor.as_strided((last + 1,), (1,))
-    seen = torch.zeros(last + 1, dtype=torch.bool).as_strided(size, tensor.stride())
-    seen.fill_(True)  # what lies between the elements of a slice is no part of the tensor
-    gaps = ~torch.as_strided(seen, (last + 1,), (1,)).to(tensor.device)
-    held = held.clone().masked_fill_(gaps, 0) if bool(gaps.any()) else held
-    return f"{_dense(held, options)}.as_strided({size}, {tuple(tensor.stride())})"
+    storage = tensor.as_strided((last + 1,), (1,)).clone()
+    gaps = torch.ones(last + 1, dtype=torch.bool, device=tensor.device)  # elements that are no part of the tensor
+    gaps.as_strided(size, tensor.stride()).fill_(False)
+    if bool(gaps.any()):
+        storage.masked_fill_(gaps, 0)
+    return f"{_dense(storage, options)}.as_strided({size}, {tuple(tensor.stride())})"
 
 
 def _dense(tensor: torch.Tensor, options: str) -> str:

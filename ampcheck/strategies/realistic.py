@@ -1,4 +1,4 @@
-"""Magnitudes and structures as models have them: log-uniform, heavy tails, outlier channels, masks, token batches."""
+"""Magnitudes and structures of real models: log-uniform, heavy tails, outlier channels, masks, token batches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from hypothesis import strategies as st
 
+from ampcheck.core.arguments import parse_choice
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
-from ampcheck.strategies.tensors import EACH, _dtype, shapes
+from ampcheck.strategies.tensors import EACH, Shape, shapes, torch_dtype
 from ampcheck.strategies.values import values
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ def log_uniform(low: float, high: float, *, signed: bool = True) -> st.SearchStr
     if not (0 < low <= high < math.inf):
         raise UsageError(f"log_uniform needs 0 < low <= high, both finite; found {low} and {high}")
     first, last = math.frexp(low)[1] - 1, math.frexp(high)[1] - 1
-    closed = low < high == math.ldexp(1, last)  # a binade of one number, which ends the one before
+    closed = low < high == math.ldexp(1, last)  # a binade of one number, which ends the previous one
     last -= closed
 
     @st.composite
     def drawn(draw: st.DrawFn) -> float:
         step, exponent = draw(st.integers(0, 255)), draw(st.integers(first, last))
         size = high if closed and (step, exponent) == (255, last) else math.ldexp(1 + step / 256, exponent)
-        if not low <= size <= high:  # of the first or last binade a part alone lies in the range
+        if not low <= size <= high:  # the first or last binade is only partly in the range
             share = draw(st.integers(0, 255)) / 255
             size = min(max(math.exp(math.log(low) * (1 - share) + math.log(high) * share), low), high)
         return -size if signed and draw(st.booleans()) else size
@@ -43,14 +44,11 @@ def log_uniform(low: float, high: float, *, signed: bool = True) -> st.SearchStr
 
 
 def cancelling_pairs(
-    dtype: torch.dtype | str,
-    *,
-    min_value: float | None = None,
-    max_value: float | None = None,
+    dtype: torch.dtype | str, *, min_value: float | None = None, max_value: float | None = None
 ) -> st.SearchStrategy[tuple[float, float]]:
-    """Two numbers of the format whose sum is at most a few units in the last place: (a, -a moved a little).
+    """Two numbers of the format whose sum is at most a few units in the last place: a and nearly -a.
 
-    Raises `UsageError` unless the range holds numbers of both signs.
+    Raises `UsageError` unless the range contains numbers of both signs.
     """
     fmt = format_of(dtype)
     low, high = -fmt.max if min_value is None else min_value, fmt.max if max_value is None else max_value
@@ -62,9 +60,9 @@ def cancelling_pairs(
 
     @st.composite
     def drawn(draw: st.DrawFn) -> tuple[float, float]:
-        one = draw(values(fmt, min_value=-reach, max_value=reach))
-        other = fmt.round(-(one + draw(st.integers(-4, 4)) * fmt.ulp(one)), saturate=True)
-        return one, other if low <= other <= high else -one
+        first = draw(values(fmt, min_value=-reach, max_value=reach))
+        second = fmt.round(-(first + draw(st.integers(-4, 4)) * fmt.ulp(first)), saturate=True)
+        return first, second if low <= second <= high else -first
 
     return drawn()
 
@@ -74,14 +72,13 @@ def heavy_tails(
     draw: st.DrawFn,
     dtype: torch.dtype | str = "float32",
     *,
-    shape: Sequence[int] | st.SearchStrategy[tuple[int, ...]] | None = None,
+    shape: Sequence[int] | st.SearchStrategy[Shape] | None = None,
     scale: float = 1.0,
     limit: float = 1e4,
 ) -> torch.Tensor:
-    """Normal numbers of deviation `scale` with single elements up to `limit` times as large, cut off there.
+    """Normal numbers of deviation `scale` with single elements up to `limit` times as large, clamped to the dtype.
 
-    What lies beyond the largest value of the dtype is cut off at that value.
-    Student's t with 1 to 8 degrees of freedom: activations of trained transformers look like it.
+    Student's t with 1 to 8 degrees of freedom, as activations of trained transformers have.
     """
     import torch
 
@@ -104,37 +101,36 @@ def outlier_channels(
     factor: float = 100.0,
 ) -> torch.Tensor:
     """Normal numbers of deviation `scale`, with one to three channels along `dim` that are `factor` times as large
-    (Dettmers et al., arXiv:2208.07339), cut off at the largest value of the dtype."""
+    (Dettmers et al., arXiv:2208.07339), clamped to the dtype."""
     import torch
 
     sides = tuple(shape)
     if not sides or not -len(sides) <= dim < len(sides) or not sides[dim]:
         raise UsageError(f"outlier_channels need a shape with a side at dim; found shape {sides} and dim {dim}")
     generator = torch.Generator().manual_seed(draw(st.integers(0, 255)))
-    found = scale * torch.randn(sides, generator=generator, dtype=torch.float64)
+    tensor = scale * torch.randn(sides, generator=generator, dtype=torch.float64)
     channels = st.integers(0, sides[dim] - 1)
     for channel in draw(st.lists(channels, min_size=1, max_size=min(3, sides[dim]), unique=True)):
-        found.select(dim, channel).mul_(factor)
-    return _cast(found, dtype)
+        tensor.select(dim, channel).mul_(factor)
+    return _cast(tensor, dtype)
 
 
-def _cast(found: torch.Tensor, dtype: torch.dtype | str) -> torch.Tensor:
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | str) -> torch.Tensor:
     largest = format_of(dtype).max
-    return found.clamp(-largest, largest).to(_dtype(dtype))
+    return tensor.clamp(-largest, largest).to(torch_dtype(dtype))
 
 
 @st.composite
 def masks(
     draw: st.DrawFn, shape: Sequence[int], *, kind: Mask = "bool", dtype: torch.dtype | str = "float32"
 ) -> torch.Tensor:
-    """Attention masks over (..., queries, keys); True, or 0, is seen, and every query sees at least one key.
+    """Attention masks over (..., queries, keys); True, or 0, is visible, and every query sees at least one key.
 
-    kind: `bool` (any), `causal`, or `additive`: 0 and minus infinity in `dtype`. Shrinks to a mask that hides nothing.
+    kind: `bool` (any), `causal`, or `additive`: 0 and minus infinity in `dtype`. Shrinks to a mask without hidden keys.
     """
     import torch
 
-    if kind not in ("bool", "causal", "additive"):
-        raise UsageError(f"the kind of a mask is bool, causal or additive; found {kind!r}")
+    parse_choice(kind, "kind", ("bool", "causal", "additive"))
     sides = tuple(shape)
     if not sides or (kind == "causal" and len(sides) < 2) or 0 in sides:
         raise UsageError(f"a mask needs keys, and a causal one queries too; found shape {sides}")
@@ -145,7 +141,7 @@ def masks(
     how = draw(st.sampled_from(["nothing", "padding", "any"]))
     if how == "padding":
         for row in hidden:
-            row[keys - draw(st.integers(0, keys - 1)) :] = True  # it stands at the end
+            row[keys - draw(st.integers(0, keys - 1)) :] = True
     elif how == "any":
         if hidden.numel() <= EACH:
             drawn = draw(st.lists(st.booleans(), min_size=hidden.numel(), max_size=hidden.numel()))
@@ -157,7 +153,7 @@ def masks(
     mask = ~hidden.reshape(sides)
     if kind == "bool":
         return mask
-    return torch.zeros(sides, dtype=_dtype(dtype)).masked_fill_(~mask, -math.inf)
+    return torch.zeros(sides, dtype=torch_dtype(dtype)).masked_fill_(~mask, -math.inf)
 
 
 @st.composite
@@ -175,9 +171,9 @@ def token_batches(
             "token_batches need a vocabulary, batch and length of at least 1; "
             f"found {vocabulary}, {max_batch} and {max_length}"
         )
-    row = st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=max_length)
-    rows = draw(st.lists(row, min_size=1, max_size=max_batch))
+    tokens = st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=max_length)
+    rows = draw(st.lists(tokens, min_size=1, max_size=max_batch))
     length = max(map(len, rows))
-    ids = torch.tensor([[*one, *[padding] * (length - len(one))] for one in rows], dtype=torch.int64)
-    seen = torch.tensor([[1] * len(one) + [0] * (length - len(one)) for one in rows], dtype=torch.int64)
-    return ids, seen
+    ids = torch.tensor([row + [padding] * (length - len(row)) for row in rows], dtype=torch.int64)
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows], dtype=torch.int64)
+    return ids, mask

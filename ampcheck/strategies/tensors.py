@@ -1,14 +1,14 @@
-"""Tensors with the shapes, strides and memory formats that real calls have."""
+"""Tensors with the shapes, strides and memory formats of real calls."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from hypothesis import strategies as st
 
+from ampcheck.core.arguments import parse_names
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import FORMATS, FloatFormat, format_of
 from ampcheck.strategies.values import values
@@ -16,17 +16,21 @@ from ampcheck.strategies.values import values
 if TYPE_CHECKING:
     import torch
 
+Shape: TypeAlias = "tuple[int, ...]"
+Number: TypeAlias = "float | bool"
+
+LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded", "channels_last", "channels_last_3d")
+"""Layouts of elements in memory, the plainest first."""
+
 EACH = 64
-"""Elements that are drawn one by one; a larger tensor repeats a few drawn ones at random places."""
+"""Elements that are drawn one by one; a larger tensor repeats a few drawn ones at random positions."""
 
 _FEW = 8
 _STEPS = 16
 _INTEGERS = 127
 
 
-def shapes(
-    *, min_dims: int = 1, max_dims: int = 3, min_side: int = 1, max_side: int = 8
-) -> st.SearchStrategy[tuple[int, ...]]:
+def shapes(*, min_dims: int = 1, max_dims: int = 3, min_side: int = 1, max_side: int = 8) -> st.SearchStrategy[Shape]:
     """Shapes; `min_side=0` gives tensors without elements too. Shrinks to few dimensions and short sides."""
     if not 0 <= min_dims <= max_dims or not 0 <= min_side <= max_side:
         raise UsageError(
@@ -37,20 +41,20 @@ def shapes(
 
 
 @st.composite
-def broadcastable(draw: st.DrawFn, shape: tuple[int, ...], count: int = 2) -> tuple[tuple[int, ...], ...]:
+def broadcastable(draw: st.DrawFn, shape: Shape, count: int = 2) -> tuple[Shape, ...]:
     """`count` shapes that broadcast to `shape` together, the first of them `shape` itself."""
-    found = [shape]
+    drawn = [shape]
     for _ in range(count - 1):
         sides = tuple(n if draw(st.booleans()) else 1 for n in shape)
-        found.append(sides[draw(st.integers(0, len(shape))) :])
-    return tuple(found)
+        drawn.append(sides[draw(st.integers(0, len(shape))) :])
+    return tuple(drawn)
 
 
 def tensors(
     dtype: torch.dtype | str = "float32",
     *,
-    shape: int | Sequence[int] | st.SearchStrategy[tuple[int, ...]] | None = None,
-    elements: st.SearchStrategy[Any] | None = None,
+    shape: int | Sequence[int] | st.SearchStrategy[Shape] | None = None,
+    elements: st.SearchStrategy[Number] | None = None,
     min_value: float | None = None,
     max_value: float | None = None,
     layout: str | Sequence[str] = "contiguous",
@@ -62,39 +66,40 @@ def tensors(
     `max_value`, independent of each other, close together (differences cancel), or equal (an empty mask); integers from
     `min_value` to `max_value`, by default 0 and 127, or 128 of them from a `min_value` above 0, or up to a `max_value`
     below 0; bools.
-    layout: names from `LAYOUTS`, or `any`; one that does not fit the shape gives way to `contiguous`. Up to 64 elements
-    are drawn one by one; larger tensors repeat up to eight drawn values at random places.
+    layout: names from `LAYOUTS`, or `any`; one that does not fit the shape is replaced by `contiguous`. Up to 64
+    elements are drawn one by one; larger tensors repeat up to eight drawn values at random positions.
 
     Shrinks to zeros and ones, contiguous, in small shapes. Raises `UsageError` for an unknown layout, shape or dtype
-    (complex ones are made of two real tensors), for bounds that hold no number, and for bounds beside `elements`, which
-    has its own.
+    (build complex ones of two real tensors), for bounds without a number between them, and for bounds together with
+    `elements`, which has its own.
     """
     import torch
 
-    kind = _dtype(dtype)
+    kind = torch_dtype(dtype)
     if kind.is_complex:
         raise UsageError(f"tensors are floating, integer or bool; found {kind}: make it with torch.complex of two")
-    names = list(LAYOUTS) if layout == "any" else [layout] if isinstance(layout, str) else list(layout)
-    if not names or (unknown := [name for name in names if name not in LAYOUTS]):
-        raise UsageError(f"layouts are {', '.join(LAYOUTS)} or any; found {unknown[0] if names else 'none'!r}")
+    names = LAYOUTS if layout == "any" else parse_names(layout, "layout", LAYOUTS)
+    if not names:
+        raise UsageError(f"layout must name at least one of {', '.join(LAYOUTS)}; found none")
     if elements is not None and (min_value is not None or max_value is not None):
-        raise UsageError("bounds belong into `elements` where it is given; found min_value or max_value beside it")
+        raise UsageError("bounds belong into `elements` where it is given; found min_value or max_value as well")
+    bounds: tuple[float | None, float | None] | None = None
+    source: st.SearchStrategy[Number]
     if elements is not None:
         source = elements
     elif kind.is_floating_point:
-        source = values(kind, min_value=min_value, max_value=max_value)
+        source, bounds = values(kind, min_value=min_value, max_value=max_value), (min_value, max_value)
     elif kind is torch.bool:
         if min_value is not None or max_value is not None:
             raise UsageError(f"bools have no bounds; found {min_value} and {max_value}")
         source = st.booleans()
     else:
         source = st.integers(*_whole(kind, min_value, max_value))
-    wanted = shapes() if shape is None else shape if isinstance(shape, st.SearchStrategy) else st.just(_sides(shape))
-    close = elements is None and kind.is_floating_point
-    return _drawn(kind, wanted, names, source, (min_value, max_value) if close else None, device)
+    sides = shapes() if shape is None else shape if isinstance(shape, st.SearchStrategy) else st.just(_sides(shape))
+    return _drawn(kind, sides, names, source, bounds, device)
 
 
-def _sides(shape: Any) -> tuple[int, ...]:
+def _sides(shape: object) -> Shape:
     sides = (shape,) if isinstance(shape, int) else shape
     if isinstance(sides, str) or not isinstance(sides, Sequence) or not all(type(n) is int and n >= 0 for n in sides):
         raise UsageError(f"a shape is a side or a sequence of sides, integers of at least 0; found {shape!r}")
@@ -126,37 +131,40 @@ def _whole(kind: torch.dtype, low: float | None, high: float | None) -> tuple[in
 def _drawn(
     draw: st.DrawFn,
     kind: torch.dtype,
-    wanted: st.SearchStrategy[Any],
+    shape: st.SearchStrategy[Shape],
     names: Sequence[str],
-    source: st.SearchStrategy[Any],
+    source: st.SearchStrategy[Number],
     bounds: tuple[float | None, float | None] | None,
     device: str,
 ) -> torch.Tensor:
     """bounds: of floating elements that may also come close together; None for others."""
     import torch
 
-    sides = _sides(draw(wanted))
+    sides = _sides(draw(shape))
     fitting = [name for name in names if _fits(name, sides)] or ["contiguous"]
-    made = draw(st.sampled_from(fitting))
-    base = tuple(1 if made == "expanded" and place == _widest(sides) else n for place, n in enumerate(sides))
+    layout = draw(st.sampled_from(fitting))
+    widest = max(range(len(sides)), key=sides.__getitem__) if layout == "expanded" else None
+    base = tuple(1 if dim == widest else n for dim, n in enumerate(sides))
     count = math.prod(base)
     fmt = format_of(kind) if kind.is_floating_point else None
-    ways = ("each", "each", "equal") if bounds is None else ("each", "close", "each", "close", "equal")
-    way = draw(st.sampled_from(ways)) if count > 1 else "each"
-    pool = count if count <= EACH else min(_FEW, count)
-    if way == "close" and fmt is not None and bounds is not None:
-        low, high = _bounds(fmt, *bounds)
-        found = draw(_close(fmt, source, pool, low, high))
-    elif way == "equal":
-        found = [draw(source)] * pool
+    patterns = ("each", "each", "equal") if bounds is None else ("each", "close", "each", "close", "equal")
+    pattern = draw(st.sampled_from(patterns)) if count > 1 else "each"
+    pool = count if count <= EACH else _FEW
+    drawn: Sequence[Number]
+    if pattern == "close" and fmt is not None and bounds is not None:
+        low, high = bounds
+        low = (-fmt.max if fmt.signed else 0.0) if low is None else low
+        drawn = draw(_close(fmt, source, pool, low, fmt.max if high is None else high))
+    elif pattern == "equal":
+        drawn = [draw(source)] * pool
     else:
-        found = draw(st.lists(source, min_size=pool, max_size=pool))
-    flat = torch.tensor(found, dtype=torch.float64 if fmt is not None else kind)
+        drawn = draw(st.lists(source, min_size=pool, max_size=pool))
+    flat = torch.tensor(drawn, dtype=torch.float64 if fmt is not None else kind)
     if count > pool:
         generator = torch.Generator().manual_seed(draw(st.integers(0, 255)))
         flat = flat[torch.randint(0, pool, (count,), generator=generator)]
     tensor = flat.to(device=device, dtype=kind).reshape(base)
-    return LAYOUTS[made](tensor.expand(sides) if made == "expanded" else tensor)
+    return _laid_out(tensor.expand(sides), layout)
 
 
 @st.composite
@@ -164,7 +172,7 @@ def _close(
     draw: st.DrawFn, fmt: FloatFormat, source: st.SearchStrategy[float], count: int, low: float, high: float
 ) -> list[float]:
     """Numbers a few units in the last place apart, or a few of a power of two of them: their differences cancel."""
-    # What is drawn first is made small first: of distances that do not matter none is left.
+    # Hypothesis shrinks the first draws first, and so removes distances that do not matter.
     steps = draw(st.lists(st.integers(0, 2 * _STEPS), min_size=count, max_size=count))
     power = draw(st.integers(0, fmt.mantissa_bits))
     middle = draw(source)
@@ -174,74 +182,33 @@ def _close(
     return [x if low <= x <= high else middle for x in near]
 
 
-def _bounds(fmt: FloatFormat, low: float | None, high: float | None) -> tuple[float, float]:
-    return (-fmt.max if fmt.signed else 0.0) if low is None else low, fmt.max if high is None else high
-
-
-def _dtype(dtype: torch.dtype | str) -> torch.dtype:
+def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype of torch by its name, or itself."""
     import torch
 
     if isinstance(dtype, torch.dtype):
         return dtype
-    found = getattr(torch, format_of(dtype).name if dtype in FORMATS else str(dtype).removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    name = format_of(dtype).name if dtype in FORMATS else str(dtype).removeprefix("torch.")
+    known = getattr(torch, name, None)
+    if not isinstance(known, torch.dtype):
         raise UsageError(f"dtype must be one of torch's, such as 'float16' or 'int64'; found {dtype!r}")
-    return found
+    return known
 
 
-def _widest(sides: Sequence[int]) -> int:
-    return max(range(len(sides)), key=lambda place: sides[place], default=-1)
+def _fits(layout: str, sides: Sequence[int]) -> bool:
+    least, most = {"transposed": (2, 99), "channels_last": (4, 4), "channels_last_3d": (5, 5)}.get(layout, (1, 99))
+    return layout == "contiguous" or (math.prod(sides) >= 2 and least <= len(sides) <= most)
 
 
-def _fits(name: str, sides: Sequence[int]) -> bool:
-    if name == "contiguous":
-        return True
-    if math.prod(sides) < 2:
-        return False
-    dims = {"transposed": (2, 99), "channels_last": (4, 4), "channels_last_3d": (5, 5)}.get(name, (1, 99))
-    return dims[0] <= len(sides) <= dims[1]
+def _laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    import torch
 
-
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    if layout == "transposed":
+        return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout == "sliced":
+        return tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))[..., ::2].copy_(tensor)
+    if layout == "offset":  # not at the start of its storage, so that a vector load is not aligned
+        return tensor.new_zeros(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+    if layout.startswith("channels_last"):
+        return tensor.contiguous(memory_format=getattr(torch, layout))
     return tensor
-
-
-def _transposed(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
-def _sliced(tensor: torch.Tensor) -> torch.Tensor:
-    wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))[..., ::2]
-    return wide.copy_(tensor)
-
-
-def _offset(tensor: torch.Tensor) -> torch.Tensor:
-    """Not at the start of its storage, so that a vector load is not aligned."""
-    flat = tensor.new_zeros(tensor.numel() + 1)[1:].view(tensor.shape)
-    return flat.copy_(tensor)
-
-
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return tensor.contiguous(memory_format=torch.channels_last)
-
-
-def _channels_last_3d(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return tensor.contiguous(memory_format=torch.channels_last_3d)
-
-
-LAYOUTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
-    {
-        "contiguous": _contiguous,
-        "transposed": _transposed,
-        "sliced": _sliced,
-        "offset": _offset,
-        "expanded": _contiguous,  # made by `expand`, from a tensor with one side of 1
-        "channels_last": _channels_last,
-        "channels_last_3d": _channels_last_3d,
-    }
-)
-"""How elements lie in memory, by name, the plainest first."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
-from ampcheck.health import TensorHealth, Unmeasured, alarm, cpu, health_of, measure_health, oracle, read_all
+from ampcheck.health import TensorHealth, Unmeasured, cpu, health_of, measure_health, oracle, read_all
 from ampcheck.health.plan import plan_for
 from tests.health.bits import CASTS, NARROW, WIDE, codes_of, every_pattern, from_codes, random_bits
 
@@ -72,14 +72,10 @@ def test_every_pattern_is_measured_as_its_definition_says(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_16_bit_pattern_alone_gets_the_right_answer(dtype):
-    """One pattern a tensor, so that no other element hides a mistake: one in 61, and all near the edges."""
+    """One pattern per tensor, so that no other element hides a mistake: one in 61, and all near the edges."""
     tensor = every_pattern(dtype)
-    magnitudes = tensor.to(torch.float64).abs()
     for index in [*range(0, 1 << 16, 61), *range(0x3F0, 0x410), *range(0x7F70, 0x7F90), *range(0x7BF0, 0x7C10)]:
-        amax, smallest = alarm(tensor[index]).tolist()
-        magnitude = float(magnitudes[index])
-        assert amax == magnitude or (math.isnan(amax) and math.isnan(magnitude))
-        assert smallest == (magnitude if 0 < magnitude < math.inf else math.inf)
+        assert_same(measured(tensor[index]), by_hand(tensor[index]))
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
@@ -90,11 +86,6 @@ def test_any_bits_give_what_the_definitions_give(dtype, data):
     expected = by_hand(tensor)
     assert_same(measured(tensor), expected)
     assert_same(judged(tensor), expected)
-    amax, smallest = alarm(tensor).tolist()
-    assert math.isnan(amax) == (expected.nans > 0)
-    if not expected.nans:
-        assert amax == (math.inf if expected.infs else expected.amax)
-    assert smallest == expected.amin
 
 
 @pytest.mark.parametrize("dtype", [*WIDE, *NARROW], ids=str)
@@ -220,7 +211,6 @@ def test_without_a_compiler_plain_torch_answers(monkeypatch):
     for dtype in (*WIDE, *NARROW):
         tensor = random_bits(dtype, 1000)
         assert_same(measured(tensor), by_hand(tensor))
-    assert alarm(torch.tensor([3.0, 0.0])).tolist() == [3.0, 3.0]
     if torch.set_flush_denormal(True):
         try:
             assert "flushes subnormals" in str(health_of(torch.ones(1)))
@@ -228,6 +218,7 @@ def test_without_a_compiler_plain_torch_answers(monkeypatch):
             torch.set_flush_denormal(False)
 
 
+@pytest.mark.slow
 def test_the_kernel_survives_a_missing_compiler_a_failing_one_and_a_damaged_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build = cpu._library.__wrapped__
@@ -286,5 +277,3 @@ def test_several_are_read_together_in_their_order():
 def test_what_is_no_tensor_is_refused():
     with pytest.raises(UsageError, match="tensor"):
         measure_health([1.0])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="meta"):
-        alarm(torch.empty(2, device="meta"))

@@ -163,7 +163,7 @@ def test_what_was_kept_before_the_disk_was_full_may_be_added_again_and_counts_on
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
-        with pytest.raises(UsageError, match="of 2 records 1 were kept"):
+        with pytest.raises(UsageError, match="of 2 records 1 were added"):
             append(tmp_path, both, commit="", time=day(0))
     append(tmp_path, both, commit="", time=day(0))
     assert values(tmp_path) == [1.0, 2.0]
@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_read_is_one_sentence(tmp_path: Path, kind: str)
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"cannot add to the history .*; nothing was kept"):
+    with pytest.raises(UsageError, match=r"cannot add to the history .*; nothing was added"):
         append(tmp_path / "file" / "history", [record()], commit="")
 
 

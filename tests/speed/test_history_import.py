@@ -12,7 +12,7 @@ from history_records import commit, day, record
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
 from ampcheck.speed.history import append, import_benchmarks, load
-from ampcheck.speed.trend import check_trend, trend_run
+from ampcheck.speed.trend import trend_run
 
 MACHINE = {
     "node": "runner-17",
@@ -72,7 +72,7 @@ def test_without_our_records_times_are_kept_and_never_judged(tmp_path: Path) -> 
     assert series.values == [0.5] * 40
     assert "Test CPU" in series.key.device
     assert "runner-17" not in series.key.device
-    (finding,) = check_trend(kept)
+    (finding,) = trend_run(kept).findings
     assert finding.verdict is Verdict.SKIP
     assert finding.message.startswith("absolute times: no verdict")
     run = trend_run(kept)

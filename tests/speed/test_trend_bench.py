@@ -33,6 +33,7 @@ def of_libraries(bench: Any, asked: list[int]) -> Any:
     return ask
 
 
+@pytest.mark.slow
 def test_the_report_counts_the_series_that_each_of_them_saw(bench: Any) -> None:
     asked: list[int] = []
     data = bench.measured(bench.PARTS[:4], 40, of_libraries(bench, asked), {})
@@ -51,6 +52,7 @@ def test_a_step_told_in_another_place_is_not_found_by_the_detector_either(bench:
     assert (bench.first_told(logs, 35) > 0).all()
 
 
+@pytest.mark.slow
 def test_what_is_not_measured_again_is_kept_and_so_is_what_the_libraries_said(bench: Any) -> None:
     before = bench.measured(bench.PARTS[:4], 40, of_libraries(bench, []), {})
     again = bench.measured(["power"], 40, lambda _: {}, before)

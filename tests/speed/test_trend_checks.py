@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from history_records import commit, day, history, record
 
-from ampcheck.core.run import Run, Verdict
+from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.report import render_html
 from ampcheck.speed.history import History, Note, Point
-from ampcheck.speed.trend import check_trend, trend_run
+from ampcheck.speed.trend import trend_run
+
+
+def check_trend(history: History, verdict: Verdict = Verdict.WARN) -> tuple[Finding, ...]:
+    return trend_run(history, verdict=verdict).findings
 
 
 def ratios(*parts: tuple[int, float], sd: float = 0.008, seed: int = 0) -> list[float]:

@@ -21,32 +21,27 @@ RECENT = 30
 """How many points back a step down is a warning; older ones are in the table."""
 
 
-def check_trend(
-    history: History, *, effect: float = EFFECT, recent: int = RECENT, verdict: Verdict = Verdict.WARN
-) -> list[Finding]:
-    """Findings of the check `regression`, at least one for each series.
-
-    effect: the smallest step that is reported, as a share. recent: how many points back a step down is reported.
-    verdict: of a step down. A step down that later points reversed is none. Absolute times are skipped, since they
-    wander by tens of per cent without a cause; a series of fewer than 20 points is undecided; a history without points
-    is skipped.
-    """
-    return _findings(_trends(history, effect), effect, recent, verdict)
-
-
 def trend_run(
     history: History,
     *,
     effect: float = EFFECT,
-    recent: int = RECENT,
     verdict: Verdict = Verdict.WARN,
     title: str = "history",
     environment: Mapping[str, Scalar] | None = None,
 ) -> Run:
-    """The findings, as of `check_trend`, with tables of the series, of their steps and of unreadable lines, and a chart
-    of each series.
+    """Findings of the check `regression`, with tables of the series, their steps and unreadable lines, and charts.
+
+    effect: the smallest step that is reported, as a share. verdict: of a step down among the last points. One that
+    later points reversed is none. Absolute times are skipped, since they wander by tens of per cent without a cause; a
+    series of fewer than 20 points is undecided; a history without points is skipped.
     """
-    trends = _trends(history, effect)
+    trends = [
+        _Trend(series, [] if series.key.absolute else change_points(series.values, effect=effect))
+        for series in history.series
+    ]
+    findings = [finding for trend in trends for finding in _judged(trend, effect, verdict)]
+    if not trends:
+        findings = [REGRESSION.skip("history", "the history has no points: nothing was judged", where=WHERE)]
     judged = [trend.series for trend in trends if not trend.series.key.absolute]
     unseen: dict[str, int] = {}
     if absolute := history.points - sum(len(series.points) for series in judged):
@@ -55,7 +50,7 @@ def trend_run(
         unseen["lines or files that could not be read"] = len(history.notes)
     return Run(
         environment=dict(environment or {}),
-        findings=tuple(_findings(trends, effect, recent, verdict)),
+        findings=tuple(findings),
         coverage=Coverage({"points": history.points - absolute, "series": len(judged)}, unseen),
         tables=tuple(table for table in _tables(trends, history) if table.rows),
         charts=tuple(_chart(*trend) for trend in trends),
@@ -70,20 +65,7 @@ class _Trend(NamedTuple):
     changes: list[Change]
 
 
-def _trends(history: History, effect: float) -> list[_Trend]:
-    return [
-        _Trend(series, [] if series.key.absolute else change_points(series.values, effect=effect))
-        for series in history.series
-    ]
-
-
-def _findings(trends: list[_Trend], effect: float, recent: int, verdict: Verdict) -> list[Finding]:
-    if not trends:
-        return [REGRESSION.skip("history", "the history has no points: nothing was judged", where=WHERE)]
-    return [finding for trend in trends for finding in _judged(trend, effect, recent, verdict)]
-
-
-def _judged(trend: _Trend, effect: float, recent: int, verdict: Verdict) -> list[Finding]:
+def _judged(trend: _Trend, effect: float, verdict: Verdict) -> list[Finding]:
     subject, count = str(trend.series.key), len(trend.series.points)
     if trend.series.key.absolute:
         message = (
@@ -107,11 +89,11 @@ def _judged(trend: _Trend, effect: float, recent: int, verdict: Verdict) -> list
             hint=_hint(trend.series, change),
         )
         for change in trend.changes
-        if change.slower and change.index >= count - recent and not _reversed_later(trend.series, change, effect)
+        if change.slower and change.index >= count - RECENT and not _reversed_later(trend.series, change, effect)
     ]
     if findings:
         return findings
-    message = f"no step down of {100 * effect:g} % or more in the last {min(recent, count)} points, of {count} points"
+    message = f"no step down of {100 * effect:g} % or more in the last {min(RECENT, count)} points, of {count} points"
     if trend.changes:
         last = trend.changes[-1]
         message += f"; the last step, {_percent(last.factor):+.1f} %, is {count - last.index} points old"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ampcheck.core.formats import FORMATS, FloatFormat, format_of
 from ampcheck.strategies import tensors, values
-from ampcheck.strategies.ranked import Side, inner, sides
+from ampcheck.strategies.values import Side, inner, sides
 
 SEARCH = settings(max_examples=2000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
