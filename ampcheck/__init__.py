@@ -42,10 +42,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.health import health_of as health_of
     from ampcheck.numerics.module_dtypes import assert_dtypes as assert_dtypes
     from ampcheck.search.judge import assert_amp_property as assert_amp_property
-    from ampcheck.speed.base.judge import assert_base as assert_base
-    from ampcheck.speed.judge import assert_speed as assert_speed
+    from ampcheck.speed.assert_speed import assert_speed as assert_speed
     from ampcheck.speed.paired import measure_speed as measure_speed
-    from ampcheck.speed.startup.judge import assert_startup as assert_startup
     from ampcheck.training.judge import assert_training as assert_training
     from ampcheck.training.state_dtypes.policies import ResidencyPolicy as ResidencyPolicy
     from ampcheck.watch import watch as watch
@@ -67,7 +65,6 @@ _HOME = {
     "Verdict": "ampcheck.core.run",
     "Where": "ampcheck.core.run",
     "assert_amp_property": "ampcheck.search.judge",
-    "assert_base": "ampcheck.speed.base.judge",
     "assert_compiled": "ampcheck.compiled.accuracy.judge",
     "assert_dtypes": "ampcheck.numerics.module_dtypes",
     "assert_graph": "ampcheck.compiled.graph.judge",
@@ -75,8 +72,7 @@ _HOME = {
     "assert_op_dtypes": "ampcheck.autocast.observe",
     "assert_policy": "ampcheck.autocast.drift",
     "assert_policy_lock": "ampcheck.autocast.locks.lock",
-    "assert_speed": "ampcheck.speed.judge",
-    "assert_startup": "ampcheck.speed.startup.judge",
+    "assert_speed": "ampcheck.speed.assert_speed",
     "assert_training": "ampcheck.training.judge",
     "audit": "ampcheck.audit",
     "blame": "ampcheck.compiled.blame.blame",
@@ -111,7 +107,6 @@ __all__ = [
     "Where",
     "__version__",
     "assert_amp_property",
-    "assert_base",
     "assert_compiled",
     "assert_dtypes",
     "assert_graph",
@@ -120,7 +115,6 @@ __all__ = [
     "assert_policy",
     "assert_policy_lock",
     "assert_speed",
-    "assert_startup",
     "assert_training",
     "audit",
     "blame",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from ampcheck.speed.matrix.workloads import workload_of
 from matrix_plants import Planted, measured
 from simulated import SimulatedClock, taking
 
@@ -22,7 +23,6 @@ from ampcheck.speed.matrix.accuracy import Judged
 from ampcheck.speed.matrix.checks import check_matrix
 from ampcheck.speed.matrix.measure import break_even_of, verdict_of
 from ampcheck.speed.matrix.stats import DOES_NOT, PAYS, UNDECIDED, WRONG, Cell, WorkloadStats, geometric_mean
-from ampcheck.speed.matrix.workloads import workload_of
 from ampcheck.speed.startup.breakeven import calls_until
 from ampcheck.speed.stats import ArmTimes, Ratio
 from ampcheck.speed.steps import Way

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from ampcheck.speed.matrix.copies import copy_bytes
 from matrix_plants import Planted, measured
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Subject
 from ampcheck.speed import compiling
 from ampcheck.speed.matrix import matrix_run, measure, measure_matrix
-from ampcheck.speed.matrix.copies import copy_bytes
 from ampcheck.speed.matrix.stats import DOES_NOT, PAYS, MatrixStats
 from ampcheck.speed.memory import Peak
 from ampcheck.speed.steps import Way

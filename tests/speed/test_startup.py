@@ -110,9 +110,9 @@ def test_both_matrices_of_a_step_are_counted_eager_and_compiled(stats):
 
 
 def test_what_was_left_out_is_told_with_the_reason(stats):
-    assert stats.left_out[REGIONAL] == "the model has no list of repeated blocks"
+    assert stats.left_out[REGIONAL] == "the model has no repeated blocks"
     assert stats.left_out[FIXED] == "the calls have the same shapes"
-    assert "cold, regional: the model has no list of repeated blocks" in startup_run(stats).coverage.unseen
+    assert "cold, regional: the model has no repeated blocks" in startup_run(stats).coverage.unseen
 
 
 def test_the_run_has_a_row_for_each_arm_and_survives_json(stats):
