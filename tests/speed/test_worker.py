@@ -77,7 +77,10 @@ def test_a_usage_error_of_the_child_is_passed_on_with_its_name_and_the_worker_go
     [
         ("stumble", "base, launch 2 was to stumble: it raised ValueError: no such shape"),
         ("leave", "base, launch 2 was to leave: it raised SystemExit: 3"),
-        ("unheard of", "base, launch 2 was to unheard of: it raised AttributeError: 'types.SimpleNamespace' object has no attribute 'unheard of'"),
+        (
+            "unheard of",
+            "base, launch 2 was to unheard of: it raised AttributeError: 'types.SimpleNamespace' object has no attribute 'unheard of'",
+        ),
     ],
 )
 def test_an_exception_of_a_command_is_one_sentence_and_the_worker_goes_on(worker, command, told):
