@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ampcheck.speed.base.checks import check_base
 
 from ampcheck.core.run import Verdict
+from ampcheck.speed.base.checks import check_base
 from ampcheck.speed.base.judge import base_run
 from ampcheck.speed.base.stats import (
     BUDGET_SPENT,

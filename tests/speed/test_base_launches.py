@@ -13,8 +13,8 @@ from ampcheck.speed.base.launches import (
     Rounds,
     bounds,
     decide_rounds,
-    look_points,
     launch_deviation,
+    look_points,
     rounds_of,
     twin_noise,
 )

@@ -79,7 +79,8 @@ def test_a_usage_error_of_the_child_is_passed_on_with_its_name_and_the_worker_go
         ("leave", "base, launch 2 was to leave: it raised SystemExit: 3"),
         (
             "unheard of",
-            "base, launch 2 was to unheard of: it raised AttributeError: 'types.SimpleNamespace' object has no attribute 'unheard of'",
+            "base, launch 2 was to unheard of: it raised AttributeError: 'types.SimpleNamespace' object has no "
+            "attribute 'unheard of'",
         ),
     ],
 )
