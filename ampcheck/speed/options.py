@@ -14,6 +14,9 @@ from ampcheck.speed.worker import PATIENCE
 if TYPE_CHECKING:
     from ampcheck.speed.clock import Clock
 
+LAUNCHES = 3
+"""Rounds against a base at least, by default."""
+
 _STATISTICS = ("budget", "seed", "effect", "comparisons", "false_alarms")
 USED_BY: Mapping[str, Collection[str]] = {
     "matrix": ("budget",),
@@ -38,7 +41,7 @@ class SpeedOptions:
     those of this call), of which together at most a share of `false_alarms` fails without a cause.
 
     mode: of torch.compile, and precision, one of `steps.PRECISIONS`: of a target. launches, launches_max: rounds of
-    fresh processes against a base, at least and at most (8, or `launches` if that is more).
+    fresh processes against a base, at least (3) and at most (8, or `launches` if that is more).
 
     cold, warm: launches of a start with empty caches, and with those that the first cold launch filled; artifacts are
     loaded as often. backward: as of `step_of`. regional: also compile repeated blocks; dynamic: also compile with
@@ -54,7 +57,7 @@ class SpeedOptions:
     false_alarms: float = FALSE_ALARMS
     mode: str | None = None
     precision: str | None = None
-    launches: int = 3
+    launches: int | None = None
     launches_max: int | None = None
     cold: int = 1
     warm: int = 3
@@ -70,10 +73,9 @@ class SpeedOptions:
         if self.budget is not None:
             parse_number(self.budget, "budget")
         parse_number(self.timeout, "timeout")
-        for name, least in (("launches", 2), ("cold", 1), ("warm", 1)):
-            parse_integer(getattr(self, name), name, least)
-        if self.launches_max is not None:
-            parse_integer(self.launches_max, "launches_max", self.launches)
+        for name, least in (("launches", 2), ("launches_max", self.launches or LAUNCHES), ("cold", 1), ("warm", 1)):
+            if (value := getattr(self, name)) is not None:
+                parse_integer(value, name, least)
         self.rule()  # raises for effect, comparisons and false_alarms
 
     def rule(self, limit: float = 1.0, comparisons: int = 1) -> Rule:

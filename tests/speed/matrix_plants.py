@@ -11,7 +11,7 @@ from simulated import SimulatedClock, taking
 
 from ampcheck.core.subject import Subject
 from ampcheck.speed.matrix.measure import measure_matrix
-from ampcheck.speed.matrix.stats import Workload, WorkloadStats
+from ampcheck.speed.matrix.stats import MatrixStats, Workload
 from ampcheck.speed.steps import StepConfig
 
 SECONDS = {
@@ -61,9 +61,8 @@ def measured(
     noise: float = 0.005,
     budget: float = 3.0,
     memory: bool = False,
-) -> WorkloadStats:
-    stats = measure_matrix(
+) -> MatrixStats:
+    return measure_matrix(
         planted, modes=modes, precisions=precisions, budget=budget, accuracy=False, memory=memory,
         clock=SimulatedClock(noise),
     )  # fmt: skip
-    return stats.workloads[0]

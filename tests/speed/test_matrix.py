@@ -22,7 +22,7 @@ from ampcheck.speed.matrix.accuracy import Judged
 from ampcheck.speed.matrix.checks import check_matrix
 from ampcheck.speed.matrix.judge import matrix_run
 from ampcheck.speed.matrix.measure import measure_matrix, verdict_of
-from ampcheck.speed.matrix.stats import DOES_NOT, PAYS, UNDECIDED, WRONG, Cell, MatrixStats, WorkloadStats, workload_of
+from ampcheck.speed.matrix.stats import DOES_NOT, PAYS, UNDECIDED, WRONG, Cell, MatrixStats, workload_of
 from ampcheck.speed.startup.breakeven import break_even
 from ampcheck.speed.stats import ArmTimes, Ratio
 from ampcheck.speed.steps import StepConfig
@@ -99,7 +99,7 @@ def test_a_cell_that_raises_holds_the_error_and_the_others_are_measured() -> Non
     assert "no such kernel" in broken.reason
     assert broken.failed
     assert stats.cell("default", "bfloat16").ratio is not None
-    warned = [finding for finding in check_matrix(MatrixStats((stats,))) if finding.verdict is Verdict.WARN]
+    warned = [finding for finding in check_matrix(stats) if finding.verdict is Verdict.WARN]
     assert ["no such kernel" in finding.message for finding in warned] == [True]
 
 
@@ -108,7 +108,7 @@ def test_without_eager_float32_nothing_is_compared_and_each_cell_says_why() -> N
     stats = measured(Planted(raising=("eager, float32",)), precisions=("float32", "bfloat16"))
 
     assert all("no such kernel" in cell.reason and cell.ratio is None for cell in stats.cells)
-    assert check_matrix(MatrixStats((stats,)))[0].verdict is Verdict.SKIP
+    assert check_matrix(stats)[0].verdict is Verdict.SKIP
 
 
 @pytest.mark.slow
@@ -151,11 +151,9 @@ def test_a_fast_cell_with_wrong_numbers_is_no_win(monkeypatch: pytest.MonkeyPatc
     stats = measure_matrix(
         Planted(), modes=("default",), precisions=("float32",), budget=1.0, memory=False, clock=clock
     )
-    workload = stats.workloads[0]
-
-    cell = workload.cell("default", "float32")
+    cell = stats.cell("default", "float32")
     assert (cell.verdict, cell.accuracy, cell.error) == (WRONG, "fail", 3.0)
-    assert workload.best is None
+    assert stats.best is None
     assert any("no win" in finding.message for finding in check_matrix(stats))
     assert WRONG in matrix_run(stats).tables[0].rows[1]
 
@@ -166,7 +164,7 @@ def test_a_run_survives_json_with_its_infinities(budget: float) -> None:
     stats = measured(Planted(), ("eager", "default", "reduce-overhead"), ("float32", "bfloat16"), budget=budget)
 
     assert math.isinf(stats.noise) is (stats.cycles < 6) is (budget < 1)
-    run = matrix_run(MatrixStats((stats,)))
+    run = matrix_run(stats)
     assert Run.from_json(json.loads(json.dumps(run.to_json()))) == Run.from_json(run.to_json())
     assert run.coverage.seen["cells"] == 4
 
@@ -178,35 +176,32 @@ def cell(mode: str, verdict: str, ratio: float, accuracy: str = "pass") -> Cell:
 @pytest.mark.parametrize("accuracy", ["", "skip", "undecided"])
 def test_a_cell_that_nobody_judged_is_fast_and_is_not_called_right(accuracy: str) -> None:
     unjudged = cell("max-autotune", PAYS, 1.7, accuracy)
-    workload = WorkloadStats("w", (cell("eager", "", 1.0), unjudged))
-    (found,) = check_matrix(MatrixStats((workload,)))
+    stats = MatrixStats("w", (cell("eager", "", 1.0), unjudged))
+    (found,) = check_matrix(stats)
     assert found.verdict is Verdict.UNDECIDED
     assert "not judged" in found.message
     assert "max-autotune, float32: 1.7 times" in found.message
-    assert workload.best is None
+    assert stats.best is None
 
     judged = cell("default", PAYS, 1.5)
-    (found,) = check_matrix(MatrixStats((WorkloadStats("w", (cell("eager", "", 1.0), unjudged, judged)),)))
+    (found,) = check_matrix(MatrixStats("w", (cell("eager", "", 1.0), unjudged, judged)))
     assert found.verdict is Verdict.PASS
     assert "fastest such is default, float32: 1.5" in found.message
     assert "not judged is max-autotune, float32: 1.7" in found.message
 
 
 def test_a_matrix_without_accuracy_calls_nothing_right() -> None:
-    found = check_matrix(MatrixStats((measured(Planted()),)))
+    found = check_matrix(measured(Planted()))
 
     assert [one.verdict for one in found] == [Verdict.UNDECIDED]
     assert "not judged" in found[0].message
 
 
-def test_the_load_of_each_workload_is_kept_by_its_name() -> None:
-    same, cells = {"device": "cpu", "torch": "2"}, (cell("eager", "", 1.0), cell("default", PAYS, 1.5))
-    one = WorkloadStats("one", cells, fingerprint=same, conditions={"load, highest": 0.5})
-    two = WorkloadStats("two", cells, fingerprint={**same, "torch": "3"}, conditions={"load, highest": 7.0})
+def test_the_load_of_the_machine_is_in_the_run() -> None:
+    cells = (cell("eager", "", 1.0), cell("default", PAYS, 1.5))
+    stats = MatrixStats("one", cells, fingerprint={"device": "cpu"}, conditions={"load, highest": 0.5})
 
-    told = matrix_run(MatrixStats((one, two))).environment
-    assert (told["one, meanwhile: load, highest"], told["two, meanwhile: load, highest"]) == (0.5, 7.0)
-    assert (told["device"], told["one: torch"], told["two: torch"]) == ("cpu", "2", "3")
+    assert matrix_run(stats).environment == {"device": "cpu", "meanwhile: load, highest": 0.5}
 
 
 def test_each_workload_has_a_verdict_and_none_is_a_failure() -> None:
@@ -216,15 +211,14 @@ def test_each_workload_has_a_verdict_and_none_is_a_failure() -> None:
         Verdict.SKIP: (Cell("default", "float32", reason="no compiler"),),
     }
     for verdict, given in cells.items():
-        found = check_matrix(MatrixStats((WorkloadStats("w", (cell("eager", "", 1.0), *given)),)))
+        found = check_matrix(MatrixStats("w", (cell("eager", "", 1.0), *given)))
         assert [finding.verdict for finding in found] == [verdict]
-    message = check_matrix(MatrixStats((WorkloadStats("w", cells[Verdict.PASS]),)))[0].message
+    message = check_matrix(MatrixStats("w", cells[Verdict.PASS]))[0].message
     assert "max-autotune, float32: 1.7" in message
-    none = WorkloadStats("w", (cell("default", DOES_NOT, 0.7),))
-    assert check_matrix(MatrixStats((none,)))[0].message.startswith("none of 1 cells")
-    spoilt = replace(WorkloadStats("w", cells[Verdict.PASS]), recompiled=2)
-    assert any("2 graphs" in finding.message for finding in check_matrix(MatrixStats((spoilt,))))
-    assert check_matrix(MatrixStats(()))[0].verdict is Verdict.SKIP
+    none = MatrixStats("w", (cell("default", DOES_NOT, 0.7),))
+    assert check_matrix(none)[0].message.startswith("none of 1 cells")
+    spoilt = replace(MatrixStats("w", cells[Verdict.PASS]), recompiled=2)
+    assert any("2 graphs" in finding.message for finding in check_matrix(spoilt))
 
 
 @pytest.mark.parametrize(
@@ -251,5 +245,3 @@ def test_a_subject_of_the_user_is_a_workload() -> None:
     assert workload_of(mine).make() is mine
     assert workload_of(workload_of(mine)).make() is mine
     assert workload_of((torch.nn.Linear(2, 2), (torch.ones(1, 2),))).trains is None
-    with pytest.raises(UsageError, match="a matrix needs a subject"):
-        measure_matrix()

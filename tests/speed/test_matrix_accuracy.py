@@ -124,11 +124,11 @@ def test_a_users_model_is_compiled_timed_and_judged(tmp_path: Path, monkeypatch:
     mine = Subject((nn.Linear(8, 8).eval().requires_grad_(False), (torch.randn(4, 8),)), name="mine")
     stats = measure_matrix(mine, modes=("eager", "default"), precisions=("float32",), budget=0.05)
 
-    cell = stats.workloads[0].cell("default", "float32")
+    cell = stats.cell("default", "float32")
     assert cell.reason == ""
     assert cell.graphs == 1
     assert cell.accuracy == "pass"
     assert cell.compiling is not None
     assert cell.gain == cell.ratio
     assert cell.peak is not None
-    assert stats.workloads[0].recompiled == 0
+    assert stats.recompiled == 0

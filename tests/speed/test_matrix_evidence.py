@@ -14,7 +14,7 @@ import pytest
 
 from ampcheck.core.errors import UsageError
 from ampcheck.speed.fingerprint import fingerprint
-from ampcheck.speed.matrix.stats import PAYS, Cell, MatrixStats, Workload, WorkloadStats
+from ampcheck.speed.matrix.stats import PAYS, Cell, MatrixStats, Workload
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.breakeven import BreakEven
 from ampcheck.speed.stats import TWIN, ArmTimes, Ratio, SpeedStats
@@ -34,13 +34,13 @@ def cost(matrix: Any) -> Any:
     return importlib.import_module("bench_compile_cost")
 
 
-def stats(name: str, size: str, known: dict[str, Any], ratio: float = 1.5) -> WorkloadStats:
+def stats(name: str, size: str, known: dict[str, Any], ratio: float = 1.5) -> MatrixStats:
     found = Ratio(ratio, 0.99 * ratio, 1.01 * ratio)
     cells = (
         Cell("eager", "float32", seconds=0.01, ratio=Ratio(1.0, 1.0, 1.0), accuracy="pass"),
         Cell("default", "float32", seconds=0.01, ratio=found, gain=found, verdict=PAYS, accuracy="pass"),
     )
-    return WorkloadStats(name, cells, size=size, cycles=30, fingerprint=known)
+    return MatrixStats(name, cells, size=size, cycles=30, fingerprint=known)
 
 
 def row(name: str, size: str, known: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def measured(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def measure(workload: Workload, **asked: Any) -> MatrixStats:
         names.append(workload.name)
-        return MatrixStats((stats(workload.name, workload.size, fingerprint()),))
+        return stats(workload.name, workload.size, fingerprint())
 
     monkeypatch.setattr(matrix, "measure_matrix", measure)
     return names

@@ -30,7 +30,7 @@ from ampcheck.speed.base.stats import (
 )
 from ampcheck.speed.clock import summarised
 from ampcheck.speed.fingerprint import differences
-from ampcheck.speed.options import SpeedOptions
+from ampcheck.speed.options import LAUNCHES, SpeedOptions
 from ampcheck.speed.stats import LOOKS, TWIN
 from ampcheck.speed.text import counted
 from ampcheck.speed.verdict import Rule
@@ -92,8 +92,9 @@ def measure_base(
     if not changed:
         return replace(stats, stopped=UNCHANGED)
     sources = {BASE: Sources.of(repository.files(commit)), HEAD: Sources.of(repository.files())}
-    most = options.launches_max or max(options.launches, MOST_LAUNCHES)
-    looks = look_points(options.launches, most, len(LOOKS))
+    least = options.launches or LAUNCHES
+    most = options.launches_max or max(least, MOST_LAUNCHES)
+    looks = look_points(least, most, len(LOOKS))
     with worktree(repository, commit) as root:
         try:
             checkouts = {BASE: base_of(repository, root, head), HEAD: head}

@@ -1,4 +1,4 @@
-"""Findings of a matrix: what pays for each workload, and which fast cells are wrong. No torch runs here.
+"""Findings of a matrix: what pays, and which fast cells are wrong. No torch runs here.
 
 Nothing fails: a mode that does not pay is a fact about the model, and no defect of it.
 """
@@ -8,48 +8,46 @@ from __future__ import annotations
 from ampcheck.catalog.speed import SPEEDUP
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Where
-from ampcheck.speed.matrix.stats import UNDECIDED, WRONG, Cell, MatrixStats, WorkloadStats
+from ampcheck.speed.matrix.stats import UNDECIDED, WRONG, Cell, MatrixStats
 from ampcheck.speed.verdict import EFFECT
 
 _WHERE = Where(phase="speed")
 
 
 def check_matrix(stats: MatrixStats) -> list[Finding]:
-    """For each workload the fastest cell that pays and is right; a warning for each that is fast and wrong, or broken.
+    """The fastest cell that pays and is right; a warning for each that is fast and wrong, or broken.
 
     PASS: a cell pays and was judged to be right, or none pays. UNDECIDED: of some it is not known whether they pay, or
     whether they are right. SKIP: none was measured.
     """
-    findings = []
-    for workload in stats.workloads:
-        name = workload.workload
-        findings.append(_check_best(workload))
-        for cell in workload.cells:
-            if cell.verdict == WRONG and cell.ratio is not None:
-                text = (
-                    f"a fast cell with wrong numbers is no win; {cell.name} is {cell.ratio.median:.3g} times as fast: "
-                    f"{cell.why}"
-                )
-                hint = "ampcheck blame names the stage, the op and the module"
-                findings.append(SPEEDUP.warn(name, text, where=_WHERE, hint=hint))
-            elif cell.failed:
-                text = f"each cell that this machine can run must run; {cell.name} was not measured: {cell.reason}"
-                hint = "ampcheck.assert_compiled reports more" if cell.mode != "eager" else ""
-                findings.append(SPEEDUP.warn(name, text, where=_WHERE, hint=hint))
-        if workload.recompiled:
+    findings = [_check_best(stats)]
+    for cell in stats.cells:
+        if cell.verdict == WRONG and cell.ratio is not None:
             text = (
-                f"times must be of code that is compiled already; {workload.recompiled} graphs were compiled while the "
-                "arms were timed"
+                f"a fast cell with wrong numbers is no win; {cell.name} is {cell.ratio.median:.3g} times as fast: "
+                f"{cell.why}"
             )
-            findings.append(SPEEDUP.warn(name, text, where=_WHERE, hint="see ampcheck.assert_graph"))
-    return findings or [SPEEDUP.skip("matrix", "no workload was measured")]
+            hint = "ampcheck blame names the stage, the op and the module"
+            findings.append(SPEEDUP.warn(stats.subject, text, where=_WHERE, hint=hint))
+        elif cell.failed:
+            text = f"each cell that this machine can run must run; {cell.name} was not measured: {cell.reason}"
+            hint = "ampcheck.assert_compiled reports more" if cell.mode != "eager" else ""
+            findings.append(SPEEDUP.warn(stats.subject, text, where=_WHERE, hint=hint))
+    if stats.recompiled:
+        text = (
+            f"times must be of code that is compiled already; {stats.recompiled} graphs were compiled while the arms "
+            "were timed"
+        )
+        hint = "ampcheck.assert_compiled reports recompilations"
+        findings.append(SPEEDUP.warn(stats.subject, text, where=_WHERE, hint=hint))
+    return findings
 
 
-def _check_best(workload: WorkloadStats) -> Finding:
-    name, best, paying = workload.workload, workload.best, workload.paying
-    timed = [cell for cell in workload.cells if cell.ratio is not None and cell.verdict]
+def _check_best(stats: MatrixStats) -> Finding:
+    name, best, paying = stats.subject, stats.best, stats.paying
+    timed = [cell for cell in stats.cells if cell.ratio is not None and cell.verdict]
     if not timed:
-        reason = next((cell.reason for cell in workload.cells if cell.reason), "no cell was measured")
+        reason = next((cell.reason for cell in stats.cells if cell.reason), "no cell was measured")
         return SPEEDUP.skip(name, f"nothing was compared: {reason}", where=_WHERE)
     first = best or (paying[0] if paying else None)
     if first is not None and first.ratio is not None:
@@ -67,7 +65,7 @@ def _check_best(workload: WorkloadStats) -> Finding:
         message = f"none of {len(timed)} cells is surely faster than eager float32; undecided: {'; '.join(undecided)}"
         hint = "raise the budget, or leave other work off this machine"
         return SPEEDUP.undecided(name, message, where=_WHERE, hint=hint)
-    message = f"none of {len(timed)} cells is right and {_least(workload.noise)}"
+    message = f"none of {len(timed)} cells is right and {_least(stats.noise)}"
     return SPEEDUP.passed(name, message, len(timed), where=_WHERE)
 
 

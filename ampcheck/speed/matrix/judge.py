@@ -1,4 +1,4 @@
-"""The run of a matrix: findings, a table for each workload, and the speedups as a chart."""
+"""The run of a matrix: findings, the table of cells, and the speedups as a chart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 
 from ampcheck.core.run import Chart, Coverage, Run, Scalar, Series, Table
 from ampcheck.speed.matrix.checks import check_matrix
-from ampcheck.speed.matrix.stats import SLOW, Cell, MatrixStats, WorkloadStats
+from ampcheck.speed.matrix.stats import SLOW, Cell, MatrixStats
 from ampcheck.speed.stats import Ratio
 
 _COLUMNS = (
@@ -17,38 +17,24 @@ _COLUMNS = (
 
 
 def matrix_run(stats: MatrixStats) -> Run:
-    """Findings, one table for each workload, one chart."""
-    cells = [cell for _, cell in stats.cells]
-    timed = [cell for cell in cells if cell.ratio is not None]
-    seen = {
-        "workloads": len(stats.workloads),
-        "cells": len(timed),
-        "judged cells": sum(bool(cell.accuracy) and cell.accuracy != "skip" for cell in cells),
-    }
+    """Findings, the table of cells, the chart of their speedups."""
+    timed = [cell for cell in stats.cells if cell.ratio is not None]
+    judged = [cell for cell in stats.cells if cell.accuracy not in ("", "skip")]
     return Run(
-        environment=_environment(stats),
+        environment={**stats.fingerprint, **{f"meanwhile: {name}": value for name, value in stats.conditions.items()}},
         findings=tuple(check_matrix(stats)),
-        coverage=Coverage(seen, dict(Counter(cell.reason for cell in cells if cell.reason))),
-        tables=tuple(matrix_table(workload) for workload in stats.workloads),
-        charts=(_speedups(stats),) if timed else (),
-        title="modes and precisions",
+        coverage=Coverage(
+            {"cells": len(timed), "judged cells": len(judged)},
+            dict(Counter(cell.reason for cell in stats.cells if cell.reason)),
+        ),
+        tables=(matrix_table(stats),),
+        charts=(_speedups(timed),) if timed else (),
+        title=f"modes and precisions of {stats.subject}",
     )
 
 
-def _environment(stats: MatrixStats) -> dict[str, Scalar]:
-    """Entries that all workloads share, once; those that differ, such as the load, by the name of the workload."""
-    environment: dict[str, Scalar] = {}
-    for workload in stats.workloads:
-        for name, value in workload.fingerprint.items():
-            shared = all(other.fingerprint.get(name) == value for other in stats.workloads)
-            environment[name if shared else f"{workload.workload}: {name}"] = value
-        for name, value in workload.conditions.items():
-            environment[f"{workload.workload}, meanwhile: {name}"] = value
-    return environment
-
-
-def matrix_table(stats: WorkloadStats) -> Table:
-    """The cells of one workload; one that was not measured gives the reason instead of a verdict."""
+def matrix_table(stats: MatrixStats) -> Table:
+    """The cells; one that was not measured gives the reason instead of a verdict."""
     noise = f"up to {100 * stats.noise:.2g} %" if math.isfinite(stats.noise) else "not known, of so few"
     apart = ""
     if names := [cell.name for cell in stats.cells if cell.apart]:
@@ -63,7 +49,7 @@ def matrix_table(stats: WorkloadStats) -> Table:
         "empty caches. Has paid after: calls, against eager mode in the same precision. Peak: tensors of one step "
         "beyond those at its beginning, on an accelerator with what it keeps, such as a pool of CUDA graphs."
     )
-    title = ", ".join(filter(None, (stats.workload, stats.size, f"on {stats.device}")))
+    title = ", ".join(filter(None, (stats.subject, stats.size, f"on {stats.device}")))
     return Table(title, _COLUMNS, [_row(cell) for cell in stats.cells], check="speedup", note=note)
 
 
@@ -91,14 +77,12 @@ def shown(ratio: Ratio) -> str:
     return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def _speedups(stats: MatrixStats) -> Chart:
+def _speedups(timed: list[Cell]) -> Chart:
     series = []
-    for workload, cell in stats.cells:
+    for cell in timed:
         if (ratio := cell.ratio) is not None and cell.verdict:
             points = [ratio.p05, ratio.low, ratio.median, ratio.high, ratio.high]
-            series.append(Series(f"{workload.workload}: {cell.name}", points, group=cell.precision))
-    note, unit = (
-        "5th percentile of the paired ratios, then the interval of their median.",
-        "times as fast as eager float32",
-    )
+            series.append(Series(cell.name, points, group=cell.precision))
+    note = "5th percentile of the paired ratios, then the interval of their median."
+    unit = "times as fast as eager float32"
     return Chart("range", "speed of each cell", unit, series=series, check="speedup", note=note, scale="linear")

@@ -1,4 +1,4 @@
-"""Workloads in every mode and precision: the arms of a workload are timed in turn in one job, then each is judged.
+"""A subject in every mode and precision: the arms are timed in turn in one job, then each is judged.
 
 Arms much slower than eager float32, such as float16 on a CPU, would take nearly all of the time; they have a
 measurement of their own.
@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -36,7 +37,6 @@ from ampcheck.speed.matrix.stats import (
     Cell,
     MatrixStats,
     Workload,
-    WorkloadStats,
     workload_of,
 )
 from ampcheck.speed.memory import available_memory, held_memory, peak_memory
@@ -52,11 +52,12 @@ from ampcheck.torchtools.unsupported import cannot_run
 MATRIX_MODES = (EAGER, "default", "reduce-overhead", "max-autotune")
 
 BUDGET = 30.0
-"""Seconds of timed blocks for one workload, in addition to compilation and the judgement of numbers."""
+"""Seconds of timed blocks, in addition to compilation and the judgement of numbers."""
 
 
 def measure_matrix(
-    *subjects: object,
+    subject: object,
+    *,
     modes: Iterable[str] = MATRIX_MODES,
     precisions: Iterable[str] = tuple(PRECISIONS),
     device: str = "cpu",
@@ -66,18 +67,16 @@ def measure_matrix(
     clock: Clock | None = None,
     progress: Progress = silent,
 ) -> MatrixStats:
-    """Time each subject in each mode and precision, compared with eager float32, and judge its numbers.
+    """Time a subject in each mode and precision, compared with eager float32, and judge its numbers.
 
-    subjects: one or more, or `Workload`s. budget: seconds of timed blocks for each. accuracy, memory: whether these are
-    measured at all. Dynamo is reset.
+    subject: or a `Workload`. budget: seconds of timed blocks. accuracy, memory: whether these are measured at all.
+    Dynamo is reset.
 
     Each arm, which is a mode in a precision, has a copy of the model, up to 16 in all, which are on the device at once.
     A mode or precision that this machine lacks is a cell with a reason, one that raises a cell with the error. Raises
     `UsageError` for an unknown mode or precision, a device that is not there, and copies that do not fit.
     """
-    workloads = [workload_of(subject) for subject in subjects]
-    if not workloads:
-        raise UsageError("a matrix needs a subject, such as a module and its args; found none")
+    workload = workload_of(subject)
     known = parse_names(modes, "modes", (EAGER, *MODES)), parse_names(precisions, "precisions", PRECISIONS)
     parse_number(budget, "budget")
     configs = [StepConfig(mode, precision) for precision in known[1] for mode in known[0]]
@@ -85,23 +84,13 @@ def measure_matrix(
     if len(configs) < 2:
         raise UsageError("a matrix compares with eager float32: name another mode or precision")
     clock = clock or clock_of(device)
-    for workload in workloads:
-        _require_memory(workload, device, sum(not lacks(config, device) for config in configs))
-    comparisons = (len(configs) - 1) * len(workloads)
-    total = len(workloads) * (len(configs) + 1 + (len(configs) if accuracy else 0))
-    done = 0
+    _require_memory(workload, device, sum(not lacks(config, device) for config in configs))
+    stages, total = count(), len(configs) * (1 + accuracy) + 1
 
     def report(stage: str) -> None:
-        nonlocal done
-        progress(stage, done, total)
-        done += 1
+        progress(stage, next(stages), total)
 
-    return MatrixStats(
-        tuple(
-            _Measurement(workload, device, budget, comparisons, clock, memory, report).measure(configs, accuracy)
-            for workload in workloads
-        )
-    )
+    return _Measurement(workload, device, budget, len(configs) - 1, clock, memory, report).measure(configs, accuracy)
 
 
 def lacks(config: StepConfig, device: str) -> str:
@@ -153,8 +142,6 @@ class _Arm:
 
 @dataclass(slots=True)
 class _Measurement:
-    """Of one workload."""
-
     workload: Workload
     device: str
     budget: float
@@ -163,23 +150,22 @@ class _Measurement:
     memory: bool
     report: Callable[[str], None]
 
-    def measure(self, configs: Sequence[StepConfig], accuracy: bool) -> WorkloadStats:
+    def measure(self, configs: Sequence[StepConfig], accuracy: bool) -> MatrixStats:
         """All cells; the first configuration is eager float32."""
-        name = self.workload.name
         folder = tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True)
         with many_compilations(self.device), folder as caches:
             arms = []
             for config in configs:
-                self.report(f"{name}: {config} begins")
+                self.report(f"{config} begins")
                 arms.append(self._build(config, caches))
-            self.report(f"{name}: the arms in turn")
+            self.report("the arms in turn")
             stats = self._time(arms)
             if not accuracy:
                 return stats
             judge = self._judge()
             cells = []
             for arm, cell in zip(arms, stats.cells, strict=True):
-                self.report(f"{name}: {arm.config} judged")
+                self.report(f"{arm.config} judged")
                 arm.step = None  # frees its copy: the judge makes copies of its own
                 if not cell.reason:
                     with _own_caches(arm.config, caches):
@@ -219,12 +205,12 @@ class _Measurement:
             arm.step = step
         return arm
 
-    def _time(self, arms: Sequence[_Arm]) -> WorkloadStats:
+    def _time(self, arms: Sequence[_Arm]) -> MatrixStats:
         """The arms that run, in turn; those that are much slower after the others."""
         name, device = self.workload.name, self.device
         running = [arm for arm in arms if arm.step is not None]
         cells = tuple(arm.cell for arm in arms)
-        stats = WorkloadStats(name, cells, device, self.workload.size, fingerprint=fingerprint(device))
+        stats = MatrixStats(name, cells, device, self.workload.size, fingerprint=fingerprint(device))
         if arms[0].step is None:
             return _without(stats, f"eager float32, with which all are compared, does not run: {arms[0].cell.reason}")
         if len(running) < 2:
@@ -241,11 +227,11 @@ class _Measurement:
                 stats = replace(stats, cells=tuple(failed.get(cell.name, cell) for cell in stats.cells))
         return replace(stats, recompiled=compiled_since().graphs)
 
-    def _time_round(self, stats: WorkloadStats, group: Sequence[_Arm], budget: float, *, apart: bool) -> WorkloadStats:
+    def _time_round(self, stats: MatrixStats, group: Sequence[_Arm], budget: float, *, apart: bool) -> MatrixStats:
         """Add the figures of one paired measurement, whose first arm is eager float32."""
         times = measure_speed(
             {arm.cell.name: arm.step for arm in group if arm.step is not None},
-            subject=stats.workload, device=self.device, budget=budget, width=0.005, clock=self.clock,
+            subject=stats.subject, device=self.device, budget=budget, width=0.005, clock=self.clock,
         )  # fmt: skip
         timed = {arm.cell.name: _timed_cell(arm, times, self.comparisons, apart) for arm in group[apart:]}
         return replace(
@@ -324,7 +310,7 @@ def _joined(first: Mapping[str, Scalar], second: Mapping[str, Scalar]) -> dict[s
     return joined
 
 
-def _without(stats: WorkloadStats, reason: str) -> WorkloadStats:
+def _without(stats: MatrixStats, reason: str) -> MatrixStats:
     """No times at all, for one reason, in the cells that have none of their own."""
     return replace(stats, cells=tuple(replace(cell, reason=cell.reason or reason) for cell in stats.cells))
 

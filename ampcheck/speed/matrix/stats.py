@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ampcheck.core.errors import UsageError
@@ -21,7 +21,7 @@ SLOW = 3.0
 
 @dataclass(slots=True)
 class Workload:
-    """A row of models to time. make: the model and its inputs. trains: whether a step goes backward; None where the
+    """A model to time. make: the model and its inputs. trains: whether a step goes backward; None where the
     model says so itself, by its mode. optimizer: makes one from parameters. scaler: whether a GradScaler scales the
     loss. size: of several workloads of one name."""
 
@@ -53,7 +53,7 @@ def workload_of(value: object) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One workload in one mode and precision.
+    """One mode and precision.
 
     reason: why there are no times, if so. seconds: of the typical step. ratio: times faster than eager float32; gain:
     than eager mode in the same precision, None for eager mode itself. verdict: `PAYS`, `DOES_NOT`, `UNDECIDED` or
@@ -94,14 +94,14 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadStats:
-    """All cells of one workload, whose times are paired.
+class MatrixStats:
+    """All cells of one subject, whose times are paired.
 
     noise: the largest of the cells. cycles: paired blocks of each arm; apart: of each slow arm, 0 where there is none.
     spent: seconds of timed blocks. recompiled: graphs that were compiled while the arms were timed.
     """
 
-    workload: str
+    subject: str
     cells: tuple[Cell, ...]
     device: str = "cpu"
     size: str = ""
@@ -119,7 +119,7 @@ class WorkloadStats:
             if (cell.mode, cell.precision) == (mode, precision):
                 return cell
         known = "; ".join(cell.name for cell in self.cells)
-        raise UsageError(f"{self.workload} has no cell {mode}, {precision}; there are {known}")
+        raise UsageError(f"{self.subject} has no cell {mode}, {precision}; there are {known}")
 
     @property
     def best(self) -> Cell | None:
@@ -131,15 +131,3 @@ class WorkloadStats:
         """The cells that surely pay and are not known to be wrong, judged or not, the fastest first."""
         cells = [cell for cell in self.cells if cell.verdict == PAYS and cell.ratio is not None]
         return sorted(cells, key=lambda cell: -cell.ratio.low if cell.ratio else 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixStats:
-    """Workloads in every mode and precision."""
-
-    workloads: tuple[WorkloadStats, ...]
-
-    @property
-    def cells(self) -> Iterator[tuple[WorkloadStats, Cell]]:
-        """Each cell with its workload."""
-        return ((workload, cell) for workload in self.workloads for cell in workload.cells)
