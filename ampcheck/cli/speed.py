@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import add_output, finish, require_writable
@@ -12,6 +13,33 @@ if TYPE_CHECKING:
     from ampcheck.core.progress import Progress
     from ampcheck.core.run import Run
     from ampcheck.speed.options import SpeedOptions
+
+
+_TARGET = "package.module:factory or path/to/file.py:factory"
+
+_HELP = {
+    "mode": "of torch.compile; several, separated by commas, with --matrix or against eager (default: default; with "
+    "--base the unmodified target; with --matrix every mode)",
+    "precision": "float32, tf32, float16 or bfloat16; several, separated by commas, with --matrix or against eager "
+    "(default: float32; with --matrix all four)",
+    "budget": "seconds of timed steps at most",
+    "at-least": "fail unless each compiled arm is so many times as fast as eager mode (without it a slower one is a "
+    "warning), or the working tree as the base (default: 1)",
+    "launches": "of each side, with --base (default: 3)",
+    "launches-max": "go on to so many while nothing is decided (default: 8)",
+    "effect": "a change below this share counts for nothing (default: 0.03)",
+    "comparisons": "how many such comparisons the whole job makes, so that together 1 %% at most fail without a cause",
+    "markdown": "write a comment for a pull request",
+}
+_METAVARS: dict[str, tuple[Callable[[str], object], str]] = {
+    "budget": (float, "S"),
+    "at-least": (float, "RATIO"),
+    "launches": (int, "N"),
+    "launches-max": (int, "N"),
+    "effect": (float, "SHARE"),
+    "comparisons": (int, "N"),
+    "markdown": (str, "PATH"),
+}
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,44 +52,17 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "is PASS, FAIL or UNDECIDED with its interval. Exit code 0: nothing failed, UNDECIDED included; 1: something "
         "did; 2: usage error.",
     )
-    target = "package.module:factory or path/to/file.py:factory"
-    speed.add_argument("target", nargs="?", metavar="TARGET", help=target)
+    speed.add_argument("target", nargs="?", metavar="TARGET", help=_TARGET)
     what = speed.add_mutually_exclusive_group()
     base = "compare the working tree with this commit, branch or tag: fails when it is slower"
     what.add_argument("--base", metavar="REV", help=base)
     what.add_argument("--startup", action="store_true", help="cold and warm starts, artifacts, and break-even")
     matrix = "every mode in every precision, with the accuracy of each; each has a copy of the model, all at once"
     what.add_argument("--matrix", action="store_true", help=matrix)
-    speed.add_argument(
-        "--mode",
-        help="of torch.compile; several, separated by commas, with --matrix or against eager (default: default; with "
-        "--base the unmodified target; with --matrix every mode)",
-    )
-    speed.add_argument(
-        "--precision",
-        help="float32, tf32, float16 or bfloat16; several, separated by commas, with --matrix or against eager "
-        "(default: float32; with --matrix all four)",
-    )
+    for name, text in _HELP.items():
+        kind, metavar = _METAVARS.get(name, (str, None))
+        speed.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
     speed.add_argument("--device", default="cpu", help="where to run; it must be there (default: cpu)")
-    speed.add_argument("--budget", type=float, metavar="S", help="seconds of timed steps at most")
-    speed.add_argument(
-        "--at-least",
-        type=float,
-        metavar="RATIO",
-        help="fail unless each compiled arm is so many times as fast as eager mode (without it a slower one is a "
-        "warning), or the working tree as the base (default: 1)",
-    )
-    speed.add_argument("--launches", type=int, metavar="N", help="of each side, with --base (default: 3)")
-    most = "go on to so many while nothing is decided (default: 8)"
-    speed.add_argument("--launches-max", type=int, metavar="N", help=most)
-    speed.add_argument("--effect", type=float, help="a change below this share counts for nothing (default: 0.03)")
-    speed.add_argument(
-        "--comparisons",
-        type=int,
-        metavar="N",
-        help="how many such comparisons the whole job makes, so that together 1 %% at most fail without a cause",
-    )
-    speed.add_argument("--markdown", metavar="PATH", help="write a comment for a pull request")
     add_output(speed, verbose="print every finding and every table")
     speed.set_defaults(command=_speed)
 
@@ -96,7 +97,7 @@ def _options(arguments: argparse.Namespace) -> SpeedOptions:
 
     if arguments.target is None:
         what = ", and --matrix has no workloads of its own" if arguments.matrix else ""
-        raise UsageError(f"a TARGET is required, package.module:factory or path/to/file.py:factory; found none{what}")
+        raise UsageError(f"a TARGET is required, {_TARGET}; found none{what}")
     kind = "matrix" if arguments.matrix else "startup" if arguments.startup else "arms"
     kind = kind if arguments.base is None else "base"
     names = ["budget", "effect", "comparisons", "launches", "launches_max"]

@@ -50,10 +50,8 @@ def assert_speed(
     options.require_used("arms")
     limits = limits_of(arms, at_least)
     rules = {arm: options.rule(limit, max(1, len(limits))) for arm, limit in limits.items()}
-    stats = measure_until_decided(
-        arms, rules, subject=name, device=device, budget=BUDGET if options.budget is None else options.budget,
-        clock=options.clock, seed=options.seed,
-    )  # fmt: skip
+    budget, clock, seed = options.budget or BUDGET, options.clock, options.seed
+    stats = measure_until_decided(arms, rules, subject=name, device=device, budget=budget, clock=clock, seed=seed)
     return verify(speed_run(stats, check_speed(stats, rules)))
 
 

@@ -30,14 +30,14 @@ class Peak:
     reason: str = ""
 
 
-def peak_memory(step: Callable[[], object], *, device: str = "cpu", held: int | None = None) -> Peak:
+def peak_memory(step: Callable[[], object], *, device: str = "cpu", before: int | None = None) -> Peak:
     """Run `step`, after its warm-up, and return its peak. Imports torch.
 
     On the CPU it runs twice: a block that is freed is reported only if its allocation was, and a step may free blocks
     of the one before it. Must not be called under another profiler, which would be ended.
 
-    held: bytes on an accelerator to count from, of `held_memory`; None: those at the beginning of the step. What a step
-    keeps between calls, such as the pool of CUDA graphs, is counted only from an earlier `held`.
+    before: bytes on an accelerator to count from, of `allocated_memory`; None: those at the beginning of the step.
+    Memory that a step keeps between calls, such as the pool of CUDA graphs, counts only from an earlier `before`.
     """
     import torch
 
@@ -46,18 +46,18 @@ def peak_memory(step: Callable[[], object], *, device: str = "cpu", held: int | 
         return _on_cpu(step)
     backend: Any = getattr(torch, kind, None)
     if not all(hasattr(backend, name) for name in ("reset_peak_memory_stats", "max_memory_allocated")):
-        return Peak(None, reason=f"PyTorch does not tell the peak memory of {kind}")
-    before = held_memory(device) if held is None else held
+        return Peak(None, reason=f"PyTorch does not report the peak memory of {kind}")
+    start = allocated_memory(device) if before is None else before
     backend.synchronize(device)
     backend.reset_peak_memory_stats(device)
     step()
     backend.synchronize(device)
     most = int(backend.max_memory_allocated(device)) + _idle_pools(backend, device)
-    return Peak(most - before, f"torch.{kind}.max_memory_allocated")
+    return Peak(most - start, f"torch.{kind}.max_memory_allocated")
 
 
-def held_memory(device: str) -> int:
-    """Bytes of tensors on an accelerator now, and free ones in pools of CUDA graphs; 0 where it does not report them."""
+def allocated_memory(device: str) -> int:
+    """Bytes of tensors on an accelerator now, and free ones in pools of CUDA graphs; 0 where they are not reported."""
     import torch
 
     backend: Any = getattr(torch, torch.device(device).type, None)
@@ -126,7 +126,7 @@ def _on_cpu(step: Callable[[], object]) -> Peak:
     blocks.sort(key=lambda event: float(event["ts"]))
     changes = [int(event["args"]["Bytes"]) for event in blocks]
     if changes[:2] != [_PROBE, -_PROBE]:
-        return Peak(None, reason="PyTorch's CPU allocator does not tell its profiler what it allocates")
+        return Peak(None, reason="PyTorch's CPU allocator does not report to its profiler")
     return Peak(max(accumulate(changes[2:], initial=0)), "torch.profiler")
 
 

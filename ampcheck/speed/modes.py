@@ -40,8 +40,8 @@ def compare_modes(
     options.require_used("arms")
     configs = list(dict.fromkeys(configs))
     if len(configs) < 2:
-        found = f"found {configs[0]} alone" if configs else "found none"
-        raise UsageError(f"two configurations are required, and {found}: name a mode of torch.compile or a precision")
+        which = f"found {configs[0]} alone" if configs else "found none"
+        raise UsageError(f"two configurations are required, {which}: name a mode of torch.compile or a precision")
     judged = [config for config in configs[1:] if at_least is None or config.mode != EAGER]
     if not judged:
         raise UsageError(f"{at_least:g} times as fast is required of compiled steps, and all are eager: name a mode")

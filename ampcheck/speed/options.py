@@ -22,11 +22,8 @@ USED_BY: Mapping[str, Collection[str]] = {
     "matrix": ("budget",),
     "arms": (*_STATISTICS, "clock"),
     "base": (*_STATISTICS, "mode", "precision", "launches", "launches_max"),
-    "startup": (
-        "mode", "precision", "budget", "cold", "warm", "backward", "regional", "dynamic", "env", "cwd", "pythonpath",
-        "timeout",
-    ),
-}  # fmt: skip
+    "startup": "mode precision budget cold warm backward regional dynamic env cwd pythonpath timeout".split(),
+}
 """The options that each measurement uses."""
 
 

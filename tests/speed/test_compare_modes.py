@@ -81,7 +81,7 @@ def test_more_steps_than_dynamo_compiles_one_function_by_default_are_all_compile
 @pytest.mark.parametrize(
     ("several", "settings", "found"),
     [
-        ([EAGER], {}, "two configurations are required, and found eager, float32 alone"),
+        ([EAGER], {}, "two configurations are required, found eager, float32 alone"),
         ([], {}, "found none"),
         ([EAGER, StepConfig(precision="bfloat16")], {"at_least": 2.0}, "2 times as fast is required of compiled steps"),
         ([EAGER, COMPILED], {"device": "xpu:7"}, "'xpu:7' is not there"),

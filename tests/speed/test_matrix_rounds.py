@@ -129,11 +129,11 @@ def test_memory_counts_what_an_arm_keeps_and_nothing_of_the_others(monkeypatch: 
 
             return kept
 
-    def peak_memory(step: Callable[[], object], *, device: str, held: int | None) -> Peak:
-        assert held is not None
-        return Peak(taken["bytes"] + 5 - held)
+    def peak_memory(step: Callable[[], object], *, device: str, before: int | None) -> Peak:
+        assert before is not None
+        return Peak(taken["bytes"] + 5 - before)
 
-    monkeypatch.setattr(measure, "held_memory", lambda device: taken["bytes"])
+    monkeypatch.setattr(measure, "allocated_memory", lambda device: taken["bytes"])
     monkeypatch.setattr(measure, "peak_memory", peak_memory)
     stats = measured(Keeping(seconds=QUICK), precisions=("float32", "bfloat16"), memory=True)
 

@@ -64,8 +64,8 @@ def find(findings, check):
 def test_warm_caches_and_artifacts_are_used(stats):
     found = find(check_startup(stats), "start-up")
     assert [finding.verdict for finding in found] == [Verdict.PASS, Verdict.PASS], found
-    assert "a start with warm caches compiled nothing anew: 2 of 2 lookups hit" in found[0].message
-    assert "a start with loaded artifacts compiled nothing anew" in found[1].message
+    assert "a start with warm caches compiled nothing again: 2 of 2 lookups hit" in found[0].message
+    assert "a start with loaded artifacts compiled nothing again" in found[1].message
 
 
 @needs_artifacts
@@ -111,7 +111,7 @@ def test_every_stage_of_a_start_takes_time(stats):
 
 @pytest.mark.slow
 def test_both_matrices_of_a_step_are_counted_eager_and_compiled(stats):
-    assert {stats.arm(name).memory for name in (EAGER, COLD)} == {2 * 64 * 64 * 4}
+    assert {stats.arm(name).timed.memory for name in (EAGER, COLD)} == {2 * 64 * 64 * 4}
     assert [finding.verdict for finding in find(check_startup(stats), "peak-memory")] == [Verdict.PASS]
 
 
@@ -143,7 +143,7 @@ def test_caches_that_are_switched_off_fail(stats, tmp_path):
     arms = tuple(StartupArm(WARM, "", (warm,)) if arm.name == WARM else arm for arm in stats.arms)
     found = find(check_startup(replace(stats, arms=arms)), "start-up")[0]
     assert found.verdict is Verdict.FAIL
-    assert "must compile nothing anew, but 1 graph asked no cache" in found.message
+    assert "must compile nothing again, but 1 graph asked no cache" in found.message
     assert "torch._inductor.config.force_disable_caches is True" in found.message
     assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES" in found.hint
 
@@ -184,13 +184,13 @@ def test_memory_is_counted_from_the_weights_of_the_steps_own_copy(monkeypatch):
         order.append("built")
         return lambda: order.append("pass")
 
-    monkeypatch.setattr(memory, "held_memory", held)
+    monkeypatch.setattr(memory, "allocated_memory", held)
     monkeypatch.setattr(steps, "step_of", step_of)
     start.load(f"{TARGETS}:products", "cpu", None)
     order.clear()
     start.start({"mode": "eager"})
     assert order == ["built", "held", "pass", "pass", "pass"]
-    monkeypatch.setattr(memory, "peak_memory", lambda step, *, device, held: memory.Peak(held))
+    monkeypatch.setattr(memory, "peak_memory", lambda step, *, device, before: memory.Peak(before))
     start.device = "cuda"
     assert start.memory()["memory"] == 10
 

@@ -83,7 +83,7 @@ def test_one_launch_that_misses_fails_and_tells_what_the_key_differs_in(arm):
     given = stats(**{arm: [launch(), launch(lookups=(Lookup(AOT, "miss"), other)), launch()]})
     found = find("start-up", given)[arm == ARTIFACTS]
     assert found.verdict is Verdict.FAIL
-    assert "must compile nothing anew, but 1 of 3 graphs was not in the cache" in found.message
+    assert "must compile nothing again, but 1 of 3 graphs was not in the cache" in found.message
     assert "the key differs in inductor_config[max_autotune] (False, now True)" in found.message
     assert "gm" not in found.message
     assert "in each process" in found.hint
@@ -108,7 +108,7 @@ def test_caches_that_are_switched_off_are_named():
 def test_kernels_that_are_built_again_are_a_warning_however_many_lookups_hit(arm):
     found = find("start-up", stats(**{arm: [launch(binaries=3)]}))[arm == ARTIFACTS]
     assert found.verdict is Verdict.WARN
-    assert "its 2 lookups hit, but a C++ compiler built 3 files of machine code anew" in found.message
+    assert "its 2 lookups hit, but a C++ compiler built 3 files of machine code again" in found.message
 
 
 def test_a_graph_that_is_only_traced_again_is_a_warning():
@@ -314,7 +314,7 @@ def test_memory_is_judged_beside_eager_and_beside_a_limit(eager, compiled, limit
 
 
 def test_memory_that_is_not_known_is_a_skip_with_the_reason():
-    found = find("peak-memory", with_memory(None, None, "PyTorch does not tell the peak memory of mps"))[0]
+    found = find("peak-memory", with_memory(None, None, "PyTorch does not report the peak memory of mps"))[0]
     assert (found.verdict, "peak memory of mps" in found.message) == (Verdict.SKIP, True)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.speed.base.stats import Side
 
-_HOOK_VARIABLES = (
-    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE",
-    "GIT_PREFIX",
-)  # fmt: skip
+_HOOK_VARIABLES = {
+    f"GIT_{name}"
+    for name in ("DIR", "WORK_TREE", "INDEX_FILE", "OBJECT_DIRECTORY", "COMMON_DIR", "NAMESPACE", "PREFIX")
+}
 """Set by git for its hooks; a measurement inside a hook is of the repository around the target."""
 
 _FETCH = "(in a GitHub workflow: actions/checkout with fetch-depth: 0)"
@@ -45,8 +45,8 @@ class Repository:
 
     def commit(self, revision: str) -> str:
         """The full name of the commit of a revision. Raises `UsageError` where there is none."""
-        if found := self._commit(revision):
-            return found
+        if commit := self._commit(revision):
+            return commit
         remote = next((name for name in (f"origin/{revision}", f"upstream/{revision}") if self._commit(name)), "")
         message = f"the base is a commit, branch or tag of this repository, and there is no {revision!r} in it"
         message += f", but there is {remote}" if remote else ""

@@ -114,7 +114,7 @@ class Judge:
             factor=limits.precision,
             backward=self.trains,
         )
-        outputs = [found.compiled[0] for found in stats.deviations if found.kind == "output" and found.compiled]
+        outputs = [each.compiled[0] for each in stats.deviations if each.kind == "output" and each.compiled]
         return judged(
             check_accuracy(stats, limits, COMPILED), COMPILED, COMPILED[: 1 + self.trains], max(outputs, default=None)
         )

@@ -51,7 +51,7 @@ def _check_best(stats: MatrixStats) -> Finding:
         return SPEEDUP.skip(name, f"nothing was compared: {reason}", where=_WHERE)
     first = best or (paying[0] if paying else None)
     if first is not None and first.ratio is not None:
-        evidence = Evidence(where=_WHERE, observed=first.ratio.median, limit=1 + EFFECT)
+        evidence = Evidence(where=_WHERE, observed=first.ratio.median, limit=1 + EFFECT, unit="times as fast")
         message = f"a cell pays that is {_least(first.noise)} and right; of {len(timed)} the fastest "
         if best is None:
             why = f": {first.why}" if first.why else ""

@@ -39,7 +39,7 @@ from ampcheck.speed.matrix.stats import (
     Workload,
     workload_of,
 )
-from ampcheck.speed.memory import available_memory, held_memory, peak_memory
+from ampcheck.speed.memory import allocated_memory, available_memory, peak_memory
 from ampcheck.speed.paired import Step, measure_speed
 from ampcheck.speed.startup.breakeven import break_even
 from ampcheck.speed.stats import ArmTimes, SpeedStats
@@ -169,9 +169,9 @@ class _Measurement:
                 arm.step = None  # frees its copy: the judge makes copies of its own
                 if not cell.reason:
                     with _own_caches(arm.config, caches):
-                        found = judge.of(arm.config.mode, arm.config.precision)
-                    wrong = found.verdict is Verdict.FAIL and cell.verdict in (PAYS, UNDECIDED)
-                    cell = replace(cell, accuracy=str(found.verdict), why=found.why, error=found.error)
+                        judged = judge.of(arm.config.mode, arm.config.precision)
+                    wrong = judged.verdict is Verdict.FAIL and cell.verdict in (PAYS, UNDECIDED)
+                    cell = replace(cell, accuracy=str(judged.verdict), why=judged.why, error=judged.error)
                     cell = replace(cell, verdict=WRONG) if wrong else cell
                 cells.append(cell)
         return replace(stats, cells=tuple(cells))
@@ -186,12 +186,12 @@ class _Measurement:
             with _own_caches(config, caches):
                 step = self.workload.step(config, self.device)
                 gc.collect()  # of an arm that failed: not to be freed while this one's memory is counted
-                held = held_memory(self.device)  # all other arms, and this one's weights
+                before = allocated_memory(self.device)  # all other arms, and this one's weights
                 arm.first = self.clock.block(step, 1)
             self.clock.block(step, 2)  # the second call may compile once more, for gradients that exist now
             arm.typical = min(self.clock.block(step, 1) for _ in range(3))
             if self.memory:
-                arm.cell = replace(arm.cell, peak=peak_memory(step, device=self.device, held=held).bytes)
+                arm.cell = replace(arm.cell, peak=peak_memory(step, device=self.device, before=before).bytes)
         except BaseException as error:  # noqa: BLE001  # the workload's or the compiler's: the cell reports it
             lack = lacking(as_result(error))
             reason = cannot_run(lack) if lack else f"it raised {brief(error)}"

@@ -122,25 +122,25 @@ def _check_caches(stats: StartupStats, name: str, cold: StartupArm) -> Finding:
         hint = "see eager-fallback and graph-break: it ran eager"
         return START_UP.fail(subject, message, where=_WHERE, hint=hint)
     if missed or not hits:
-        found = f"{counted(graphs, 'graph')} asked no cache"
+        cause = f"{counted(graphs, 'graph')} asked no cache"
         if missed:
-            found = f"{len(missed)} of {counted(len(fx), 'graph')} {_was(missed)} not in the cache"
-        message = f"{start} must compile nothing anew, but {found}{_reasons(launches)}{_key(launches, cold)}{seconds}"
+            cause = f"{len(missed)} of {counted(len(fx), 'graph')} {_was(missed)} not in the cache"
+        message = f"{start} must compile nothing again, but {cause}{_reasons(launches)}{_key(launches, cold)}{seconds}"
         hint = _REFUSED if any(lookup.result == "bypass" for lookup in lookups) else _DIFFERS
         hint = _OFF if any(launch.off for launch in launches) else hint
         evidence = Evidence(where=_WHERE, observed=len(missed) or graphs, limit=0, unit="graphs", hint=hint)
         return START_UP.fail(subject, message, **evidence)
     if built := max(launch.binaries for launch in launches):
         message = (
-            f"{start} must compile nothing anew; its {counted(hits, 'lookup')} hit, but a C++ compiler built "
-            f"{counted(built, 'file')} of machine code anew{seconds}"
+            f"{start} must compile nothing again; its {counted(hits, 'lookup')} hit, but a C++ compiler built "
+            f"{counted(built, 'file')} of machine code again{seconds}"
         )
         return START_UP.warn(subject, message, where=_WHERE, observed=built, limit=0, unit="files", hint=_BUILT)
     if traced:
-        message = f"{start} compiled nothing anew, but {counted(len(traced), 'graph')} {_was(traced)} traced again"
+        message = f"{start} compiled nothing again, but {counted(len(traced), 'graph')} {_was(traced)} traced again"
         message += _reasons(launches) + seconds
         return START_UP.warn(subject, message, where=_WHERE, observed=len(traced), limit=0, unit="graphs")
-    message = f"{start} compiled nothing anew: {hits} of {counted(len(lookups), 'lookup')} hit{seconds}"
+    message = f"{start} compiled nothing again: {hits} of {counted(len(lookups), 'lookup')} hit{seconds}"
     return START_UP.passed(subject, message, len(lookups), where=_WHERE, observed=0, limit=0, unit="graphs")
 
 
@@ -177,7 +177,7 @@ def _check_memory(stats: StartupStats, arm: StartupArm, limits: StartupLimits) -
     """A compiled step needs at most `memory` times the memory of an eager one, and at most `bytes`."""
     if limits.memory is None and limits.bytes is None:
         return []
-    eager, peak = stats.eager.memory, arm.memory
+    eager, peak = stats.eager.timed.memory, arm.timed.memory
     if peak is None or (eager is None and limits.bytes is None):
         reasons = [launch.memory_untold for known in (arm, stats.eager) for launch in known.launches]
         reason = next(filter(None, reasons), "it was not measured")
@@ -193,7 +193,7 @@ def _check_memory(stats: StartupStats, arm: StartupArm, limits: StartupLimits) -
     for limit, required, ratio in bounds:
         message = f"a compiled step may need {required}; it needs {_mib(peak)}{ratio}"
         verdict = Verdict.PASS if peak <= limit else Verdict.FAIL
-        evidence = Evidence(observed=peak, limit=limit, unit="bytes", hint=_MEMORY)
+        evidence = Evidence(observed=peak, limit=limit, hint=_MEMORY)
         findings.append(_finding(PEAK_MEMORY, verdict, stats, message, len(arm.launches), evidence))
     return findings
 
@@ -221,8 +221,8 @@ def _check_break_even(stats: StartupStats, arm: StartupArm, limit: float) -> Fin
     verdict = Verdict.PASS if paid.high <= limit else Verdict.FAIL if paid.low > limit else Verdict.UNDECIDED
     if verdict is Verdict.FAIL and not paid.never and launches < ENOUGH:
         verdict = Verdict.UNDECIDED
-    found = "it never has" if paid.never else f"{paid}" if paid.undecided else f"it has after {paid}"
-    message = f"compilation must have paid after {limit:,g} calls; {found}: "
+    result = "it never has" if paid.never else f"{paid}" if paid.undecided else f"it has after {paid}"
+    message = f"compilation must have paid after {limit:,g} calls; {result}: "
     message += f"it costs {paid.cost:.3g} s and a call saves {paid.saving:.3g} s"
     evidence = Evidence(observed=paid.calls, limit=limit, unit="calls", hint=_FASTER)
     return _finding(COMPILE_TIME, verdict, stats, message, launches, evidence)

@@ -128,13 +128,13 @@ class Start:
 
     def _run(self, config: StepConfig, around: Sequence[Callable[[], AbstractContextManager[None]]]) -> Figures:
         """Seconds to build a step of this configuration, and of the first few."""
-        from ampcheck.speed.memory import held_memory
+        from ampcheck.speed.memory import allocated_memory
         from ampcheck.speed.steps import step_of
 
         begin = time.perf_counter()
         self.step = step_of(self.subject, config, device=self.device, backward=self.backward)
         built, passes = time.perf_counter() - begin, []
-        self.before = held_memory(self.device)  # the weights of the step's own copy
+        self.before = allocated_memory(self.device)  # the weights of the step's own copy
         for context in around:
             with context():
                 passes.append(self.clock.block(self.step, 1))
@@ -144,7 +144,7 @@ class Start:
         """Peak memory of a step."""
         from ampcheck.speed.memory import peak_memory
 
-        peak = peak_memory(self.step, device=self.device, held=self.before if self.device != "cpu" else None)
+        peak = peak_memory(self.step, device=self.device, before=self.before if self.device != "cpu" else None)
         return {"memory": peak.bytes, "memory_untold": peak.reason}
 
     def pair(self, precision: str, seconds: float) -> Figures:

@@ -67,10 +67,11 @@ def _cost(stats: StartupStats, arm: StartupArm) -> tuple[Scalar, ...]:
         median(launch.imported + launch.loaded for launch in arm.launches),
         arm.first,
         median(compiling) if compiling else None,
-        median([launch.passes[1] for launch in arm.launches if len(launch.passes) > 1] or [arm.steady]),
-        arm.steady,
+        median([launch.passes[1] for launch in arm.launches if len(launch.passes) > 1] or [arm.timed.steady]),
+        arm.timed.steady,
     )
-    peak = arm.memory / 2**20 if arm.memory is not None else None
+    memory = arm.timed.memory
+    peak = memory / 2**20 if memory is not None else None
     if arm.name == EAGER:
         return *row, 1.0, peak, 0.0, None
     times, paid = stats.times(arm), stats.break_even(arm)

@@ -95,7 +95,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class StartupArm:
-    """A kind of start, and its launches. config: mode and precision."""
+    """A kind of start, and its launches. config: mode and precision, of `StepConfig`."""
 
     name: str
     config: str
@@ -107,24 +107,14 @@ class StartupArm:
         return median(launch.first for launch in self.launches)
 
     @property
-    def steady(self) -> float:
-        """Seconds of a step once warm, from the launch that was timed."""
-        return next((launch.steady for launch in self.launches if launch.times), self.launches[0].steady)
-
-    @property
-    def times(self) -> tuple[ArmTimes, ...]:
-        """The eager reference and this arm in turn; empty where no launch was timed."""
-        return next((launch.times for launch in self.launches if launch.times), ())
-
-    @property
-    def memory(self) -> int | None:
-        """Bytes at the peak of a step."""
-        return next((launch.memory for launch in self.launches if launch.memory is not None), None)
+    def timed(self) -> Launch:
+        """The launch that was timed in the steady state, and whose memory was measured."""
+        return self.launches[0]
 
     @property
     def extras(self) -> tuple[float, ...]:
         """Of each launch the seconds that its start takes beyond steps in the steady state."""
-        return tuple(launch.extra(self.steady) for launch in self.launches)
+        return tuple(launch.extra(self.timed.steady) for launch in self.launches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +148,8 @@ class StartupStats:
         """
         same = (COLD, *CACHED)
         arms = [other for other in self.arms if other.name in same] if arm.name in same else [arm]
-        pairs = [(other.times[0], other.times[-1]) for other in arms if len(other.times) > 1]
+        times = [other.timed.times for other in arms]
+        pairs = [(pair[0], pair[-1]) for pair in times if len(pair) > 1]
         return tuple(
             replace(parts[0], seconds=tuple(second for part in parts for second in part.seconds))
             for parts in zip(*pairs, strict=True)
