@@ -28,9 +28,10 @@ from typing import Any
 from _evidence import write_evidence
 
 from ampcheck.core.run import Verdict
-from ampcheck.speed.base.check import check_base
-from ampcheck.speed.base.launches import luck, rounds_of, twin_noise
+from ampcheck.speed.base.checks import check_base
+from ampcheck.speed.base.launches import launch_deviation, rounds_of, twin_noise
 from ampcheck.speed.base.measure import measure_base
+from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.verdict import Rule
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "speed"))
@@ -64,14 +65,14 @@ def once(situation: str, mode: str | None, seed: int) -> dict[str, Any]:
     git(Path.cwd(), "checkout", "-q", "slower" if situation == "slower" else "same")
     rule, begun = Rule(), time.perf_counter()
     with load(os.cpu_count() or 1) if situation == "loaded" else contextlib.nullcontext():
-        stats = measure_base("model.py:make", "main", mode=mode, rule=rule, seed=seed)
+        stats = measure_base("model.py:make", "main", SpeedOptions(mode=mode, seed=seed), rule=rule)
     found = next(one for one in reversed(check_base(stats, rule)) if one.check == "regression")
-    rounds = rounds_of([one[stats.judged] for one in stats.rounds])
+    rounds = rounds_of(stats.turns(stats.judged))
     return {
         "verdict": str(found.verdict),
         "ratio": found.observed,
         "launches": len(stats.rounds),
-        "luck of a launch": luck(rounds),
+        "luck of a launch": launch_deviation(rounds),
         "noise of the twin": twin_noise(rounds),
         "d": rounds.head.tolist(),
         "a": rounds.twin.tolist(),
@@ -98,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=10, help="comparisons of each situation (default: %(default)s)")
     parser.add_argument("--situations", default=",".join(SITUATIONS), help="of %(default)s")
-    parser.add_argument("--mode", help="of torch.compile (default: the model as it is)")
+    parser.add_argument("--mode", help="of torch.compile (default: the model unmodified)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
     options = parser.parse_args()
     evidence = options.json.resolve() if options.json else None

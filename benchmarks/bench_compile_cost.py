@@ -26,12 +26,13 @@ from ampcheck.core.run import Table
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.interval import paired_ratio
+from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.startup.stats import COLD, REGIONAL
 from ampcheck.speed.stats import SpeedStats
-from ampcheck.speed.steps import Way, step_of
+from ampcheck.speed.steps import StepConfig, step_of
 from ampcheck.speed.verdict import EFFECT
 
 STARTS = ("deep", "deep_training")
@@ -43,18 +44,20 @@ def started(name: str, options: argparse.Namespace) -> dict[str, Any]:
     target = f"{Path(__file__).with_name('speed_subjects.py')}:{name}" + ("" if options.size == "small" else "_large")
     stats = measure_startup(
         target,
+        SpeedOptions(
+            regional=True,
+            cold=options.cold,
+            warm=options.warm,
+            budget=options.budget / 5,
+            env={"OMP_NUM_THREADS": str(options.threads)},
+        ),
         device=options.device,
-        regional=True,
-        cold=options.cold,
-        warm=options.warm,
-        budget=options.budget / 5,
-        env={"OMP_NUM_THREADS": str(options.threads)},
     )
     run = startup_run(stats)
     subject = sized(name, options.size)
-    ways = {"eager": Way(), "full": Way("default"), "regional": Way("default", regional=True)}
+    configs = {"eager": StepConfig(), "full": StepConfig("default"), "regional": StepConfig("default", regional=True)}
     with many_compilations(options.device):
-        arms = {arm: step_of(subject, way, device=options.device) for arm, way in ways.items()}
+        arms = {arm: step_of(subject, config, device=options.device) for arm, config in configs.items()}
         times = measure_speed(arms, subject=subject.name, device=options.device, budget=options.budget)
     costs = {arm.name: median(stats.cost(arm)) for arm in stats.arms}
     return {
@@ -93,9 +96,9 @@ def shaped(name: str, options: argparse.Namespace) -> dict[str, Any]:
     subject = sized(name, options.size)
     counted = {way: measure_graph(subject, device=options.device, dynamic=way) for way in (None, True, False)}
     with many_compilations(options.device):
-        arms = {"eager": step_of(subject, Way(), device=options.device)}
+        arms = {"eager": step_of(subject, StepConfig(), device=options.device)}
         for way in counted:
-            arms[f"dynamic={way}"] = step_of(subject, Way("default", dynamic=way), device=options.device)
+            arms[f"dynamic={way}"] = step_of(subject, StepConfig("default", dynamic=way), device=options.device)
         times = measure_speed(arms, subject=subject.name, device=options.device, budget=options.budget)
     found = []
     for way, graphs in counted.items():

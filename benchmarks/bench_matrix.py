@@ -11,20 +11,25 @@ computed from them and from the evidence of `bench_compile_cost.py` beside them.
 from __future__ import annotations
 
 import argparse
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from _evidence import Row, Rows, grouped, is_current, machine_of, options_of, read_rows, write_rows
+from matrix_workloads import SIZES, WORKLOADS
 
+from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.run import Scalar, Table
 from ampcheck.speed.fingerprint import differences, fingerprint
 from ampcheck.speed.matrix.judge import matrix_table, shown
 from ampcheck.speed.matrix.measure import BUDGET, MATRIX_MODES, measure_matrix
-from ampcheck.speed.matrix.stats import WorkloadStats, geometric_mean
-from ampcheck.speed.matrix.workloads import SIZES, WORKLOADS
+from ampcheck.speed.matrix.stats import Cell, MatrixStats
+from ampcheck.speed.startup.breakeven import BreakEven
+from ampcheck.speed.stats import Ratio
 from ampcheck.speed.steps import PRECISIONS
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "reports" / "evidence"
@@ -52,6 +57,53 @@ CLOSE = 0.1
 """Two speedups agree when they differ by no more than this share."""
 
 
+SCHEMA = 1
+"""Version of a `MatrixStats` as data. 1: the first."""
+
+
+def to_dict(stats: MatrixStats) -> dict[str, Any]:
+    """The figures as data for `json.dumps`; an infinite one is None."""
+    return {"schema": SCHEMA, **_finite(asdict(stats))}
+
+
+def from_dict(data: Mapping[str, Any]) -> MatrixStats:
+    """The figures that `to_dict` wrote. Raises `UsageError` for a newer schema or damaged data."""
+    require_schema(data, "this", "matrix of ampcheck", SCHEMA)
+    try:
+        plain = {name: value for name, value in data.items() if name != "schema"}
+        plain["subject"] = plain.pop("workload") if "workload" in plain else plain["subject"]
+        cells = tuple(_cell_of(cell) for cell in plain["cells"])
+        return MatrixStats(**{**plain, "cells": cells, "noise": _infinite(plain.get("noise", 0.0))})
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"this matrix of ampcheck is damaged ({error}): measure again") from error
+
+
+def _cell_of(data: Mapping[str, Any]) -> Cell:
+    fields: dict[str, Any] = {**data, "noise": _infinite(data.get("noise", 0.0))}
+    for name, kind in (("ratio", Ratio), ("gain", Ratio), ("break_even", BreakEven)):
+        if fields.get(name):
+            fields[name] = kind(**{key: _infinite(value) for key, value in fields[name].items()})
+    return Cell(**fields)
+
+
+def _infinite(value: Any) -> Any:
+    return math.inf if value is None else value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def geometric_mean(ratios: Iterable[float]) -> float | None:
+    """Of ratios; None of none."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
 def slug(device: str) -> str:
     """`cpu`, or the name of the GPU."""
     if torch.device(device).type != "cuda":
@@ -59,18 +111,18 @@ def slug(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name(device).lower()).strip("_")
 
 
-def speedups(found: Iterable[WorkloadStats], precisions: tuple[str, ...], trained: bool | None) -> list[float]:
+def speedups(found: Iterable[MatrixStats], precisions: tuple[str, ...], trained: bool | None) -> list[float]:
     """Of the mode `default` against eager mode in the same precision, where the numbers were judged and are right."""
     return [
         cell.gain.median
         for workload in found
-        if trained is None or bool(WORKLOADS[workload.workload].trains) is trained
+        if trained is None or bool(WORKLOADS[workload.subject]["small"].trains) is trained
         for cell in workload.cells
         if cell.mode == "default" and cell.precision in precisions and cell.gain is not None and cell.right
     ]
 
 
-def compared(found: list[WorkloadStats], costs: Iterable[Row]) -> Iterator[dict[str, Any]]:
+def compared(found: list[MatrixStats], costs: Iterable[Row]) -> Iterator[dict[str, Any]]:
     """Each figure commonly reported, ours, and whether they agree.
 
     found: workloads of one size and machine. costs: rows of `bench_compile_cost.py`, of which those count that are of
@@ -85,7 +137,7 @@ def compared(found: list[WorkloadStats], costs: Iterable[Row]) -> Iterator[dict[
         yield _beside(f"regional compilation: {what}", ours, range_, 0.0)
 
 
-def _is_beside(row: Row, found: list[WorkloadStats]) -> bool:
+def _is_beside(row: Row, found: list[MatrixStats]) -> bool:
     return all(row["size"] == one.size and not differences(row["fingerprint"], one.fingerprint) for one in found)
 
 
@@ -114,7 +166,7 @@ def _verdict(ours: float, low: float, high: float, close: float) -> str:
     return "less here" if ours < low else "more here"
 
 
-def means(found: list[WorkloadStats]) -> Iterator[dict[str, Any]]:
+def means(found: list[MatrixStats]) -> Iterator[dict[str, Any]]:
     """Geometric means over the workloads, for each mode and precision."""
     for precision in PRECISIONS:
         for mode in MATRIX_MODES:
@@ -188,8 +240,8 @@ def markdown(rows_held: Rows, costs: Iterable[Row]) -> Iterator[str]:
         yield ""
 
 
-def workloads_of(held: Iterable[Row]) -> list[WorkloadStats]:
-    return [WorkloadStats.from_dict(row["stats"]) for row in held]
+def workloads_of(held: Iterable[Row]) -> list[MatrixStats]:
+    return [from_dict(row["stats"]) for row in held]
 
 
 def save(path: Path, held: Rows, costs: Iterable[Row]) -> None:
@@ -229,21 +281,20 @@ def main() -> None:
     known = fingerprint(options.device)
     mine = {name for (size, name), row in held.items() if size == options.size and is_current(row, asked, known)}
     for name in [] if options.compare else options.only or [name for name in WORKLOADS if name not in mine]:
-        (stats,) = measure_matrix(
-            name,
+        stats = measure_matrix(
+            WORKLOADS[name][options.size],
             modes=options.modes,
             precisions=options.precisions,
             device=options.device,
-            size=options.size,
             budget=options.budget,
             progress=lambda stage, done, total: print(f"{done}/{total} {stage}", flush=True),
-        ).workloads
+        )
         held[options.size, name] = {
             "size": options.size,
             "name": name,
             "options": asked,
             "fingerprint": dict(stats.fingerprint),
-            "stats": stats.to_dict(),
+            "stats": to_dict(stats),
         }
         save(path, held, costs)
     save(path, held, costs)

@@ -34,7 +34,7 @@ KEPT = (
     "What 400 steps came to",
     "What a step costs",
     "The demo under autocast",
-    "What a start costs",
+    "Cost of a start",
 )
 """Beginnings of the titles of tables that are kept; the others are the same on every machine."""
 

@@ -16,9 +16,10 @@ from speed_subjects import LENGTHS, sized
 
 from ampcheck.compiled.graph.judge import measure_graph
 from ampcheck.core.run import verify
+from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
-from ampcheck.speed.steps import EAGER, Way, repeated, step_of
+from ampcheck.speed.steps import EAGER, StepConfig, repeated, step_of
 
 BUDGET = 10.0
 
@@ -27,8 +28,8 @@ BUDGET = 10.0
 @pytest.mark.benchmark(group="full and regional")
 def test_compilation_full_and_regional(name: str, speed: Any, ampcheck_device: str, size: str) -> None:
     subject = sized(name, size)
-    ways = {"eager": Way(), "full": Way("default"), "regional": Way("default", regional=True)}
-    arms = {arm: step_of(subject, way, device=ampcheck_device) for arm, way in ways.items()}
+    configs = {"eager": StepConfig(), "full": StepConfig("default"), "regional": StepConfig("default", regional=True)}
+    arms = {arm: step_of(subject, config, device=ampcheck_device) for arm, config in configs.items()}
     stats = speed.measure(arms, subject=subject.name, budget=BUDGET)
     assert len(repeated(subject.model)) > 1
     assert stats.cycles > 1
@@ -48,9 +49,9 @@ def test_compilation_of_shapes(name: str, speed: Any, ampcheck_device: str, size
     assert counted[True] == 1
     assert counted[False] == (1 if name == "fixed" else len(LENGTHS))
     assert counted[None] == (1 if name == "fixed" else 2), "the second shape tells Dynamo what varies"
-    arms = {"eager": step_of(subject, Way(EAGER), device=ampcheck_device)}
+    arms = {"eager": step_of(subject, StepConfig(EAGER), device=ampcheck_device)}
     for dynamic in dynamics:
-        arms[f"dynamic={dynamic}"] = step_of(subject, Way("default", dynamic=dynamic), device=ampcheck_device)
+        arms[f"dynamic={dynamic}"] = step_of(subject, StepConfig("default", dynamic=dynamic), device=ampcheck_device)
     stats = speed.measure(arms, subject=subject.name, budget=BUDGET)
     assert stats.cycles > 1
 
@@ -58,4 +59,4 @@ def test_compilation_of_shapes(name: str, speed: Any, ampcheck_device: str, size
 def test_compilation_cold_warm_and_from_artifacts(ampcheck_device: str, size: str) -> None:
     """Fails where warm caches or artifacts are not used; seconds are told by --ampcheck's report."""
     target = f"{Path(__file__).with_name('speed_subjects.py')}:deep" + ("" if size == "small" else "_large")
-    verify(startup_run(measure_startup(target, device=ampcheck_device, warm=1)))
+    verify(startup_run(measure_startup(target, SpeedOptions(warm=1), device=ampcheck_device)))

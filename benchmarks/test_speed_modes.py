@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from matrix_workloads import WORKLOADS
 
 from ampcheck.speed.matrix.measure import MATRIX_MODES, lacks
-from ampcheck.speed.matrix.workloads import WORKLOADS
-from ampcheck.speed.steps import EAGER, PRECISIONS, Way
+from ampcheck.speed.steps import EAGER, PRECISIONS, StepConfig
 
 BUDGET = 10.0
 
@@ -23,13 +23,13 @@ BUDGET = 10.0
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.benchmark(group="modes")
 def test_modes(name: str, precision: str, speed: Any, ampcheck_device: str, size: str) -> None:
-    if reason := lacks(Way(EAGER, precision), ampcheck_device):
+    if reason := lacks(StepConfig(EAGER, precision), ampcheck_device):
         pytest.skip(reason)
-    ways = [Way(mode, precision) for mode in MATRIX_MODES]
+    configs = [StepConfig(mode, precision) for mode in MATRIX_MODES]
     arms = {
-        way.mode: WORKLOADS[name].step(way, device=ampcheck_device, size=size)
-        for way in ways
-        if not lacks(way, ampcheck_device)
+        config.mode: WORKLOADS[name][size].step(config, ampcheck_device)
+        for config in configs
+        if not lacks(config, ampcheck_device)
     }
     stats = speed.measure(arms, precision=precision, subject=name, budget=BUDGET)
     assert stats.cycles > 1
@@ -39,11 +39,11 @@ def test_modes(name: str, precision: str, speed: Any, ampcheck_device: str, size
 @pytest.mark.parametrize("name", ["batched inference", "training"])
 @pytest.mark.benchmark(group="autocast outside and inside")
 def test_autocast_outside_and_inside(name: str, precision: str, speed: Any, ampcheck_device: str, size: str) -> None:
-    ways = {
-        "outside": Way("default", precision),
-        "inside": Way("default", precision, inside=True),
-        "eager": Way(EAGER, precision),
+    configs = {
+        "outside": StepConfig("default", precision),
+        "inside": StepConfig("default", precision, inside=True),
+        "eager": StepConfig(EAGER, precision),
     }
-    arms = {arm: WORKLOADS[name].step(way, device=ampcheck_device, size=size) for arm, way in ways.items()}
+    arms = {arm: WORKLOADS[name][size].step(config, ampcheck_device) for arm, config in configs.items()}
     stats = speed.measure(arms, precision=precision, subject=name, budget=BUDGET)
     assert stats.cycles > 1

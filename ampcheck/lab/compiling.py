@@ -22,9 +22,11 @@ from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.lab.expectations import Expectations, lacks, missing, synchronize
 from ampcheck.lab.registry import check_of
-from ampcheck.speed.compiling import Made, compilations, many_compilations
+from ampcheck.speed.compiling import Compiled as Made
+from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
+from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
@@ -214,11 +216,8 @@ def _startup(device: str, done: int, total: int, progress: Progress) -> tuple[Ru
     try:
         stats = measure_startup(
             f"{__name__}:one_layer",
-            precision=str(DTYPE).removeprefix("torch."),
+            SpeedOptions(precision=str(DTYPE).removeprefix("torch."), regional=False, warm=1, budget=0.5),
             device=device,
-            regional=False,
-            warm=1,
-            budget=0.5,
             progress=told_further,
         )
     except UsageError as error:

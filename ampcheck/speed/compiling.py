@@ -1,13 +1,13 @@
 """Many arms compiled in one process, each of them really compiled.
 
 Arms are copies of one model and share its code, and Dynamo bounds how often it compiles one function (8 times by
-default): beyond that a copy runs eager without a word, and would be timed as compiled.
+default): beyond that a copy silently falls back to eager, and would be timed as compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,8 @@ COMPILATIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What was compiled. graphs, breaks: how many; why: the reason of the first break, or of no graph at all."""
+class Compiled:
+    """Counts of graphs and graph breaks; why: the reason of the first break, or of no graph at all."""
 
     graphs: int
     breaks: int
@@ -30,39 +30,37 @@ class Made:
 
 @contextmanager
 def many_compilations(device: str = "cpu") -> Iterator[None]:
-    """Dynamo is reset, keeps still, and compiles one function as often as there are arms; it is reset again at the end.
+    """Raise Dynamo's limit of recompilations and silence its logs; Dynamo is reset before and after.
 
-    Something small is compiled first: the first compilation of a process imports the compiler and asks what the
-    processor can do, which is charged to no arm.
+    A small function is compiled first: the first compilation of a process imports the compiler and probes the
+    processor, which is charged to no arm.
     """
     dynamo.reset()
     limit = dynamo.recompile_limit()
     total = limit.replace("config.", "config.accumulated_")
     limits = {limit: COMPILATIONS, total: max(COMPILATIONS, dynamo.setting(total))}
     with dynamo_still(), dynamo.configured(limits):
-        _awake(device)
+        _warm_up_compiler(device)
         try:
             yield
         finally:
             dynamo.reset()
 
 
-def compilations() -> Callable[[], Made]:
-    """A function that tells what Dynamo has compiled since now."""
+def compilations() -> Callable[[], Compiled]:
+    """A function that counts what Dynamo has compiled since this call."""
     before = {group: dynamo.counters(group) for group in ("stats", "graph_break")}
 
-    def made() -> Made:
-        since = {group: dynamo.counters(group) - known for group, known in before.items()}
-        graphs, breaks = since["stats"]["unique_graphs"], since["graph_break"]
+    def since() -> Compiled:
+        counts = {group: dynamo.counters(group) - earlier for group, earlier in before.items()}
+        graphs, breaks = counts["stats"]["unique_graphs"], counts["graph_break"]
         why = next(iter(breaks), "" if graphs else "torch.compile made no graph").strip()
-        return Made(graphs, sum(breaks.values()), why.splitlines()[0] if why else "")
+        return Compiled(graphs, sum(breaks.values()), why.splitlines()[0] if why else "")
 
-    return made
+    return since
 
 
-def _awake(device: str) -> None:
-    try:
-        given = torch.ones(64, requires_grad=True, device=device)
-        torch.compile(lambda x: (2 * x).sin().sum())(given).backward()
-    except Exception:  # noqa: BLE001  # no compiler: each arm that needs one will say so
-        return
+def _warm_up_compiler(device: str) -> None:
+    with suppress(Exception):  # no compiler: each arm that needs one reports it
+        x = torch.ones(64, requires_grad=True, device=device)
+        torch.compile(lambda x: (2 * x).sin().sum())(x).backward()

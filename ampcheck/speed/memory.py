@@ -1,9 +1,8 @@
-"""How much memory one step needs beyond what is held when it begins: tensors, not pages.
+"""Peak memory of one step beyond that at its beginning: tensors, not pages.
 
-On the CPU PyTorch's allocator tells its profiler of every block, those of compiled code included; the highest sum is
-the same from run to run. The resident set is not read: after a first call it says nothing, since the C library keeps
-freed pages (a step that needs 32 MiB shows 0). What kernels keep in registers, on the stack or in a library's scratch
-space is no tensor and not counted, nor is what other threads than the calling one allocate.
+On the CPU PyTorch's allocator reports every block to its profiler, those of compiled code included; the highest sum is
+the same from run to run. The resident set is not read: the C library keeps freed pages (a step that needs 32 MiB shows
+0 after a first call). Registers, stacks, scratch space of libraries and allocations of other threads are not counted.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 _PROBE = 12_345_664
-"""Bytes of a tensor made first, by which one sees whether the allocator tells; a multiple of 64, as it rounds to."""
+"""Bytes of a first tensor, which shows whether the allocator reports; a multiple of 64, to which it rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Bytes at the highest point of one step. None where they cannot be told, with the reason; how: who told them."""
+    """Bytes at the highest point of one step, and their source; None with the reason."""
 
     bytes: int | None
     how: str = ""
     reason: str = ""
 
 
-def peak_memory(step: Callable[[], object], *, device: str = "cpu", held: int | None = None) -> Peak:
-    """Run `step`, after its warm-up, and tell its peak. Imports torch.
+def peak_memory(step: Callable[[], object], *, device: str = "cpu", before: int | None = None) -> Peak:
+    """Run `step`, after its warm-up, and return its peak. Imports torch.
 
-    On the CPU it runs twice: the allocator tells that a block is freed only if it told that it was made, and a step may
-    free what the one before it left. Not to be called under another profiler, which would be ended.
+    On the CPU it runs twice: a block that is freed is reported only if its allocation was, and a step may free blocks
+    of the one before it. Must not be called under another profiler, which would be ended.
 
-    held: bytes on an accelerator to count from, of `held_memory`; None: what is held when the step begins. What a step
-    keeps between calls, such as the pool of CUDA graphs, is counted only from an earlier `held`; what a graph computes
-    in its pool is free to the allocator, and taken nonetheless. The CPU counts from the beginning of the step.
+    before: bytes on an accelerator to count from, of `allocated_memory`; None: those at the beginning of the step.
+    Memory that a step keeps between calls, such as the pool of CUDA graphs, counts only from an earlier `before`.
     """
     import torch
 
@@ -47,27 +46,28 @@ def peak_memory(step: Callable[[], object], *, device: str = "cpu", held: int | 
         return _on_cpu(step)
     backend: Any = getattr(torch, kind, None)
     if not all(hasattr(backend, name) for name in ("reset_peak_memory_stats", "max_memory_allocated")):
-        return Peak(None, reason=f"PyTorch does not tell the peak memory of {kind}")
-    before = held_memory(device) if held is None else held
+        return Peak(None, reason=f"PyTorch does not report the peak memory of {kind}")
+    start = allocated_memory(device) if before is None else before
     backend.synchronize(device)
     backend.reset_peak_memory_stats(device)
     step()
     backend.synchronize(device)
     most = int(backend.max_memory_allocated(device)) + _idle_pools(backend, device)
-    return Peak(most - before, f"torch.{kind}.max_memory_allocated")
+    return Peak(most - start, f"torch.{kind}.max_memory_allocated")
 
 
-def held_memory(device: str) -> int:
-    """Bytes of tensors on an accelerator now, and what is free in pools of CUDA graphs; 0 where it does not tell."""
+def allocated_memory(device: str) -> int:
+    """Bytes of tensors on an accelerator now, and free ones in pools of CUDA graphs; 0 where they are not reported."""
     import torch
 
     backend: Any = getattr(torch, torch.device(device).type, None)
-    told: Any = getattr(backend, "memory_allocated", None)
-    return int(told(device)) + _idle_pools(backend, device) if told is not None else 0
+    if not hasattr(backend, "memory_allocated"):
+        return 0
+    return int(backend.memory_allocated(device)) + _idle_pools(backend, device)
 
 
 def available_memory(device: str) -> int | None:
-    """Bytes that new tensors may take on a device; None where neither it nor the system tells."""
+    """Bytes that new tensors may take on a device; None where they are not known."""
     import torch
 
     kind = torch.device(device).type
@@ -76,12 +76,12 @@ def available_memory(device: str) -> int | None:
     backend: Any = getattr(torch, kind, None)
     if not hasattr(backend, "mem_get_info"):
         return None
-    kept = int(backend.memory_reserved(device)) - int(backend.memory_allocated(device))
-    return int(backend.mem_get_info(device)[0]) + kept
+    cached = int(backend.memory_reserved(device)) - int(backend.memory_allocated(device))
+    return int(backend.mem_get_info(device)[0]) + cached
 
 
 def _of_system(table: Path = Path("/proc/meminfo")) -> int | None:
-    """What Linux can give without swapping."""
+    """Bytes that Linux can provide without swapping."""
     try:
         lines = table.read_text(encoding="utf-8").splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -90,16 +90,18 @@ def _of_system(table: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _idle_pools(backend: Any, device: str) -> int:
-    """Bytes that the pools of CUDA graphs hold and no tensor has: a replay writes there, and tells no allocator."""
+    """Bytes in the pools of CUDA graphs without a tensor: a replay computes there, unknown to the allocator."""
     import torch
 
-    told: Any = getattr(backend, "memory_snapshot", None)
-    if torch.device(device).type != "cuda" or told is None:
+    if torch.device(device).type != "cuda" or not hasattr(backend, "memory_snapshot"):
         return 0
     index = torch.device(device).index
     number = backend.current_device() if index is None else index
-    pools = [one for one in told() if one.get("device", number) == number and tuple(one["segment_pool_id"]) != (0, 0)]
-    return sum(int(one["total_size"]) - int(one["allocated_size"]) for one in pools)
+    return sum(
+        int(segment["total_size"]) - int(segment["allocated_size"])
+        for segment in backend.memory_snapshot()
+        if segment.get("device", number) == number and tuple(segment["segment_pool_id"]) != (0, 0)
+    )
 
 
 def _on_cpu(step: Callable[[], object]) -> Peak:
@@ -107,38 +109,30 @@ def _on_cpu(step: Callable[[], object]) -> Peak:
     from torch.profiler import ProfilerActivity, profile
 
     for _ in range(2):
-        failed: BaseException | None = None
-        with _quietly(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        failure: BaseException | None = None
+        with _kineto_silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             torch.empty(_PROBE, dtype=torch.uint8)
             try:
                 step()
             except BaseException as error:  # noqa: BLE001  # the user's; the profiler is ended first
-                failed = error
-        if failed is not None:
-            raise failed
+                failure = error
+        if failure is not None:
+            raise failure
     with tempfile.TemporaryDirectory(prefix="ampcheck-") as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
-    told = [event for event in events if event.get("name") == "[memory]" and event["args"].get("Device Type") == 0]
-    told.sort(key=lambda event: float(event["ts"]))
-    changes = [int(event["args"]["Bytes"]) for event in told]
+    blocks = [event for event in events if event.get("name") == "[memory]" and event["args"].get("Device Type") == 0]
+    blocks.sort(key=lambda event: float(event["ts"]))
+    changes = [int(event["args"]["Bytes"]) for event in blocks]
     if changes[:2] != [_PROBE, -_PROBE]:
-        return Peak(None, reason="PyTorch's CPU allocator does not tell its profiler what it allocates")
-    return Peak(_highest(changes[2:]), "torch.profiler")
-
-
-def _highest(changes: list[int]) -> int:
-    now = most = 0
-    for change in changes:
-        now += change
-        most = max(most, now)
-    return most
+        return Peak(None, reason="PyTorch's CPU allocator does not report to its profiler")
+    return Peak(max(accumulate(changes[2:], initial=0)), "torch.profiler")
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """The profiler's library writes two lines to standard error for each use, unless it is told otherwise at first."""
+def _kineto_silent() -> Iterator[None]:
+    """The profiler's library writes two lines to standard error for each use, by default."""
     name = "KINETO_LOG_LEVEL"
     if name in os.environ:
         yield

@@ -1,85 +1,80 @@
-"""Ways to run one subject, compared in this process: eager and compiled, in several precisions."""
+"""Modes and precisions of one subject, compared in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ampcheck.catalog.compiled import EAGER_FALLBACK
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.speed.clock import Clock, clock_of
-from ampcheck.speed.compiling import Made, compilations, many_compilations
+from ampcheck.speed.clock import clock_of
+from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.judge import measure_until_decided, speed_run
+from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, naming
-from ampcheck.speed.steps import EAGER, Way, step_of
-from ampcheck.speed.verdict import EFFECT, Rule, check_speed
-
-WHERE = Where(phase="speed")
+from ampcheck.speed.steps import EAGER, StepConfig, step_of
+from ampcheck.speed.verdict import check_speed
 
 
-def judge_ways(
+def compare_modes(
     subject: Subject,
-    ways: Sequence[Way],
+    configs: Sequence[StepConfig],
+    options: SpeedOptions | None = None,
     *,
     at_least: float | None = None,
-    effect: float = EFFECT,
-    comparisons: int | None = None,
     device: str = "cpu",
-    budget: float = BUDGET,
-    clock: Clock | None = None,
     progress: Progress = silent,
 ) -> Run:
-    """Hold each way against the first.
+    """Compare each configuration of a step with the first.
 
-    at_least: how many times as fast each compiled way must be; without it every way is compared with 1, and what is
-    slower is a warning: it answers a question and breaks no promise. A compiled way of which PyTorch compiles nothing
-    is not timed, as it would be eager mode's time; where `at_least` asks for it, it fails. Dynamo is reset. progress:
-    called with what is done now, the number of ways made so far, and of all.
+    at_least: how many times as fast each compiled one must be; without it all are compared with 1, and a slower one is
+    a warning. A compiled step of which PyTorch compiles nothing is not timed, since its time would be that of eager
+    mode; with `at_least` it fails. Dynamo is reset.
 
-    Raises `UsageError` for fewer than two ways, or where `at_least` speaks of none of them.
+    Raises `UsageError` for fewer than two configurations, or where `at_least` applies to none of them.
     """
-    several = list(dict.fromkeys(ways))
-    if len(several) < 2:
-        told = f"{several[0]} is one" if several else "none was named"
-        raise UsageError(f"two ways are required, and {told}: name a mode of torch.compile or more precisions")
-    judged = [way for way in several[1:] if at_least is None or way.mode != EAGER]
+    options = options or SpeedOptions()
+    options.require_used("arms")
+    configs = list(dict.fromkeys(configs))
+    if len(configs) < 2:
+        which = f"found {configs[0]} alone" if configs else "found none"
+        raise UsageError(f"two configurations are required, {which}: name a mode of torch.compile or a precision")
+    judged = [config for config in configs[1:] if at_least is None or config.mode != EAGER]
     if not judged:
-        raise UsageError(f"{at_least:g} times as fast is asked of compiled ways, and all are eager: name a mode")
-    rule = Rule(1.0 if at_least is None else at_least, effect, len(judged) if comparisons is None else comparisons)
-    clock = clock or clock_of(device)
+        raise UsageError(f"{at_least:g} times as fast is required of compiled steps, and all are eager: name a mode")
+    rule = options.rule(1.0 if at_least is None else at_least, len(judged))
+    clock, budget = options.clock or clock_of(device), options.budget or BUDGET
     with many_compilations(device):
-        steps: dict[Way, Step] = {}
+        steps: dict[str, Step] = {}
         first: dict[str, float] = {}
-        hollow: list[Finding] = []
-        for number, way in enumerate(several):
-            progress(f"first call: {way}", number, len(several))
-            step = step_of(subject, way, device=device)
-            made_since = compilations()
-            with naming(str(way), subject.name):
-                first[str(way)] = clock.block(step, 1)
-            made = made_since()
-            if way.mode != EAGER and not made.graphs:
-                hollow.append(_hollow(subject, way, made, at_least))
-            else:
-                steps[way] = step
-        rules = {str(way): rule for way in judged if way in steps}
+        findings: list[Finding] = []
+        for number, config in enumerate(configs):
+            progress(f"first call: {config}", number, len(configs))
+            step = step_of(subject, config, device=device)
+            compiled_since = compilations()
+            with naming(str(config), subject.name):
+                first[str(config)] = clock.block(step, 1)
+            compiled = compiled_since()
+            if config.mode == EAGER or compiled.graphs:
+                steps[str(config)] = step
+                continue
+            verdict = Verdict.WARN if at_least is None else Verdict.FAIL
+            message = f"{config} must be compiled to be timed, and it ran eager: {compiled.why}"
+            hint = "ampcheck.assert_graph reports each break"
+            where = Where(phase="speed")
+            findings.append(EAGER_FALLBACK.finding(verdict, subject.name, message, where=where, hint=hint))
+        rules = {str(config): rule for config in judged if str(config) in steps}
         if not rules:
-            return Run(findings=tuple(hollow), title=f"speed of {subject.name}")
-        arms = {str(way): step for way, step in steps.items()}
-        progress(f"timing all in turn, {budget:g} s at most", len(several), len(several))
-        stats = measure_until_decided(arms, rules, subject=subject.name, device=device, budget=budget, clock=clock)
+            return Run(findings=tuple(findings), title=f"speed of {subject.name}")
+        progress(f"timing all in turn, {budget:g} s at most", len(configs), len(configs))
+        stats = measure_until_decided(
+            steps, rules, subject=subject.name, device=device, budget=budget, clock=clock, seed=options.seed
+        )
     stats = replace(stats, arms=tuple(replace(arm, first=first.get(arm.name, arm.first)) for arm in stats.arms))
-    found = check_speed(stats, rules)
-    if at_least is None:
-        found = [replace(one, verdict=Verdict.WARN) if one.verdict is Verdict.FAIL else one for one in found]
-    return speed_run(stats, [*hollow, *found])
-
-
-def _hollow(subject: Subject, way: Way, made: Made, at_least: float | None) -> Finding:
-    verdict = Verdict.WARN if at_least is None else Verdict.FAIL
-    message = f"{way} must be compiled to be timed, and it ran eager: {made.why}"
-    return Finding(
-        "eager-fallback", verdict, subject.name, message, WHERE, hint="ampcheck.assert_graph tells each break"
-    )
+    for finding in check_speed(stats, rules):
+        warns = at_least is None and finding.verdict is Verdict.FAIL
+        findings.append(replace(finding, verdict=Verdict.WARN) if warns else finding)
+    return speed_run(stats, findings)

@@ -1,15 +1,16 @@
-"""One step of a subject in one mode and precision, as a callable to be timed; the user's model is never touched."""
+"""One step of a subject in one mode and precision, as a callable to be timed; the user's model is copied first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from ampcheck.compiled.options import MODES
+from ampcheck.core.arguments import parse_choice
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.arms import total_loss
@@ -26,15 +27,15 @@ PRECISIONS: Mapping[str, torch.dtype | None] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-"""What autocast casts to; `float32` is the model as it is, `tf32` the same with TF32 in matmul and cuDNN."""
+"""The dtype of autocast; `float32` is the model without autocast, `tf32` the same with TF32 in matmul and cuDNN."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A way to run a subject.
+class StepConfig:
+    """How a step runs.
 
-    mode: `eager` or a mode of torch.compile. precision: one of `PRECISIONS`. regional: compile each repeated block and
-    not the whole. dynamic: as torch.compile takes it. inside: autocast is entered inside the compiled function.
+    mode: `eager` or a mode of torch.compile. precision: one of `PRECISIONS`. regional: compile each repeated block
+    instead of the whole model. dynamic: as of torch.compile. inside: enter autocast inside the compiled function.
     """
 
     mode: str = EAGER
@@ -44,10 +45,8 @@ class Way:
     inside: bool = False
 
     def __post_init__(self) -> None:
-        if self.mode not in (EAGER, *MODES):
-            raise UsageError(f"there is no mode {self.mode!r}; there are {', '.join((EAGER, *MODES))}")
-        if self.precision not in PRECISIONS:
-            raise UsageError(f"there is no precision {self.precision!r}; there are {', '.join(PRECISIONS)}")
+        parse_choice(self.mode, "mode", (EAGER, *MODES))
+        parse_choice(self.precision, "precision", PRECISIONS)
 
     def __str__(self) -> str:
         parts = [self.mode, self.precision]
@@ -59,7 +58,7 @@ class Way:
 
 def step_of(
     subject: Subject,
-    way: Way | None = None,
+    config: StepConfig | None = None,
     *,
     device: str = "cpu",
     backward: bool | None = None,
@@ -68,46 +67,45 @@ def step_of(
 ) -> Step:
     """A callable that runs the subject once: forward, backward from its loss, and an update where it has an optimizer.
 
-    way: how; None runs the subject as it is, compiled where it is compiled. backward: by default where a module is in
+    config: None runs the subject unmodified, compiled where it is compiled. backward: by default where a module is in
     training mode and something requires a gradient; without it everything runs under `torch.no_grad()`. optimizer:
     makes one from the parameters of the step's own copy, which it updates after each backward pass. scaler: whether a
-    `torch.amp.GradScaler` scales the loss, in any precision. A training loop is stepped, and a callable called, as it
-    is; both take none of these.
+    `torch.amp.GradScaler` scales the loss, in any precision. A training loop or a callable takes none of these.
 
-    Raises `UsageError` for a way that the subject, the device or this PyTorch does not allow.
+    Raises `UsageError` for a configuration that the subject, the device or this PyTorch does not allow.
     """
     if scaler and optimizer is None:
-        raise UsageError("a GradScaler scales the loss for an optimizer: give one, or leave scaler out")
+        raise UsageError("a GradScaler scales the loss for an optimizer: pass one, or leave scaler out")
     if subject.kind in (Kind.TRAINING, Kind.CALL):
         if optimizer is not None:
             raise UsageError(f"{subject.name} runs by itself and has its own optimizer, if any: leave it out")
-        if way is not None and way != Way():
+        if config is not None and config != StepConfig():
             raise UsageError(
-                f"{subject.name} runs by itself, so {way} cannot be chosen for it: give a module and its args, or "
+                f"{subject.name} runs by itself, so {config} cannot be chosen for it: pass a module and its args, or "
                 "compare two revisions of it (ampcheck speed --base)"
             )
-        return _own(subject)
+        return _own_step(subject)
     prepared = prepare(subject, device=device)
     trains = (learns(prepared) or optimizer is not None) if backward is None else backward
     if optimizer is not None and not trains:
         raise UsageError(f"without a backward pass the optimizer of {subject.name} has no gradients: leave it out")
     if trains and not learns(prepared, training=False):
         raise UsageError(f"nothing in {subject.name} requires a gradient: leave backward out")
-    own = way is None
-    if way is None:
-        way, blocks = Way(), recompiled(subject, prepared) if is_compiled_already(subject) else prepared.blocks
-    else:
-        blocks = _blocks(prepared, way, device)
     kind = torch.device(device).type
-    dtype = PRECISIONS[way.precision]
-    marks = kind == "cuda" and way.mode in ("reduce-overhead", "max-autotune")
-    around = nullcontext if own else tf32(way.precision, kind)  # as it is: under the settings that the user made
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # under the TF32 settings of the user
+    if config is None:
+        config = StepConfig()
+        blocks = recompiled(subject, prepared) if is_compiled_already(subject) else prepared.blocks
+    else:
+        blocks, around = _blocks(prepared, config, kind), tf32(config.precision, kind)
+    dtype = None if config.inside else PRECISIONS[config.precision]
+    replays = kind == "cuda" and config.mode in ("reduce-overhead", "max-autotune")
     update = _update(prepared, optimizer, scaler, kind) if trains else None
 
     def step() -> None:
-        if marks:
+        if replays:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        autocast = torch.autocast(kind, dtype) if dtype is not None and not way.inside else nullcontext()
+        autocast = nullcontext() if dtype is None else torch.autocast(kind, dtype)
         for call in prepared.calls:
             with around(), torch.set_grad_enabled(trains):
                 with autocast:
@@ -123,26 +121,26 @@ def step_of(
 
 def learns(prepared: Prepared, *, training: bool = True) -> bool:
     """Whether anything requires a gradient, in a module that is in training mode; `training=False`: in any."""
-    if prepared.root is None:
+    root = prepared.root
+    if root is None or not any(parameter.requires_grad for parameter in root.parameters()):
         return False
-    asked = any(parameter.requires_grad for parameter in prepared.root.parameters())
-    return asked and (not training or prepared.root.training or any(m.training for m in prepared.root.children()))
+    return not training or root.training or any(module.training for module in root.children())
 
 
 def repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The blocks of a model that regional compilation compiles once for all: the largest family of one class that a
-    list or sequence of modules holds, at least two."""
-    families: list[list[torch.nn.Module]] = []
-    for holder in module.modules():
-        if isinstance(holder, (torch.nn.ModuleList, torch.nn.Sequential)):
+    """The blocks that regional compilation compiles once for all: the largest group of two or more modules of one class
+    in a list or sequence of modules."""
+    groups: list[list[torch.nn.Module]] = []
+    for container in module.modules():
+        if isinstance(container, (torch.nn.ModuleList, torch.nn.Sequential)):
             by_class: dict[type, list[torch.nn.Module]] = {}
-            for child in holder:
+            for child in container:
                 by_class.setdefault(type(child), []).append(child)
-            families += [family for family in by_class.values() if len(family) > 1]
-    return max(families, key=lambda family: sum(p.numel() for m in family for p in m.parameters()), default=[])
+            groups += [group for group in by_class.values() if len(group) > 1]
+    return max(groups, key=lambda group: sum(p.numel() for m in group for p in m.parameters()), default=[])
 
 
-def _own(subject: Subject) -> Step:
+def _own_step(subject: Subject) -> Step:
     if subject.kind is Kind.CALL:
         call: Step = subject.model
         return call
@@ -156,24 +154,21 @@ def _own(subject: Subject) -> Step:
     return step
 
 
-def _blocks(prepared: Prepared, way: Way, device: str) -> tuple[Callable[..., Any], ...]:
-    kind, dtype = torch.device(device).type, PRECISIONS[way.precision] if way.inside else None
-    if way.mode == EAGER:
-        return prepared.blocks if dtype is None else tuple(_autocast_inside(b, kind, dtype) for b in prepared.blocks)
-    if way.regional:
-        if way.inside:
-            raise UsageError(
-                "autocast is entered inside the whole compiled function, and regions have none: choose one"
-            )
-        if prepared.root is None or not (found := repeated(prepared.root)):
+def _blocks(prepared: Prepared, config: StepConfig, kind: str) -> tuple[Callable[..., Any], ...]:
+    dtype, blocks = PRECISIONS[config.precision] if config.inside else None, prepared.blocks
+    if config.regional and config.mode != EAGER:
+        if config.inside:
+            raise UsageError("autocast inside needs one compiled function, and regions are several: choose one")
+        if prepared.root is None or not (regions := repeated(prepared.root)):
             raise UsageError("regional compilation needs a module with a list of two or more blocks of one class")
-        for block in found:
-            block.compile(mode=way.mode, dynamic=way.dynamic)
-        return prepared.blocks
-    if dtype is None:
-        return tuple(torch.compile(block, mode=way.mode, dynamic=way.dynamic) for block in prepared.blocks)
-    inside = (_autocast_inside(block, kind, dtype) for block in prepared.blocks)
-    return tuple(torch.compile(block, mode=way.mode, dynamic=way.dynamic) for block in inside)
+        for region in regions:
+            region.compile(mode=config.mode, dynamic=config.dynamic)
+        return blocks
+    if dtype is not None:
+        blocks = tuple(_autocast_inside(block, kind, dtype) for block in blocks)
+    if config.mode == EAGER:
+        return blocks
+    return tuple(torch.compile(block, mode=config.mode, dynamic=config.dynamic) for block in blocks)
 
 
 def _autocast_inside(block: Callable[..., Any], kind: str, dtype: torch.dtype) -> Callable[..., Any]:
@@ -185,28 +180,17 @@ def _autocast_inside(block: Callable[..., Any], kind: str, dtype: torch.dtype) -
 
 
 def _update(prepared: Prepared, optimizer: Optimizer | None, scaler: bool, kind: str) -> Callable[[torch.Tensor], None]:
-    """What follows the loss: backward, the update if there is an optimizer, and the gradients dropped."""
-    if optimizer is None:
-
-        def differentiate(loss: torch.Tensor) -> None:
-            loss.backward()  # type: ignore[no-untyped-call]
-            _drop_gradients(prepared)
-
-        return differentiate
-    parameters = prepared.root.parameters() if prepared.root is not None else ()
-    updates = optimizer([parameter for parameter in parameters if parameter.requires_grad])
+    """Backward, the update of an optimizer, and gradients reset to None."""
+    parameters = list(prepared.root.parameters()) if prepared.root is not None else []
+    stepped = optimizer([parameter for parameter in parameters if parameter.requires_grad]) if optimizer else None
     scales = torch.amp.GradScaler(kind, enabled=scaler)
 
-    def train(loss: torch.Tensor) -> None:
+    def update(loss: torch.Tensor) -> None:
         scales.scale(loss).backward()  # type: ignore[no-untyped-call]
-        scales.step(updates)
-        scales.update()
-        updates.zero_grad()
-
-    return train
-
-
-def _drop_gradients(prepared: Prepared) -> None:
-    if prepared.root is not None:
-        for parameter in prepared.root.parameters():
+        if stepped is not None:
+            scales.step(stepped)
+            scales.update()
+        for parameter in parameters:
             parameter.grad = None
+
+    return update

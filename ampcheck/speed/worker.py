@@ -1,7 +1,7 @@
-"""Measuring code in a fresh Python process: requests and replies, a JSON line each, and no process left behind.
+"""A fresh Python process for a measurement: requests and replies, a JSON line each; it never outlives its parent.
 
-A *room* is a module with `commands() -> {name: function}`; the functions run in the child, take and give what JSON
-holds (NaN and infinities included), and share what state they like through whatever `commands` closes over:
+The child imports a module and answers with the methods of the object that its `commands()` returns, which take and
+return what JSON can represent (NaN and infinities included):
 
     env = {"TORCHINDUCTOR_CACHE_DIR": folder}
     with Worker("ampcheck.speed.startup.child_process", name="cold start", env=env) as worker:
@@ -24,7 +24,6 @@ import tempfile
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,29 +32,29 @@ from typing import IO, Any
 from ampcheck.core.errors import UsageError, brief
 
 PATIENCE = 900.0
-"""Seconds that one command may take unless told otherwise: a cold compilation of a large model fits."""
+"""Seconds that one command may take by default: a cold compilation of a large model fits."""
 
 _START = """\
 import sys
 sys.path.insert(0, {ours!r})
 from ampcheck.speed import worker
 sys.path.remove({ours!r})
-worker.serve({room!r})
+worker.serve({module!r})
 """
-"""`python -m` would take the `ampcheck` that stands in the folder it runs in, another one when that is a checkout of
-ampcheck itself: both sides of a comparison, and both ends of the pipe, run this one."""
+"""Both sides of a comparison, and both ends of the pipe, run this `ampcheck`; `python -m` would import the one
+of the folder it runs in, where that is a checkout of ampcheck."""
 
 _POLL = 0.25
-"""Seconds after which a silent child is looked at: one that died may have left its end of the pipe to a child of its
-own, and then the pipe never ends."""
+"""Seconds between looks at a silent child: one that died may have left its end of the pipe to a child of its own, and
+then the pipe never ends."""
 
 
 class Worker:
-    """A Python process that runs a room's commands, one at a time. To be closed, or entered as a context.
+    """A Python process that runs the commands of a module, one at a time. To be closed, or entered as a context.
 
-    room: a module of this package with `commands()`. name: what messages call it. cwd: the folder it runs in. env:
-    what differs from this process's environment; None takes a name away. pythonpath: folders to import from before all
-    others, such as another checkout. python: the interpreter.
+    module: has `commands()`. name: in messages. cwd: the folder it runs in. env: changes to this process's environment;
+    None removes a name. pythonpath: folders to import from before all others, such as another checkout. python: the
+    interpreter.
 
     It leads a session of its own, so that Ctrl-C reaches this process alone, which then ends it; it ends by itself when
     this process does, even in the middle of a command.
@@ -63,7 +62,7 @@ class Worker:
 
     def __init__(
         self,
-        room: str,
+        module: str,
         *,
         name: str = "the worker",
         cwd: str | os.PathLike[str] | None = None,
@@ -74,10 +73,9 @@ class Worker:
         self.name = name
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         ours = str(Path(__file__).resolve().parents[2])
-        command = [python, "-c", _START.format(ours=ours, room=room)]
         try:
             self._process = subprocess.Popen(
-                command,
+                [python, "-c", _START.format(ours=ours, module=module)],
                 cwd=cwd,
                 env=_environment(env or {}, pythonpath),
                 stdin=subprocess.PIPE,
@@ -103,102 +101,85 @@ class Worker:
         return not self._end.alive
 
     def ask(self, command: str, *, timeout: float = PATIENCE, **arguments: Any) -> Any:
-        """Run a command and wait for what it gives.
+        """Run a command and return its result.
 
         Raises `UsageError` when the command raises (the worker goes on), when it takes longer than `timeout` seconds,
         or when the process dies (then it is closed).
         """
         if self.closed:
             raise UsageError(f"{self.name} was asked to {command} and has been closed")
-        line = json.dumps({"command": command, "arguments": arguments}).encode() + b"\n"
         try:
-            reply = self._exchange(line, command, timeout)
-        except BaseException:  # also Ctrl-C: the reply that is under way would be taken for the next one
+            with suppress(OSError):  # a broken pipe: `_reply` reports why
+                self._write(json.dumps({"command": command, "arguments": arguments}).encode() + b"\n")
+            reply = json.loads(self._reply(command, timeout))
+        except BaseException:  # also Ctrl-C: the pending reply would be taken for the next one
             self._end()
             raise
         if "error" in reply:
-            told = self.name if reply["usage"] else f"{self.name} was to {command}"
-            raise UsageError(f"{told}: {reply['error']}")
+            name = self.name if reply["usage"] else f"{self.name} was to {command}"
+            raise UsageError(f"{name}: {reply['error']}")
         return reply["result"]
 
     def close(self) -> None:
-        """End the process; nothing happens where it has ended."""
+        """End the process after its exit handlers; a closed worker stays closed."""
         if not self.closed:
             with suppress(OSError, subprocess.TimeoutExpired):
-                _write(self._process, b"\n")  # what it registered to be done at its exit is done
+                self._write(b"\n")
                 self._process.wait(5)
-        self._end()
+        self.kill()
 
     def kill(self) -> None:
-        """End the process at once, where what it registered for its exit is nobody's concern."""
+        """End the process at once, without its exit handlers."""
         self._end()
 
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             self.close()
         else:
-            self._end()
+            self.kill()
 
-    def _exchange(self, line: bytes, command: str, timeout: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout
-        with suppress(OSError):  # a broken pipe: why is told below
-            _write(self._process, line)
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
+
+    def _reply(self, command: str, timeout: float) -> bytes:
+        deadline, ended = time.monotonic() + timeout, False
         while True:
             left = deadline - time.monotonic()
-            try:
-                answer = self._replies.get(timeout=max(min(left, _POLL), 0))
-            except queue.Empty:
-                if self._process.poll() is not None:
-                    answer = self._last()
-                elif left <= 0:
-                    told = f"{self.name} was to {command} and had not done so after {timeout:g} s"
-                    raise UsageError(f"{told}: allow it more time, or give it less to do{self._tail()}") from None
-                else:
-                    continue
-            if answer is None:
-                raise UsageError(f"{self.name} {_how_it_ended(self._process)} while it was to {command}{self._tail()}")
-            reply: dict[str, Any] = json.loads(answer)
-            return reply
+            with suppress(queue.Empty):
+                reply = self._replies.get(timeout=max(min(left, _POLL), 0))
+                if reply is not None:
+                    return reply
+                ended = True
+            if ended:
+                raise UsageError(f"{self.name} {_exit(self._process)} while it was to {command}{self._last_lines()}")
+            if left <= 0:
+                message = f"{self.name} was to {command} and had not done so after {timeout:g} s"
+                raise UsageError(f"{message}: allow it more time, or give it less to do{self._last_lines()}")
+            ended = self._process.poll() is not None and self._replies.empty()
 
-    def _last(self) -> bytes | None:
-        """What a process that is dead said in its last moment."""
-        try:
-            return self._replies.get(timeout=_POLL)
-        except queue.Empty:
-            return None
-
-    def _tail(self) -> str:
-        """The end of what it printed, to follow a sentence."""
-        size = os.fstat(self._stderr.fileno()).st_size
-        self._stderr.seek(max(size - 4000, 0))
-        lines = self._stderr.read().decode("utf-8", "replace").splitlines()
-        last = list(deque((line for line in lines if line.strip()), 12))
-        return "; it printed last:\n" + "\n".join(f"  {line}" for line in last) if last else ""
+    def _last_lines(self) -> str:
+        """The end of its output, to follow a sentence."""
+        self._stderr.seek(max(os.fstat(self._stderr.fileno()).st_size - 4000, 0))
+        lines = [line for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        return "".join(("; it printed last:", *(f"\n  {line}" for line in lines[-12:]))) if lines else ""
 
 
 def _environment(changes: Mapping[str, str | None], pythonpath: Sequence[str | os.PathLike[str]]) -> dict[str, str]:
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    for name, value in changes.items():
-        environment.pop(name, None)
-        if value is not None:
-            environment[name] = value
+    merged = {**os.environ, "PYTHONUNBUFFERED": "1", **changes}
+    environment = {name: value for name, value in merged.items() if value is not None}
     if pythonpath:
         parts = [*(os.path.abspath(part) for part in pythonpath), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
     return environment
 
 
-def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
-    assert process.stdin is not None
-    process.stdin.write(line)
-    process.stdin.flush()
-
-
 def _read(stream: IO[bytes], replies: queue.SimpleQueue[bytes | None]) -> None:
-    """Hand on replies until the pipe ends; in a thread, since no select waits for a pipe on every platform."""
+    """Queue replies until the pipe ends; in a thread, since no select waits for a pipe on every platform."""
     with stream, suppress(ValueError, OSError):
         for line in stream:
             if line.endswith(b"\n"):  # else the process died in the middle of it
@@ -207,7 +188,7 @@ def _read(stream: IO[bytes], replies: queue.SimpleQueue[bytes | None]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
-    """Kill the process and what it started, and let go of the pipes."""
+    """Kill the process and all that it started, and close the pipes."""
     with suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -220,7 +201,7 @@ def _end(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
     stderr.close()
 
 
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
+def _exit(process: subprocess.Popen[bytes]) -> str:
     try:
         code = process.wait(5)
     except subprocess.TimeoutExpired:
@@ -237,37 +218,37 @@ def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
 # In the child ------------------------------------------------------------------------------------------------------
 
 
-def serve(room: str) -> None:
-    """Answer requests from standard input until it ends. What is printed meanwhile goes to standard error."""
+def serve(module: str) -> None:
+    """Answer requests from standard input until it ends. Output of the commands goes to standard error."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)  # a program that asks for input finds none, and takes no request
+        os.dup2(nothing.fileno(), 0)  # a program that reads its input takes no request
     os.dup2(2, 1)
     faulthandler.enable()
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
-    commands = importlib.import_module(room).commands()
+    commands = importlib.import_module(module).commands()
     while (line := waiting.get()).strip():
         request = json.loads(line)
         try:
-            answer = json.dumps({"result": commands[request["command"]](**request["arguments"])})
+            answer = json.dumps({"result": getattr(commands, request["command"])(**request["arguments"])})
         except UsageError as error:
             answer = json.dumps({"error": str(error), "usage": True})
-        except BaseException as error:  # the user's code: told to who asked
+        except BaseException as error:  # the user's code
             if isinstance(error, KeyboardInterrupt):
                 raise
             answer = json.dumps({"error": f"it raised {brief(error)}", "usage": False})
         replies.write(answer.encode() + b"\n")
         replies.flush()
-    atexit._run_exitfuncs()  # what the user's code registered; tearing PyTorch down, a second, is nobody's concern
+    atexit._run_exitfuncs()  # of the user's code; PyTorch's own end, a second, is left out
     sys.stdout.flush()
     os._exit(0)
 
 
 def _listen(requests: IO[bytes], waiting: queue.SimpleQueue[bytes]) -> None:
-    """Take requests while others run; without the one who asks nobody needs the answer, and this process ends."""
+    """Queue requests while a command runs; end this process when the parent ends."""
     for line in requests:
         waiting.put(line)
-        if not line.strip():  # asked to end in peace
+        if not line.strip():  # `close`
             return
     os._exit(1)

@@ -12,9 +12,10 @@ import pytest
 from ampcheck.cli import speed as speed_cli
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict
-from ampcheck.speed import modes as ways
+from ampcheck.speed import modes
 from ampcheck.speed.base import judge as base_judge
-from ampcheck.speed.compiling import Made
+from ampcheck.speed.compiling import Compiled
+from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 
 TARGETS = """
@@ -56,10 +57,10 @@ def times(monkeypatch):
         return SpeedStats(settings["subject"], tuple(given))
 
     asked["slower"] = 0.5
-    monkeypatch.setattr(ways, "measure_until_decided", measured)
-    monkeypatch.setattr(ways, "many_compilations", lambda device: nullcontext())
-    monkeypatch.setattr(ways, "compilations", lambda: lambda: Made(graphs=1, breaks=0, why=""))
-    monkeypatch.setattr(ways, "step_of", lambda subject, way, device: lambda: None)
+    monkeypatch.setattr(modes, "measure_until_decided", measured)
+    monkeypatch.setattr(modes, "many_compilations", lambda device: nullcontext())
+    monkeypatch.setattr(modes, "compilations", lambda: lambda: Compiled(graphs=1, breaks=0, why=""))
+    monkeypatch.setattr(modes, "step_of", lambda subject, config, device: lambda: None)
     return asked
 
 
@@ -89,8 +90,8 @@ def test_modes_and_precisions_are_multiplied_and_eager_stands_for_each_precision
 def test_against_a_base_the_options_arrive_and_all_three_files_are_written(speed, monkeypatch, capsys):
     asked = {}
 
-    def judged(target, base, **settings):
-        asked.update(settings, target=target, base=base)
+    def judged(target, base, options, **settings):
+        asked.update(settings, target=target, base=base, options=options)
         found = Finding("regression", Verdict.FAIL, "m", "slower")
         tables = (Table("a", ("x",), [(1,)]), Table("rounds", ("x",), [(1,)]), Table("sides", ("x",), [(1,)]))
         return Run(findings=(found,), coverage=Coverage({"launches": 9}), tables=tables, title="m")
@@ -99,9 +100,8 @@ def test_against_a_base_the_options_arrive_and_all_three_files_are_written(speed
     files = ("--json", "r.json", "--html", "r.html", "--markdown", "r.md")
     rest = ("--mode", "default", "--effect", "0.05", "--comparisons", "20", "--launches", "4", "--budget", "9")
     assert speed("m:f", "--base", "main", *rest, *files) == 1
-    assert (asked["target"], asked["base"], asked["mode"], asked["precision"]) == ("m:f", "main", "default", None)
-    assert (asked["rule"].effect, asked["rule"].comparisons, asked["rule"].limit) == (0.05, 20, 1.0)
-    assert (asked["launches"], asked["launches_max"], asked["budget"]) == (4, None, 9)
+    assert (asked["target"], asked["base"], asked["at_least"], asked["device"]) == ("m:f", "main", 1.0, "cpu")
+    assert asked["options"] == SpeedOptions(mode="default", effect=0.05, comparisons=20, launches=4, budget=9)
     assert all(Path(name).stat().st_size for name in files[1::2])
     out = capsys.readouterr().out
     assert "sides" in out
@@ -114,20 +114,21 @@ def test_against_a_base_the_options_arrive_and_all_three_files_are_written(speed
         ((), "a TARGET is required"),
         (("timed.py:missing",), "'missing'"),
         (("timed.py:training",), "cannot be chosen for it"),
-        (("timed.py:make", "--mode", "fast"), "there is no mode 'fast'"),
-        (("timed.py:make", "--precision", "float12"), "there is no precision 'float12'"),
-        (("timed.py:make", "--mode", "eager"), "two ways are required"),
+        (("timed.py:make", "--mode", "fast"), "mode must be one of .*; found 'fast'"),
+        (("timed.py:make", "--precision", "float12"), "precision must be one of .*; found 'float12'"),
+        (("timed.py:make", "--mode", "eager"), "two configurations are required"),
         (("timed.py:make", "--device", "toaster"), "'toaster' is not there"),
-        (("timed.py:make", "--launches", "3"), "--launches is not heeded here"),
-        (("timed.py:make", "--base", "main", "--at-least", "2"), "--at-least is not heeded here"),
-        (("timed.py:make", "--startup", "--effect", "0.1"), "--effect is not heeded here"),
-        (("timed.py:make", "--matrix", "--size", "large"), "--size is not heeded here"),
+        (("timed.py:make", "--launches", "3"), "launches has no effect here"),
+        (("timed.py:make", "--startup", "--at-least", "2"), "--at-least has no effect with --startup"),
+        (("--matrix",), "a TARGET is required, .* --matrix has no workloads of its own"),
+        (("timed.py:make", "--startup", "--effect", "0.1"), "effect has no effect here"),
+        (("timed.py:make", "--matrix", "--launches", "3"), "launches has no effect here"),
         (("timed.py:make", "--base", "main"), "in none"),
-        (("timed.py:make", "--base", "main", "--mode", "default,eager"), "--mode is one here"),
+        (("timed.py:make", "--base", "main", "--mode", "default,eager"), "--mode takes one name here"),
         (("timed.py:make", "--at-least", "0"), "at_least must be a finite number above 0"),
         (("timed.py:make", "--effect", "3"), "effect must be a finite number above 0 and below 1"),
         (("timed.py:make", "--markdown", "nowhere/run.md"), "there is no folder nowhere"),
-        (("timed.py:make", "--budget", "0"), "--budget is seconds of measurement, above 0; found 0"),
+        (("timed.py:make", "--budget", "0"), "budget must be a finite number above 0; found 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

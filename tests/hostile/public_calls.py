@@ -23,6 +23,7 @@ import ampcheck
 from ampcheck.autocast.locks.lock import LockTarget, write_lock
 from ampcheck.lab.lab import run_lab
 from ampcheck.search import SearchOptions
+from ampcheck.speed.options import SpeedOptions
 
 
 class Plan:
@@ -199,7 +200,9 @@ CASES = [
     Case("collect", _block(lambda w: ampcheck.collect()), own=True, p=0.0),
     Case("measure_speed", lambda w: ampcheck.measure_speed({"a": w.step, "b": w.step}, budget=0.05), own=True),
     Case(
-        "assert_speed", lambda w: ampcheck.assert_speed({"a": w.step, "b": w.step}, budget=0.05, at_least=0.1), own=True
+        "assert_speed",
+        lambda w: ampcheck.assert_speed({"a": w.step, "b": w.step}, at_least=0.1, options=SpeedOptions(budget=0.05)),
+        own=True,
     ),
     Case("measure_policy", lambda w: ampcheck.measure_policy("cuda", "bfloat16"), raises=False),
     Case("assert_policy", lambda w: ampcheck.assert_policy("cuda", "float16"), raises=False),
@@ -226,7 +229,7 @@ CASES = [
         slow=True,
     ),
 ]
-"""Every public name that runs something. `assert_base` and `assert_startup` run in processes of their own."""
+"""Every public name that runs something."""
 
 
 def _compiled_emulated(world: World) -> Any:

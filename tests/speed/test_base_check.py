@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from ampcheck.core.run import Verdict
-from ampcheck.speed.base.check import check_base
+from ampcheck.speed.base.checks import check_base
 from ampcheck.speed.base.judge import base_run
 from ampcheck.speed.base.stats import (
-    AS_IT_IS,
     BUDGET_SPENT,
     COMPILED,
     EAGER,
+    TARGET,
     UNCHANGED,
     BaseStats,
     Side,
@@ -37,14 +37,14 @@ def rounds(**slower):
 
 
 def stats(made=None, **changes):
-    made = rounds(**{AS_IT_IS: 0.0}) if made is None else made
-    arms = tuple(made[0]) if made else (AS_IT_IS,)
+    made = rounds(**{TARGET: 0.0}) if made is None else made
+    arms = tuple(made[0]) if made else (TARGET,)
     known = BaseStats("model", Side("main", "abc1234567", "before"), Side("topic", "def1234567"), arms, made)
     return replace(known, **changes)
 
 
 def signals(base=(), head=()):
-    return {"base": Signals(graphs=1, ops=5, breaks=base), "head": Signals(graphs=1 + len(head), ops=5, breaks=head)}
+    return {"base": Signals(graphs=1, breaks=base), "head": Signals(graphs=1 + len(head), breaks=head)}
 
 
 def one(findings, check):
@@ -55,7 +55,7 @@ def one(findings, check):
     ("share", "verdict"), [(0.08, Verdict.FAIL), (0.0, Verdict.PASS), (-0.2, Verdict.PASS), (0.028, Verdict.UNDECIDED)]
 )
 def test_the_head_is_judged_by_its_time(share, verdict):
-    (found,) = check_base(stats(rounds(**{AS_IT_IS: share})))
+    (found,) = check_base(stats(rounds(**{TARGET: share})))
     assert (found.check, found.verdict, found.where.phase) == ("regression", verdict, "speed")
     assert found.observed == pytest.approx(1 / (1 + share), rel=0.002)
     assert "main, abc1234567" in found.message
@@ -64,7 +64,7 @@ def test_the_head_is_judged_by_its_time(share, verdict):
 
 
 def test_processes_of_the_base_that_differ_are_not_comparable():
-    noisy = tuple({AS_IT_IS: Turns((1.0,) * 9, (luck,) * 9, (1.05,) * 9)} for luck in (0.9, 1.1, 1.0))
+    noisy = tuple({TARGET: Turns((1.0,) * 9, (luck,) * 9, (1.05,) * 9)} for luck in (0.9, 1.1, 1.0))
     (found,) = check_base(stats(noisy))
     assert found.verdict is Verdict.UNDECIDED
     assert found.message.startswith("not comparable: base and its own twin differ by up to ")
@@ -103,7 +103,7 @@ def test_a_change_that_no_side_imported_is_told_and_does_not_fail():
 
 
 def test_a_budget_that_was_spent_is_the_knob_that_is_named():
-    noisy = tuple({AS_IT_IS: Turns((1.0,), (luck,), (1.05,))} for luck in (0.9, 1.1))
+    noisy = tuple({TARGET: Turns((1.0,), (luck,), (1.05,))} for luck in (0.9, 1.1))
     (found,) = check_base(stats(noisy, stopped=BUDGET_SPENT))
     assert found.hint.startswith("raise --budget")
     assert base_run(stats(noisy, stopped=BUDGET_SPENT), [found], Rule()).tables[0].note.endswith("Ended: budget.")
@@ -158,7 +158,10 @@ def test_more_recompilations_and_a_graph_that_is_gone_are_told():
 
 
 def test_signals_that_pytorch_does_not_tell_are_skipped_and_a_plain_model_has_none():
-    told = {"base": Signals(untold="PyTorch 2.5 does not tell"), "head": Signals(untold="PyTorch 2.5 does not tell")}
+    told = {
+        "base": Signals(unavailable="PyTorch 2.5 does not tell"),
+        "head": Signals(unavailable="PyTorch 2.5 does not tell"),
+    }
     assert one(check_base(stats(rounds(eager=0.0, compiled=0.0), signals=told)), "graph-break").verdict is Verdict.SKIP
     plain = {"base": Signals(), "head": Signals()}
     assert [found.check for found in check_base(stats(signals=plain))] == ["regression"]
@@ -204,13 +207,13 @@ def test_whose_fault_names_what_is_shown_and_nothing_else(reference, arm, said):
 
 
 def test_the_run_shows_arms_launches_and_sides_and_survives_json():
-    made = stats(rounds(eager=0.0, compiled=0.08), notes=("the head is the working tree as it stands",))
+    made = stats(rounds(eager=0.0, compiled=0.08), notes=("the head is the working tree",))
     run = base_run(made, check_base(made), Rule())
     arms, launches, sides = run.tables
     assert [row[0] for row in arms.rows] == [EAGER, COMPILED]
     assert arms.rows[1][-1] == "fail"
     assert len(launches.rows) == 6
     assert sides.rows[0][:3] == ("base", "main", "abc1234567")
-    assert sides.note == "The head is the working tree as it stands"
+    assert sides.note == "The head is the working tree"
     assert run.failed
     assert type(run).from_json(run.to_json()).findings == run.findings

@@ -237,22 +237,6 @@ def test_a_base_without_the_folder_to_run_in_says_so(repo, monkeypatch):
         base_of(found, place, head_of(found, "model:A"))
 
 
-def test_submodules_pointers_and_built_extensions_are_found(repo):
-    (repo / ".gitattributes").write_text("*.bin filter=lfs\n")
-    (repo / "weights.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    (repo / "small.bin").write_text("the thing itself")
-    (repo / ".gitignore").write_text("*.so\n")
-    (repo / "_C.so").write_text("")
-    git(repo, "update-index", "--add", "--cacheinfo", f"160000,{git(repo, 'rev-parse', 'HEAD')},third_party/thing")
-    git(repo, "-c", "filter.lfs.clean=", "add", ".gitattributes", "weights.bin", "small.bin", ".gitignore")
-    git(repo, "commit", "-q", "-m", "large")
-    found = Repository.around(repo)
-    with worktree(found, found.commit("HEAD")) as place:
-        assert found.pointers(place) == ["weights.bin"]
-    assert found.submodules("HEAD") == ["third_party/thing"]
-    assert found.built() == ["_C.so"]
-
-
 def test_code_from_outside_of_the_checkout_is_refused(repo, tmp_path, monkeypatch):
     found = Repository.around(repo)
     monkeypatch.syspath_prepend(repo / "src")

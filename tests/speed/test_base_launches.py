@@ -13,8 +13,8 @@ from ampcheck.speed.base.launches import (
     Rounds,
     bounds,
     decide_rounds,
+    launch_deviation,
     look_points,
-    luck,
     rounds_of,
     twin_noise,
 )
@@ -102,7 +102,7 @@ def test_the_luck_of_a_process_is_estimated_without_bias_from_d_and_a_together()
     random, seen = np.random.default_rng(8), []
     for _ in range(2000):
         base, twin, head = random.normal(0, 0.02, (3, 8))
-        seen.append(luck(Rounds((base + twin) / 2 - head, base - twin)) ** 2)
+        seen.append(launch_deviation(Rounds((base + twin) / 2 - head, base - twin)) ** 2)
     assert 1.0 <= np.mean(seen) / 0.02**2 <= 1.25  # above 1 by the guard
 
 
@@ -118,7 +118,7 @@ def test_one_round_decides_nothing():
     found = decide_rounds(one, RULE)
     assert found.verdict is Verdict.UNDECIDED
     assert found.reason == NOISE
-    assert math.isinf(luck(one))
+    assert math.isinf(launch_deviation(one))
 
 
 def test_a_noisy_twin_leaves_what_differs_no_more_undecided():

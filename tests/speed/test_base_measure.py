@@ -13,8 +13,9 @@ from repositories import commit, git, repository
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
 from ampcheck.speed.base import measure
-from ampcheck.speed.base.check import check_base
+from ampcheck.speed.base.checks import check_base
 from ampcheck.speed.base.measure import measure_base
+from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.verdict import Rule
 
 
@@ -31,7 +32,7 @@ class Simulated:
     now: ClassVar[list[float]] = [0.0]
     step = 0.0
 
-    def __init__(self, room, *, name, cwd, env, pythonpath):
+    def __init__(self, module, *, name, cwd, env, pythonpath):
         self.name, self.side, self.cwd, self.paths = name, name.partition(",")[0], cwd, pythonpath
         self.asked, self.closed = [], False
         self.factor = math.exp(self.random.normal(0, 1) * self.luck) * (1 + self.slower * (self.side == "head"))
@@ -60,7 +61,7 @@ class Simulated:
             self.now[0] += self.step
             return {arm: self.factor * math.exp(self.random.normal(0, 0.01)) for arm in given["order"]}
         if command == "signals":
-            return {"untold": "", "graphs": 1, "ops": 3, "breaks": [["model.py:3", "why"]], "recompiles": []}
+            return {"unavailable": "", "graphs": 1, "breaks": [["model.py:3", "why"]], "recompiles": []}
         return {"load": 1.0} if command == "conditions" else []
 
 
@@ -80,7 +81,7 @@ def workers(tmp_path, monkeypatch):
 
 
 def run(**settings):
-    return measure_base("model.py:make", "HEAD~1", **{"rule": Rule(), "budget": 100.0, **settings})
+    return measure_base("model.py:make", "HEAD~1", SpeedOptions(**{"budget": 100.0, **settings}), rule=Rule())
 
 
 def test_each_round_launches_every_side_anew_and_ends_them(workers):
@@ -149,21 +150,18 @@ def test_the_sides_take_turns_in_an_order_that_is_drawn_and_the_arms_too(workers
     assert orders == {("eager", "compiled"), ("compiled", "eager")}
 
 
-def test_a_base_that_fails_is_a_result_with_what_its_checkout_lacks(workers, tmp_path):
-    (tmp_path / "model" / "_C.so").write_text("")
+def test_a_base_that_fails_is_a_result(workers):
     workers.fails = "base"
     stats = run()
-    assert stats.failure == (
-        "base, launch 1: it raised ImportError: no _C; the base's checkout holds what git tracks, and lacks 1 "
-        "built extension of the working tree (_C.so)"
-    )
+    assert stats.failure == "base, launch 1: it raised ImportError: no _C"
+    assert "lacks built extensions" in check_base(stats)[0].hint
     assert all(one.closed for one in workers.started)
     workers.fails = "A/A twin"
     assert run().failure.startswith("A/A twin, launch 1: it raised")
 
 
 @pytest.mark.parametrize("side", ["base", "A/A twin"])
-@pytest.mark.parametrize("command", ["load", "settle", "warm_up", "block"])
+@pytest.mark.parametrize("command", ["load", "pin", "warm_up", "block"])
 def test_a_base_that_fails_after_its_first_call_is_the_same_finding(workers, command, side):
     workers.dies = (side, command)
     stats = run()
@@ -205,7 +203,7 @@ def test_a_base_that_has_gone_on_is_compared_where_both_parted(workers, tmp_path
     gone_on = commit(made, "faster", model_py="# faster\n")
     git(made, "checkout", "-q", "topic")
     parted = commit(made, "mine", model_py="# mine\n") and git(made, "rev-parse", "HEAD~1")
-    stats = measure_base("model.py:make", "main", launches=2, launches_max=2, budget=100.0)
+    stats = measure_base("model.py:make", "main", SpeedOptions(launches=2, launches_max=2, budget=100.0))
     assert (stats.base.name, stats.base.revision, stats.base.how) == ("main", parted[:10], "merge base")
     assert stats.notes[0] == (
         f"the head lacks commits of main ({gone_on[:10]}), so that it is compared with {parted[:10]}, their merge base"
@@ -214,7 +212,7 @@ def test_a_base_that_has_gone_on_is_compared_where_both_parted(workers, tmp_path
 
 
 def test_what_was_asked_is_kept_with_the_target(workers):
-    assert run(launches=2, launches_max=2, mode="default").asked == "model.py:make, mode default"
+    assert run(launches=2, launches_max=2, mode="default").settings == "model.py:make, mode default"
 
 
 def test_a_head_that_fails_is_a_usage_error_that_says_so(workers):
@@ -234,13 +232,13 @@ def test_signals_and_what_differs_in_the_settings_are_kept(workers):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"launches": 1}, "launches is 2 or more"),
-        ({"launches": 4, "launches_max": 3}, r"launches_max is at least launches \(4\)"),
-        ({"budget": 0}, "budget is seconds of measurement, above 0; found 0"),
-        ({"budget": math.nan}, "budget is seconds"),
-        ({"budget": math.inf}, "budget is seconds"),
-        ({"mode": "fast"}, "there is no mode 'fast'"),
-        ({"precision": "fp16"}, "there is no precision 'fp16'"),
+        ({"launches": 1}, "launches must be a whole number, 2 or more; found 1"),
+        ({"launches": 4, "launches_max": 3}, "launches_max must be a whole number, 4 or more; found 3"),
+        ({"budget": 0}, "budget must be a finite number above 0; found 0"),
+        ({"budget": math.nan}, "budget must be a finite number"),
+        ({"budget": math.inf}, "budget must be a finite number"),
+        ({"mode": "fast"}, "mode must be one of eager, default.*found 'fast'"),
+        ({"precision": "fp16"}, "precision must be one of float32.*found 'fp16'"),
     ],
     ids=["one launch", "fewer at most", "no budget", "nan", "no end", "a mode", "a precision"],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.speed.base.origin import Sources, is_inside, is_installed, own_files, told_idle, told_strays
+from ampcheck.speed.base.origin import Sources, describe_idle, describe_strays, is_inside, is_installed, own_files
 from ampcheck.speed.worker import Worker
 
 ROOT = Path("/work/tree")
@@ -32,11 +32,11 @@ def test_a_package_that_is_installed_as_a_copy_is_found_with_its_source():
     loaded = {"foo": f"{SITE}/foo/__init__.py", "foo.model": f"{SITE}/foo/model.py", "check_model": f"{ROOT}/c.py"}
     found = strays(loaded)
     assert found == {"foo": "packages/foo/src/foo/__init__.py", "foo.model": "packages/foo/src/foo/model.py"}
-    told = told_strays(found, loaded)
+    told = describe_strays(found, loaded)
     assert told.startswith("foo and 1 more of the repository's modules must be imported from the checkout that is")
     assert f"came from {SITE}/foo/__init__.py" in told
-    assert told.endswith("put the folder that holds it (packages/foo/src) on PYTHONPATH")
-    assert "(packages/foo/src) on" in told_strays({"foo.model": found["foo.model"]}, loaded)
+    assert told.endswith("put its folder (packages/foo/src) on PYTHONPATH")
+    assert "(packages/foo/src) on" in describe_strays({"foo.model": found["foo.model"]}, loaded)
 
 
 def test_what_comes_from_the_checkout_is_no_stray():
@@ -73,10 +73,10 @@ def test_names_are_those_that_an_import_may_have():
 
 
 def test_a_change_that_nobody_imported_is_named():
-    assert told_idle({"a.py", "b.md"}, {"a.py"}) == ""
-    assert told_idle((), {"a.py"}) == ""
-    assert told_idle({"b.md"}, {"a.py"}) == "neither side imported the file that differs (b.md)"
-    many = told_idle({f"{one}.md" for one in "abcde"}, ())
+    assert describe_idle({"a.py", "b.md"}, {"a.py"}) == ""
+    assert describe_idle((), {"a.py"}) == ""
+    assert describe_idle({"b.md"}, {"a.py"}) == "neither side imported the file that differs (b.md)"
+    many = describe_idle({f"{one}.md" for one in "abcde"}, ())
     assert many == "neither side imported the 5 files that differ (a.md, b.md, c.md and 2 more)"
 
 

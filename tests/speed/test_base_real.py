@@ -69,6 +69,7 @@ def test_a_commit_that_makes_it_8_per_cent_slower_fails(repo):
     assert run.environment["base"].startswith("HEAD~1 (")
 
 
+@pytest.mark.slow
 def test_a_commit_that_changes_nothing_does_not_fail_and_leaves_the_repository_as_it_was(repo):
     commit(repo, "no change", **{"README.md": "a model"})
     (repo / "notes.txt").write_text("not committed")
@@ -77,13 +78,14 @@ def test_a_commit_that_changes_nothing_does_not_fail_and_leaves_the_repository_a
     assert verdict(run).verdict in (Verdict.PASS, Verdict.UNDECIDED)
     assert code == 0
     assert run.coverage.seen["launches"] == 6
-    assert "working tree as it stands, with 1 uncommitted file" in run.tables[-1].note
+    assert "working tree, with 1 uncommitted file" in run.tables[-1].note
     assert "neither side imported the 2 files that differ (README.md, notes.txt)" in verdict(run).message
     after = (repo / ".git" / "index").read_bytes(), git(repo, "status", "--porcelain"), git(repo, "for-each-ref")
     assert after == before, "not even the bytecode of the target is left"
     assert len(git(repo, "worktree", "list").splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_under_load_a_commit_that_changes_nothing_ends_pass_or_undecided(repo):
     commit(repo, "no change", **{"README.md": "a model"})
     with load(2):
@@ -92,6 +94,7 @@ def test_under_load_a_commit_that_changes_nothing_ends_pass_or_undecided(repo):
     assert code == 0
 
 
+@pytest.mark.slow
 def test_a_target_that_only_the_base_lacks_is_told_and_one_that_the_head_lacks_is_a_usage_error(repo):
     commit(repo, "renamed", model_py=MODEL.format(times=24).replace("def make", "def other"))
     with pytest.raises(UsageError, match=r"^head, launch 1: model.py has no 'make'"):

@@ -17,23 +17,24 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.speed import compiling
-from ampcheck.speed.matrix import WORKLOADS, MatrixStats, matrix_run, measure, measure_matrix
+from ampcheck.speed.matrix import measure
 from ampcheck.speed.matrix.accuracy import Judged
 from ampcheck.speed.matrix.checks import check_matrix
-from ampcheck.speed.matrix.measure import break_even_of, verdict_of
-from ampcheck.speed.matrix.stats import DOES_NOT, PAYS, UNDECIDED, WRONG, Cell, WorkloadStats, geometric_mean
-from ampcheck.speed.matrix.workloads import workload_of
-from ampcheck.speed.startup.breakeven import calls_until
+from ampcheck.speed.matrix.judge import matrix_run
+from ampcheck.speed.matrix.measure import measure_matrix, verdict_of
+from ampcheck.speed.matrix.stats import DOES_NOT, PAYS, UNDECIDED, WRONG, Cell, MatrixStats, workload_of
+from ampcheck.speed.startup.breakeven import break_even
 from ampcheck.speed.stats import ArmTimes, Ratio
-from ampcheck.speed.steps import Way
+from ampcheck.speed.steps import StepConfig
 
 
 @pytest.fixture(autouse=True)
-def _inductor_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is compiled by Inductor, whose first compilation takes its time."""
-    monkeypatch.setattr(compiling, "_awake", lambda device: None)
+    monkeypatch.setattr(compiling, "_warm_up_compiler", lambda device: None)
 
 
+@pytest.mark.slow
 def test_what_is_faster_pays_what_is_slower_or_hardly_faster_does_not() -> None:
     stats = measured(Planted(), ("eager", "default", "max-autotune"), ("float32",))
 
@@ -45,6 +46,7 @@ def test_what_is_faster_pays_what_is_slower_or_hardly_faster_does_not() -> None:
     assert stats.cell("eager", "float32").verdict == ""
 
 
+@pytest.mark.slow
 def test_a_gain_is_against_eager_mode_in_the_same_precision_and_a_ratio_against_float32() -> None:
     stats = measured(Planted(), precisions=("bfloat16",))
 
@@ -72,16 +74,11 @@ def test_a_noisy_twin_leaves_small_gains_undecided_and_large_ones_not() -> None:
     assert verdict_of(*few, 1) == UNDECIDED
 
 
-def test_compilation_has_paid_when_its_cost_is_saved_and_never_where_nothing_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compilation_has_paid_when_its_cost_is_saved_and_never_where_nothing_is() -> None:
     eager, fast, slow = (ArmTimes(name, (s,) * 10) for name, s in (("e", 0.010), ("f", 0.006), ("s", 0.012)))
 
-    assert break_even_of(8.0, eager, fast).calls == pytest.approx(2000)
-    assert math.isinf(break_even_of(8.0, eager, slow).calls)
-    for saving in (math.inf, 0.004, 0.0, -math.inf):
-        monkeypatch.setattr(measure, "savings", lambda eager, arm, saving=saving: (saving, saving, saving))
-        assert break_even_of(8.0, eager, fast).calls == calls_until(8.0, saving), "as at a start"
+    assert break_even(8.0, eager, fast, lowest=8.0, highest=8.0).calls == pytest.approx(2000)
+    assert math.isinf(break_even(8.0, eager, slow, lowest=8.0, highest=8.0).calls)
 
 
 def test_what_this_machine_lacks_is_a_cell_with_a_reason_and_is_never_built() -> None:
@@ -94,6 +91,7 @@ def test_what_this_machine_lacks_is_a_cell_with_a_reason_and_is_never_built() ->
     assert planted.built == ["eager, float32", "default, float32"]
 
 
+@pytest.mark.slow
 def test_a_cell_that_raises_holds_the_error_and_the_others_are_measured() -> None:
     stats = measured(Planted(raising=("default, float32",)), precisions=("float32", "bfloat16"))
 
@@ -101,17 +99,19 @@ def test_a_cell_that_raises_holds_the_error_and_the_others_are_measured() -> Non
     assert "no such kernel" in broken.reason
     assert broken.failed
     assert stats.cell("default", "bfloat16").ratio is not None
-    warned = [finding for finding in check_matrix(MatrixStats((stats,))) if finding.verdict is Verdict.WARN]
+    warned = [finding for finding in check_matrix(stats) if finding.verdict is Verdict.WARN]
     assert ["no such kernel" in finding.message for finding in warned] == [True]
 
 
+@pytest.mark.slow
 def test_without_eager_float32_nothing_is_compared_and_each_cell_says_why() -> None:
     stats = measured(Planted(raising=("eager, float32",)), precisions=("float32", "bfloat16"))
 
     assert all("no such kernel" in cell.reason and cell.ratio is None for cell in stats.cells)
-    assert check_matrix(MatrixStats((stats,)))[0].verdict is Verdict.SKIP
+    assert check_matrix(stats)[0].verdict is Verdict.SKIP
 
 
+@pytest.mark.slow
 def test_an_arm_that_was_to_be_compiled_and_made_no_graph_is_no_compiled_cell() -> None:
     stats = measured(Planted(hollow=True), precisions=("float32", "bfloat16"))
 
@@ -121,6 +121,7 @@ def test_an_arm_that_was_to_be_compiled_and_made_no_graph_is_no_compiled_cell() 
     assert cell.ratio is None
 
 
+@pytest.mark.slow
 def test_more_arms_than_dynamo_compiles_one_function_for_still_run_compiled() -> None:
     """The default limit is 8, and beyond it code runs eager without a word."""
 
@@ -128,8 +129,8 @@ def test_more_arms_than_dynamo_compiles_one_function_for_still_run_compiled() ->
         return x + 1
 
     class Crowded(Planted):
-        def step(self, way: Way, *, device: str, size: str) -> Callable[[], float]:
-            if way.mode != "eager":
+        def step(self, config: StepConfig, device: str) -> Callable[[], float]:
+            if config.mode != "eager":
                 for number in range(12):
                     torch.compile(shared, backend="eager", dynamic=False)(torch.ones(number + 2))
                 before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -140,6 +141,7 @@ def test_more_arms_than_dynamo_compiles_one_function_for_still_run_compiled() ->
     assert measured(Crowded()).cell("default", "float32").reason == ""
 
 
+@pytest.mark.slow
 def test_a_fast_cell_with_wrong_numbers_is_no_win(monkeypatch: pytest.MonkeyPatch) -> None:
     def of(judge: Any, mode: str, precision: str) -> Judged:
         return Judged(Verdict.PASS, "right", 1e-7) if mode == "eager" else Judged(Verdict.FAIL, "off by 3", 3.0)
@@ -147,29 +149,24 @@ def test_a_fast_cell_with_wrong_numbers_is_no_win(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(measure.Judge, "of", of)
     clock = SimulatedClock(0.005)
     stats = measure_matrix(
-        [Planted()], modes=("default",), precisions=("float32",), budget=1.0, memory=False, clock=clock
+        Planted(), modes=("default",), precisions=("float32",), budget=1.0, memory=False, clock=clock
     )
-    workload = stats.workloads[0]
-
-    cell = workload.cell("default", "float32")
+    cell = stats.cell("default", "float32")
     assert (cell.verdict, cell.accuracy, cell.error) == (WRONG, "fail", 3.0)
-    assert workload.best is None
+    assert stats.best is None
     assert any("no win" in finding.message for finding in check_matrix(stats))
     assert WRONG in matrix_run(stats).tables[0].rows[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [3.0, 0.15], ids=["many cycles", "too few for any interval"])
-def test_figures_and_run_survive_json_with_their_infinities(budget: float) -> None:
+def test_a_run_survives_json_with_its_infinities(budget: float) -> None:
     stats = measured(Planted(), ("eager", "default", "reduce-overhead"), ("float32", "bfloat16"), budget=budget)
 
     assert math.isinf(stats.noise) is (stats.cycles < 6) is (budget < 1)
-    again = WorkloadStats.from_dict(json.loads(json.dumps(stats.to_dict(), allow_nan=False)))
-    assert again == stats
-    run = matrix_run(MatrixStats((stats,)))
+    run = matrix_run(stats)
     assert Run.from_json(json.loads(json.dumps(run.to_json()))) == Run.from_json(run.to_json())
     assert run.coverage.seen["cells"] == 4
-    with pytest.raises(UsageError, match="damaged"):
-        WorkloadStats.from_dict({"schema": 1, "workload": "x"})
 
 
 def cell(mode: str, verdict: str, ratio: float, accuracy: str = "pass") -> Cell:
@@ -179,35 +176,32 @@ def cell(mode: str, verdict: str, ratio: float, accuracy: str = "pass") -> Cell:
 @pytest.mark.parametrize("accuracy", ["", "skip", "undecided"])
 def test_a_cell_that_nobody_judged_is_fast_and_is_not_called_right(accuracy: str) -> None:
     unjudged = cell("max-autotune", PAYS, 1.7, accuracy)
-    workload = WorkloadStats("w", (cell("eager", "", 1.0), unjudged))
-    (found,) = check_matrix(MatrixStats((workload,)))
+    stats = MatrixStats("w", (cell("eager", "", 1.0), unjudged))
+    (found,) = check_matrix(stats)
     assert found.verdict is Verdict.UNDECIDED
     assert "not judged" in found.message
     assert "max-autotune, float32: 1.7 times" in found.message
-    assert workload.best is None
+    assert stats.best is None
 
     judged = cell("default", PAYS, 1.5)
-    (found,) = check_matrix(MatrixStats((WorkloadStats("w", (cell("eager", "", 1.0), unjudged, judged)),)))
+    (found,) = check_matrix(MatrixStats("w", (cell("eager", "", 1.0), unjudged, judged)))
     assert found.verdict is Verdict.PASS
     assert "fastest such is default, float32: 1.5" in found.message
     assert "not judged is max-autotune, float32: 1.7" in found.message
 
 
 def test_a_matrix_without_accuracy_calls_nothing_right() -> None:
-    found = check_matrix(MatrixStats((measured(Planted()),)))
+    found = check_matrix(measured(Planted()))
 
     assert [one.verdict for one in found] == [Verdict.UNDECIDED]
     assert "not judged" in found[0].message
 
 
-def test_the_load_of_each_workload_is_kept_by_its_name() -> None:
-    same, cells = {"device": "cpu", "torch": "2"}, (cell("eager", "", 1.0), cell("default", PAYS, 1.5))
-    one = WorkloadStats("one", cells, fingerprint=same, conditions={"load, highest": 0.5})
-    two = WorkloadStats("two", cells, fingerprint={**same, "torch": "3"}, conditions={"load, highest": 7.0})
+def test_the_load_of_the_machine_is_in_the_run() -> None:
+    cells = (cell("eager", "", 1.0), cell("default", PAYS, 1.5))
+    stats = MatrixStats("one", cells, fingerprint={"device": "cpu"}, conditions={"load, highest": 0.5})
 
-    told = matrix_run(MatrixStats((one, two))).environment
-    assert (told["one, meanwhile: load, highest"], told["two, meanwhile: load, highest"]) == (0.5, 7.0)
-    assert (told["device"], told["one: torch"], told["two: torch"]) == ("cpu", "2", "3")
+    assert matrix_run(stats).environment == {"device": "cpu", "meanwhile: load, highest": 0.5}
 
 
 def test_each_workload_has_a_verdict_and_none_is_a_failure() -> None:
@@ -217,48 +211,37 @@ def test_each_workload_has_a_verdict_and_none_is_a_failure() -> None:
         Verdict.SKIP: (Cell("default", "float32", reason="no compiler"),),
     }
     for verdict, given in cells.items():
-        found = check_matrix(MatrixStats((WorkloadStats("w", (cell("eager", "", 1.0), *given)),)))
+        found = check_matrix(MatrixStats("w", (cell("eager", "", 1.0), *given)))
         assert [finding.verdict for finding in found] == [verdict]
-    message = check_matrix(MatrixStats((WorkloadStats("w", cells[Verdict.PASS]),)))[0].message
+    message = check_matrix(MatrixStats("w", cells[Verdict.PASS]))[0].message
     assert "max-autotune, float32: 1.7" in message
-    none = WorkloadStats("w", (cell("default", DOES_NOT, 0.7),))
-    assert check_matrix(MatrixStats((none,)))[0].message.startswith("none of 1 cells")
-    spoilt = replace(WorkloadStats("w", cells[Verdict.PASS]), recompiled=2)
-    assert any("2 graphs" in finding.message for finding in check_matrix(MatrixStats((spoilt,))))
-    assert check_matrix(MatrixStats(()))[0].verdict is Verdict.SKIP
+    none = MatrixStats("w", (cell("default", DOES_NOT, 0.7),))
+    assert check_matrix(none)[0].message.startswith("none of 1 cells")
+    spoilt = replace(MatrixStats("w", cells[Verdict.PASS]), recompiled=2)
+    assert any("2 graphs" in finding.message for finding in check_matrix(spoilt))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"workloads": "chess"}, "no workload 'chess'"),
-        ({"workloads": []}, "no workload was asked for"),
-        ({"modes": ("fast",)}, "no mode 'fast'"),
-        ({"modes": "eager"}, "a sequence of names"),
-        ({"precisions": ("float8",)}, "no precision 'float8'"),
-        ({"size": "huge"}, "no size 'huge'"),
+        ({"modes": ("fast",)}, "modes must be one of eager, .*; found 'fast'"),
+        ({"precisions": ("float8",)}, "precisions must be one of float32, .*; found 'float8'"),
         ({"budget": 0}, "budget"),
         ({"modes": ("eager",), "precisions": ("float32",)}, "another mode or precision"),
-        ({"workloads": lambda: None}, "runs by itself"),
+        ({"subject": lambda: None}, "runs by itself"),
         ({"device": "cuda:99"}, "not there"),
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )
 def test_what_cannot_be_asked_for_is_refused_before_anything_runs(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        measure_matrix(**given)
+        measure_matrix(given.pop("subject", (torch.nn.Linear(2, 2), (torch.ones(1, 2),))), **given)
 
 
-def test_workloads_are_named_or_given_and_a_users_model_is_one_too() -> None:
+def test_a_subject_of_the_user_is_a_workload() -> None:
     mine = Subject((torch.nn.Linear(2, 2), (torch.ones(1, 2),)), name="mine")
 
-    assert workload_of("training") is WORKLOADS["training"]
-    assert workload_of(WORKLOADS["training"]) is WORKLOADS["training"]
     assert workload_of(mine).name == "mine"
-    assert workload_of(mine).subject("small") is mine
+    assert workload_of(mine).make() is mine
+    assert workload_of(workload_of(mine)).make() is mine
     assert workload_of((torch.nn.Linear(2, 2), (torch.ones(1, 2),))).trains is None
-
-
-def test_the_geometric_mean_is_that_of_ratios() -> None:
-    assert geometric_mean([0.5, 2.0]) == pytest.approx(1)
-    assert geometric_mean([]) is None

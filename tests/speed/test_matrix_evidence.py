@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ampcheck.core.errors import UsageError
 from ampcheck.speed.fingerprint import fingerprint
-from ampcheck.speed.matrix.stats import PAYS, Cell, MatrixStats, WorkloadStats
+from ampcheck.speed.matrix.stats import PAYS, Cell, MatrixStats, Workload
+from ampcheck.speed.options import SpeedOptions
+from ampcheck.speed.startup.breakeven import BreakEven
 from ampcheck.speed.stats import TWIN, ArmTimes, Ratio, SpeedStats
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -30,18 +34,18 @@ def cost(matrix: Any) -> Any:
     return importlib.import_module("bench_compile_cost")
 
 
-def stats(name: str, size: str, known: dict[str, Any], ratio: float = 1.5) -> WorkloadStats:
+def stats(name: str, size: str, known: dict[str, Any], ratio: float = 1.5) -> MatrixStats:
     found = Ratio(ratio, 0.99 * ratio, 1.01 * ratio)
     cells = (
         Cell("eager", "float32", seconds=0.01, ratio=Ratio(1.0, 1.0, 1.0), accuracy="pass"),
         Cell("default", "float32", seconds=0.01, ratio=found, gain=found, verdict=PAYS, accuracy="pass"),
     )
-    return WorkloadStats(name, cells, size=size, cycles=30, fingerprint=known)
+    return MatrixStats(name, cells, size=size, cycles=30, fingerprint=known)
 
 
 def row(name: str, size: str, known: dict[str, Any], **options: Any) -> dict[str, Any]:
     asked = {"budget": 1.0, "modes": ["default"], "precisions": ["float32"], "threads": 1, **options}
-    own = stats(name, size, known).to_dict()
+    own = json.loads(json.dumps({"schema": 1, **asdict(stats(name, size, known))}))
     return {"size": size, "name": name, "options": asked, "fingerprint": known, "stats": own}
 
 
@@ -56,9 +60,9 @@ def measured(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the workloads that are measured, and not taken from the evidence."""
     names: list[str] = []
 
-    def measure(name: str, *, size: str, **asked: Any) -> MatrixStats:
-        names.append(name)
-        return MatrixStats((stats(name, size, fingerprint()),))
+    def measure(workload: Workload, **asked: Any) -> MatrixStats:
+        names.append(workload.name)
+        return stats(workload.name, workload.size, fingerprint())
 
     monkeypatch.setattr(matrix, "measure_matrix", measure)
     return names
@@ -100,6 +104,21 @@ def test_only_what_this_machine_measured_with_these_options_is_not_measured_agai
     ran(matrix, monkeypatch, path, *CHOSEN)
 
     assert measured == others
+
+
+def test_figures_survive_json_with_their_infinities(matrix: Any) -> None:
+    endless = BreakEven(math.inf, math.inf, math.inf, 8.0, -0.1)
+    known = stats("training", "small", {"torch": "2"})
+    known = replace(known, noise=math.inf, cells=(*known.cells, replace(known.cells[1], break_even=endless)))
+
+    assert matrix.from_dict(json.loads(json.dumps(matrix.to_dict(known), allow_nan=False))) == known
+    with pytest.raises(UsageError, match="damaged"):
+        matrix.from_dict({"schema": 1, "workload": "x"})
+
+
+def test_the_geometric_mean_is_that_of_ratios(matrix: Any) -> None:
+    assert matrix.geometric_mean([0.5, 2.0]) == pytest.approx(1)
+    assert matrix.geometric_mean([]) is None
 
 
 def test_nothing_is_written_where_there_is_nothing(
@@ -214,8 +233,8 @@ def test_fresh_processes_have_as_many_threads_as_were_asked_for(cost: Any, monke
     class AskedError(Exception):
         pass
 
-    def measure(target: str, **given: Any) -> None:
-        raise AskedError(given["env"])
+    def measure(target: str, options: SpeedOptions, **given: Any) -> None:
+        raise AskedError(options.env)
 
     monkeypatch.setattr(cost, "measure_startup", measure)
     options = Namespace(device="cpu", size="small", cold=1, warm=1, budget=1.0, threads=3)

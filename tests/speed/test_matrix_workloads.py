@@ -1,61 +1,56 @@
-"""The built-in workloads run, in every precision of the CPU, and the judges of their numbers see what is wrong."""
+"""The workloads of benchmarks/bench_matrix.py run, in precisions of the CPU, and are judged to be right."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from ampcheck.compiled.accuracy.stats import AccuracyStats
-from ampcheck.core.run import Finding, Verdict
-from ampcheck.core.subject import Subject
-from ampcheck.speed.matrix import WORKLOADS, accuracy, measure_matrix
-from ampcheck.speed.matrix.accuracy import COMPILED, Judge, Judged, judged
-from ampcheck.speed.matrix.stats import EAGER
-from ampcheck.speed.steps import Way
+from ampcheck.core.run import Verdict
+from ampcheck.speed.matrix.accuracy import Judge
+from ampcheck.speed.steps import EAGER, StepConfig
 
-
-class Lossy(nn.Module):
-    """Adds and takes away so much that 16 bits keep nothing of its product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.linear(x) + 1024.0
-        return found - 1024.0
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+NAMES = (
+    "decoding", "batched inference", "convolutional net", "vision transformer", "diffusion step", "training",
+    "training, scaled",
+)  # fmt: skip
 
 
-def lossy() -> Subject:
-    torch.manual_seed(0)
-    return Subject((Lossy(), (torch.randn(8, 16),)), name="lossy")
+@pytest.fixture
+def workloads(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of the small size, by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    found = importlib.import_module("matrix_workloads").WORKLOADS
+    return {name: sizes["small"] for name, sizes in found.items()}
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_step_of_each_workload_runs(name: str, precision: str) -> None:
-    step = WORKLOADS[name].step(Way(EAGER, precision), device="cpu", size="small")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_of_each_workload_runs(workloads: Any, name: str, precision: str) -> None:
+    step = workloads[name].step(StepConfig(EAGER, precision), "cpu")
     step()
     step()
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_has_the_same_weights_and_data_whenever_it_is_made(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_workload_has_the_same_weights_and_data_whenever_it_is_made(workloads: Any, name: str) -> None:
     before = torch.get_rng_state()
-    one, other = (WORKLOADS[name].subject("small") for _ in range(2))
+    first, second = (workloads[name].make() for _ in range(2))
 
+    assert list(workloads) == list(NAMES)
     assert torch.equal(before, torch.get_rng_state())
-    assert all(map(torch.equal, one.model.state_dict().values(), other.model.state_dict().values()))
-    assert all(torch.equal(a, b) for a, b in zip(one.calls[0].args, other.calls[0].args, strict=True))
-    assert any(p.requires_grad for p in one.model.parameters()) is bool(WORKLOADS[name].trains)
+    assert all(map(torch.equal, first.model.state_dict().values(), second.model.state_dict().values()))
+    assert all(torch.equal(a, b) for a, b in zip(first.calls[0].args, second.calls[0].args, strict=True))
+    assert any(p.requires_grad for p in first.model.parameters()) is bool(workloads[name].trains)
 
 
-def test_decoding_reads_what_it_wrote_into_its_cache() -> None:
-    """The logits of a token depend on the tokens before it, which only the cache holds."""
-    subject = WORKLOADS["decoding"].subject("small")
+def test_decoding_reads_what_it_wrote_into_its_cache(workloads: Any) -> None:
+    """The logits of a token depend on the tokens before it, which only the cache contains."""
+    subject = workloads["decoding"].make()
     model, (first, second, *_) = subject.model, subject.calls
     model(*first.args)
     known = model(*second.args)
@@ -64,111 +59,13 @@ def test_decoding_reads_what_it_wrote_into_its_cache() -> None:
     assert not torch.allclose(known, model(*second.args))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batched inference", "training, scaled"])
-def test_the_numbers_of_healthy_workloads_are_right_in_each_precision(name: str) -> None:
-    workload = WORKLOADS[name]
-    judge = Judge(workload.subject("small"), trains=bool(workload.trains), optimizer=workload.optimizer, scaled=True)
+def test_the_numbers_of_healthy_workloads_are_right_in_each_precision(workloads: Any, name: str) -> None:
+    workload = workloads[name]
+    judge = Judge(workload.make(), trains=workload.trains, optimizer=workload.optimizer, scaled=True)
     for precision, error in (("float32", 1e-5), ("bfloat16", 0.1), ("float16", 0.01)):
         found = judge.of(EAGER, precision)
         assert found.verdict is Verdict.PASS, found.why
         assert found.error is not None
         assert 0 < found.error < error
-
-
-def test_numbers_that_16_bits_ruin_are_wrong_in_16_bits_alone() -> None:
-    judge = Judge(lossy(), trains=True)
-
-    assert judge.of(EAGER, "float32").verdict is Verdict.WARN, "it loses digits there too, and is what users have"
-    assert judge.of(EAGER, "bfloat16").verdict is Verdict.FAIL
-
-
-def test_float16_without_a_scaler_is_judged_without_one() -> None:
-    """A gradient of 1e-9 is zero in float16 unless the loss is scaled."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    subject = Subject((model, (torch.randn(4, 8),)), loss=lambda output: 1e-8 * output.float().square().mean())
-
-    assert Judge(subject, trains=True, scaled=True).of(EAGER, "float16").verdict is Verdict.PASS
-    assert Judge(subject, trains=True).of(EAGER, "float16").verdict is Verdict.FAIL
-
-
-def test_gradients_are_not_judged_where_nothing_is_trained() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    subject = Subject((model, (torch.randn(4, 8),)), loss=lambda output: 1e-8 * output.float().square().mean())
-
-    assert Judge(subject).of(EAGER, "float16").verdict is Verdict.PASS
-
-
-def test_a_judge_that_cannot_judge_says_so_and_raises_nothing() -> None:
-    class Uncopied(nn.Linear):
-        def __deepcopy__(self, memo: object) -> object:
-            raise ValueError("no copies")
-
-    found = Judge(Subject((Uncopied(2, 2), (torch.ones(1, 2),)))).of(EAGER, "bfloat16")
-    assert found.verdict is Verdict.SKIP
-    assert "no copies" in found.why
-
-
-def test_of_two_verdicts_the_worse_counts_and_one_without_evidence_hides_nothing() -> None:
-    right, wrong = Judged(Verdict.PASS, "right", 0.1), Judged(Verdict.FAIL, "wrong", 0.2)
-    nothing = Judged(Verdict.SKIP, "nothing")
-
-    assert right + wrong == wrong
-    assert (wrong + right).verdict is Verdict.FAIL
-    assert (wrong + right).error == 0.1
-    assert (nothing + right).verdict is (right + nothing).verdict is Verdict.SKIP
-    assert (wrong + nothing).verdict is (nothing + wrong).verdict is Verdict.FAIL
-    assert (right + nothing).error is None, "eager mode's error is not that of compiled code"
-    assert judged([], ["compiled-error"]).verdict is Verdict.SKIP
-
-
-def test_compiled_code_whose_numbers_nobody_compared_is_not_judged() -> None:
-    """That it has eager mode's dtypes, and raises nothing, says nothing of its numbers."""
-    dtype = Finding("compiled-dtype", Verdict.PASS, "s", "the same dtypes")
-    error = Finding("compiled-error", Verdict.PASS, "s", "near")
-    none = Finding("compiled-error", Verdict.SKIP, "s", "not comparable: it draws random numbers")
-    needed = ("compiled-error",)
-
-    assert judged([dtype, none], COMPILED, needed).verdict is Verdict.SKIP
-    assert "random numbers" in judged([dtype, none], COMPILED, needed).why
-    assert judged([dtype], COMPILED, needed).verdict is Verdict.SKIP
-    assert judged([dtype, error, none], COMPILED, needed).verdict is Verdict.PASS
-    assert judged([dtype, error], COMPILED, (*needed, "compiled-gradient")).verdict is Verdict.SKIP
-
-
-def test_a_compiled_model_that_draws_random_numbers_is_not_called_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its outputs cannot be compared with eager mode's, which are right."""
-
-    def measured(subject: Subject, **asked: object) -> AccuracyStats:
-        shapes = {"output": "float32 [4, 8]"}
-        return AccuracyStats(
-            subject.name, "float32", "float32", "cpu", graphs=1, incomparable="it draws random numbers",
-            eager_shapes=shapes, compiled_shapes=shapes,
-        )  # fmt: skip
-
-    monkeypatch.setattr(accuracy, "measure_accuracy", measured)
-    torch.manual_seed(0)
-    judge = Judge(Subject((nn.Linear(8, 8).eval(), (torch.randn(4, 8),))))
-
-    found = judge.of("default", "float32")
-    assert judge.of(EAGER, "float32").verdict is Verdict.PASS
-    assert (found.verdict, found.error) == (Verdict.SKIP, None)
-    assert "random numbers" in found.why
-
-
-def test_a_users_model_is_compiled_timed_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one real compilation here; how fast it is no test says."""
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    mine = Subject((nn.Linear(8, 8).eval().requires_grad_(False), (torch.randn(4, 8),)), name="mine")
-    stats = measure_matrix(mine, modes=("eager", "default"), precisions=("float32",), budget=0.05)
-
-    cell = stats.workloads[0].cell("default", "float32")
-    assert cell.reason == ""
-    assert cell.graphs == 1
-    assert cell.accuracy == "pass"
-    assert cell.compiling is not None
-    assert cell.gain == cell.ratio
-    assert cell.peak is not None
-    assert stats.workloads[0].recompiled == 0

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from ampcheck.speed.memory import Peak, _of_system, available_memory, held_memory, peak_memory
+from ampcheck.speed.memory import Peak, _of_system, allocated_memory, available_memory, peak_memory
 
 MIB = 2**20
 
@@ -81,9 +81,9 @@ def test_an_exception_of_the_step_is_raised_and_the_next_is_measured():
 
 def test_a_device_that_tells_nothing_is_told():
     assert peak_memory(lambda: None, device="meta") == Peak(
-        None, reason="PyTorch does not tell the peak memory of meta"
+        None, reason="PyTorch does not report the peak memory of meta"
     )
-    assert held_memory("meta") == 0
+    assert allocated_memory("meta") == 0
 
 
 @pytest.mark.cuda
@@ -133,9 +133,9 @@ def test_what_a_replay_computes_in_the_pool_of_its_graph_is_counted(monkeypatch)
     accelerator = Accelerator()
     monkeypatch.setattr(torch, "cuda", accelerator)
 
-    assert held_memory("cuda") == held_memory("cuda:0") == 140
-    assert held_memory("cuda:1") == 100 + 512
-    assert peak_memory(lambda: None, device="cuda", held=100).bytes == 50
+    assert allocated_memory("cuda") == allocated_memory("cuda:0") == 140
+    assert allocated_memory("cuda:1") == 100 + 512
+    assert peak_memory(lambda: None, device="cuda", before=100).bytes == 50
     assert peak_memory(lambda: None, device="cuda").bytes == 10
 
 

@@ -13,11 +13,13 @@ import torch
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
 from ampcheck.speed import memory, steps
+from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.checks import check_startup
 from ampcheck.speed.startup.child_process import commands
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import Launcher, measure_startup
 from ampcheck.speed.startup.stats import ARTIFACTS, COLD, EAGER, FIXED, REGIONAL, WARM, Launch, StartupArm
+from ampcheck.speed.steps import StepConfig
 
 TARGETS = Path(__file__).parent / "startup_targets.py"
 
@@ -50,7 +52,7 @@ def stats(tmp_path_factory):
 
 
 def measure():
-    return measure_startup(f"{TARGETS}:products", warm=1, budget=0.1)
+    return measure_startup(f"{TARGETS}:products", SpeedOptions(warm=1, budget=0.1))
 
 
 def find(findings, check):
@@ -58,15 +60,17 @@ def find(findings, check):
 
 
 @needs_artifacts
+@pytest.mark.slow
 def test_warm_caches_and_artifacts_are_used(stats):
     found = find(check_startup(stats), "start-up")
     assert [finding.verdict for finding in found] == [Verdict.PASS, Verdict.PASS], found
-    assert "a start with warm caches compiled nothing anew: 2 of 2 lookups hit" in found[0].message
-    assert "a start with loaded artifacts compiled nothing anew" in found[1].message
+    assert "a start with warm caches compiled nothing again: 2 of 2 lookups hit" in found[0].message
+    assert "a start with loaded artifacts compiled nothing again" in found[1].message
 
 
 @needs_artifacts
-def test_each_arm_tells_what_it_compiled_and_what_the_caches_said(stats):
+@pytest.mark.slow
+def test_each_arm_has_its_graphs_and_cache_lookups(stats):
     assert [arm.name for arm in stats.arms] == [EAGER, COLD, WARM, ARTIFACTS]
     cold, warm, taken = (stats.arm(name).launches[0] for name in (COLD, WARM, ARTIFACTS))
     assert (cold.count("miss"), cold.count("hit")) == (2, 0)
@@ -84,7 +88,7 @@ def test_each_arm_tells_what_it_compiled_and_what_the_caches_said(stats):
 @needs_artifacts
 @pytest.mark.slow
 def test_artifacts_hold_no_kernels_of_a_cpu_and_that_is_told():
-    stats = measure_startup(f"{TARGETS}:chained", warm=1, budget=0.1)
+    stats = measure_startup(f"{TARGETS}:chained", SpeedOptions(warm=1, budget=0.1))
     warm, taken = find(check_startup(stats), "start-up")
     assert (warm.verdict, taken.verdict) == (Verdict.PASS, Verdict.WARN)
     assert "but a C++ compiler built" in taken.message
@@ -93,6 +97,7 @@ def test_artifacts_hold_no_kernels_of_a_cpu_and_that_is_told():
     assert built[0] == built[2] > 0 == built[1]
 
 
+@pytest.mark.slow
 def test_every_stage_of_a_start_takes_time(stats):
     for arm in stats.arms:
         for launch in arm.launches:
@@ -104,17 +109,20 @@ def test_every_stage_of_a_start_takes_time(stats):
     assert 0 < stats.arm(COLD).launches[0].compiling < stats.arm(COLD).launches[0].first
 
 
+@pytest.mark.slow
 def test_both_matrices_of_a_step_are_counted_eager_and_compiled(stats):
-    assert {stats.arm(name).memory for name in (EAGER, COLD)} == {2 * 64 * 64 * 4}
+    assert {stats.arm(name).timed.memory for name in (EAGER, COLD)} == {2 * 64 * 64 * 4}
     assert [finding.verdict for finding in find(check_startup(stats), "peak-memory")] == [Verdict.PASS]
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_told_with_the_reason(stats):
-    assert stats.left_out[REGIONAL] == "the model has no list of repeated blocks"
+    assert stats.left_out[REGIONAL] == "the model has no repeated blocks"
     assert stats.left_out[FIXED] == "the calls have the same shapes"
-    assert "cold, regional: the model has no list of repeated blocks" in startup_run(stats).coverage.unseen
+    assert "cold, regional: the model has no repeated blocks" in startup_run(stats).coverage.unseen
 
 
+@pytest.mark.slow
 def test_the_run_has_a_row_for_each_arm_and_survives_json(stats):
     run = startup_run(stats)
     assert Run.from_json(run.to_json()) == run
@@ -127,21 +135,23 @@ def test_the_run_has_a_row_for_each_arm_and_survives_json(stats):
     assert not run.failed, str(run)
 
 
+@pytest.mark.slow
 def test_caches_that_are_switched_off_fail(stats, tmp_path):
-    launcher = Launcher(f"{TARGETS}:products", tmp_path, env={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
-    warm = launcher.launch(WARM, {"mode": "default"}, cache="any", pair=False)
+    options = SpeedOptions(env={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
+    launcher = Launcher(f"{TARGETS}:products", tmp_path, options)
+    warm = launcher.launch(WARM, StepConfig("default"), cache="any", number=1)
     arms = tuple(StartupArm(WARM, "", (warm,)) if arm.name == WARM else arm for arm in stats.arms)
     found = find(check_startup(replace(stats, arms=arms)), "start-up")[0]
     assert found.verdict is Verdict.FAIL
-    assert "must compile nothing anew, but 1 graph asked no cache" in found.message
+    assert "must compile nothing again, but 1 graph asked no cache" in found.message
     assert "torch._inductor.config.force_disable_caches is True" in found.message
     assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES" in found.hint
 
 
-def test_a_process_tells_what_sort_of_subject_it_loaded():
+def test_a_process_reports_facts_about_its_subject():
     def facts(name):
-        told = commands()["load"](f"{TARGETS}:{name}", "cpu", None)
-        return told["blocks"], told["varying"], told["own"]
+        loaded, _ = commands().load(f"{TARGETS}:{name}", "cpu", None)
+        return loaded["blocks"], loaded["varying"], loaded["own"]
 
     assert facts("stack") == (3, True, False)
     assert facts("products") == (0, False, False)
@@ -149,12 +159,12 @@ def test_a_process_tells_what_sort_of_subject_it_loaded():
 
 
 def test_what_compiles_by_itself_is_refused(monkeypatch):
-    def launch(self, name, way, **settings):
+    def launch(self, name, config, **settings):
         self.facts = {"own": True}
         return Launch(0, 0, 0, (0,))
 
     monkeypatch.setattr(Launcher, "launch", launch)
-    with pytest.raises(UsageError, match="compiles by itself, so that eager and compiled cannot be told apart"):
+    with pytest.raises(UsageError, match="compiles by itself, so that eager and compiled cannot be separated"):
         measure_startup(f"{TARGETS}:compiled_already")
 
 
@@ -174,32 +184,44 @@ def test_memory_is_counted_from_the_weights_of_the_steps_own_copy(monkeypatch):
         order.append("built")
         return lambda: order.append("pass")
 
-    monkeypatch.setattr(memory, "held_memory", held)
+    monkeypatch.setattr(memory, "allocated_memory", held)
     monkeypatch.setattr(steps, "step_of", step_of)
-    start["load"](f"{TARGETS}:products", "cpu", None)
+    start.load(f"{TARGETS}:products", "cpu", None)
     order.clear()
-    start["start"]({"mode": "eager"})
+    start.start({"mode": "eager"})
     assert order == ["built", "held", "pass", "pass", "pass"]
-    monkeypatch.setattr(memory, "peak_memory", lambda step, *, device, held: memory.Peak(held))
-    start["memory"].__self__.device = "cuda"
-    assert start["memory"]()["memory"] == 10
+    monkeypatch.setattr(memory, "peak_memory", lambda step, *, device, before: memory.Peak(before))
+    start.device = "cuda"
+    assert start.memory()["memory"] == 10
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
         ({"target": torch.relu}, "fresh processes, which load the subject by its name"),
-        ({"cold": 0}, "cold is a number of launches, 1 or more; found 0"),
-        ({"warm": True}, "warm is a number of launches, 1 or more; found True"),
-        ({"budget": 0}, "budget is seconds of measurement, above 0; found 0"),
-        ({"budget": math.inf}, "budget is seconds of measurement, above 0; found inf"),
-        ({"budget": math.nan}, "budget is seconds of measurement, above 0; found nan"),
-        ({"mode": "fast"}, "there is no mode 'fast'; there are eager, default"),
-        ({"precision": "fp16"}, "there is no precision 'fp16'; there are float32"),
-        ({"mode": "eager"}, "mode is one of torch.compile; eager is measured beside it anyway"),
+        ({"cold": 0}, "cold must be a whole number, 1 or more; found 0"),
+        ({"warm": True}, "warm must be a whole number, 1 or more; found True"),
+        ({"budget": 0}, "budget must be a finite number above 0; found 0"),
+        ({"budget": math.inf}, "budget must be a finite number above 0; found inf"),
+        ({"launches": 4}, "launches has no effect here: leave it out"),
+        ({"budget": math.nan}, "budget must be a finite number above 0; found nan"),
+        ({"mode": "fast"}, "mode must be one of eager, default.*; found 'fast'"),
+        ({"precision": "fp16"}, "precision must be one of float32.*; found 'fp16'"),
+        ({"mode": "eager"}, "mode is one of torch.compile: leave eager out"),
     ],
-    ids=["a function", "no cold launch", "a flag", "no time", "no end", "nan", "a mode", "a precision", "eager"],
+    ids=[
+        "a function",
+        "no cold launch",
+        "a flag",
+        "no time",
+        "no end",
+        "of a base",
+        "nan",
+        "a mode",
+        "a precision",
+        "eager",
+    ],
 )
 def test_bad_input_is_told_before_anything_is_launched(settings, told):
     with pytest.raises(UsageError, match=told):
-        measure_startup(**{"target": f"{TARGETS}:products", **settings})
+        measure_startup(settings.pop("target", f"{TARGETS}:products"), SpeedOptions(**settings))

@@ -9,7 +9,7 @@ import pytest
 from ampcheck.compiled.graph.records import Graph, GraphBreak, GraphStats
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Verdict, Where
-from ampcheck.speed.startup.breakeven import BreakEven, break_even, savings
+from ampcheck.speed.startup.breakeven import BreakEven, savings
 from ampcheck.speed.startup.checks import StartupLimits, check_startup
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.stats import (
@@ -83,7 +83,7 @@ def test_one_launch_that_misses_fails_and_tells_what_the_key_differs_in(arm):
     given = stats(**{arm: [launch(), launch(lookups=(Lookup(AOT, "miss"), other)), launch()]})
     found = find("start-up", given)[arm == ARTIFACTS]
     assert found.verdict is Verdict.FAIL
-    assert "must compile nothing anew, but 1 of 3 graphs was not in the cache" in found.message
+    assert "must compile nothing again, but 1 of 3 graphs was not in the cache" in found.message
     assert "the key differs in inductor_config[max_autotune] (False, now True)" in found.message
     assert "gm" not in found.message
     assert "in each process" in found.hint
@@ -108,7 +108,7 @@ def test_caches_that_are_switched_off_are_named():
 def test_kernels_that_are_built_again_are_a_warning_however_many_lookups_hit(arm):
     found = find("start-up", stats(**{arm: [launch(binaries=3)]}))[arm == ARTIFACTS]
     assert found.verdict is Verdict.WARN
-    assert "its 2 lookups hit, but a C++ compiler built 3 files of machine code anew" in found.message
+    assert "its 2 lookups hit, but a C++ compiler built 3 files of machine code again" in found.message
 
 
 def test_a_graph_that_is_only_traced_again_is_a_warning():
@@ -189,18 +189,18 @@ def test_loading_artifacts_is_part_of_the_cost():
 
 
 def test_compilation_has_paid_when_its_cost_is_saved():
-    found = break_even(stats(), stats().arm(COLD))
+    found = stats().break_even(stats().arm(COLD))
     assert (found.calls, found.low, found.high) == pytest.approx((1000, 1000 / 1.3, 1300))
     assert str(found) == "1,000 calls (770 to 1,300)"
     assert startup_run(stats()).tables[0].rows[1][-1] == str(found)
     three = cold(10.0, 10.0, 10.0)
-    assert str(break_even(three, three.arm(COLD))) == "1,000 calls (1,000 to 1,000)"
+    assert str(three.break_even(three.arm(COLD))) == "1,000 calls (1,000 to 1,000)"
 
 
 def test_a_slower_arm_never_pays():
     slow = launch(steady=0.030, lookups=MISSES)
     given = stats(cold=[slow], warm=None, artifacts=None)
-    found = break_even(given, given.arm(COLD))
+    found = given.break_even(given.arm(COLD))
     assert (found.never, str(found), found.saving < 0) == (True, "never", True)
     judged = find("compile-time", given, StartupLimits(calls=10**9))[0]
     assert judged.verdict is Verdict.FAIL
@@ -210,7 +210,7 @@ def test_a_slower_arm_never_pays():
 def test_noise_that_hides_the_sign_is_undecided():
     noisy = launch(lookups=MISSES, times=times(0.010, 0.010, cycles=20, noise=0.3, seed=3))
     given = stats(cold=[noisy], warm=None, artifacts=None)
-    found = break_even(given, given.arm(COLD))
+    found = given.break_even(given.arm(COLD))
     assert found.undecided
     assert str(found).startswith("undecided, ")
     assert verdicts("compile-time", given, StartupLimits(calls=10**9)) == [Verdict.UNDECIDED]
@@ -236,12 +236,12 @@ def test_one_cycle_has_no_interval():
     eager, arm = times(0.02, 0.01, cycles=1)
     assert savings(eager, arm) == (pytest.approx(0.01), -math.inf, math.inf)
     given = stats(cold=[launch(lookups=MISSES, times=(eager, arm))], warm=None, artifacts=None)
-    assert break_even(given, given.arm(COLD)).undecided
+    assert given.break_even(given.arm(COLD)).undecided
 
 
 def test_launches_that_differ_widen_the_interval():
     given = cold(10.0, 20.0, 12.0)
-    found = break_even(given, given.arm(COLD))
+    found = given.break_even(given.arm(COLD))
     assert (found.low, found.calls, found.high) == pytest.approx((1000, 1200, 2000))
 
 
@@ -263,7 +263,7 @@ def test_a_limit_of_calls_is_judged_by_the_interval(limit, firsts, verdict):
 
 def test_a_steady_state_that_was_not_timed_is_a_skip():
     given = stats(cold=[launch(lookups=MISSES, times=())], warm=None, artifacts=None)
-    assert break_even(given, given.arm(COLD)) is None
+    assert given.break_even(given.arm(COLD)) is None
     assert verdicts("compile-time", given, StartupLimits(calls=10)) == [Verdict.SKIP]
 
 
@@ -274,7 +274,7 @@ def test_starts_that_run_the_same_code_agree_on_what_a_call_saves():
         warm=[launch(times=saves)],
         artifacts=[launch(times=loses)],  # noise: it is the code of the others
     )
-    found = [break_even(given, given.arm(name)) for name in (COLD, WARM, ARTIFACTS)]
+    found = [given.break_even(given.arm(name)) for name in (COLD, WARM, ARTIFACTS)]
     assert len({one.saving for one in found}) == 1
     assert found[0].saving == pytest.approx(0.01)
     assert len(given.times(given.arm(ARTIFACTS))[0].seconds) == 3 * len(saves[0].seconds)
@@ -314,13 +314,13 @@ def test_memory_is_judged_beside_eager_and_beside_a_limit(eager, compiled, limit
 
 
 def test_memory_that_is_not_known_is_a_skip_with_the_reason():
-    found = find("peak-memory", with_memory(None, None, "PyTorch does not tell the peak memory of mps"))[0]
+    found = find("peak-memory", with_memory(None, None, "PyTorch does not report the peak memory of mps"))[0]
     assert (found.verdict, "peak memory of mps" in found.message) == (Verdict.SKIP, True)
 
 
 @pytest.mark.parametrize("wrong", [{"compile": 0}, {"calls": -1}, {"memory": "much"}], ids=str)
 def test_a_limit_that_is_no_positive_number_is_bad_input(wrong):
-    with pytest.raises(UsageError, match=f"the limit {next(iter(wrong))} of a start is a number above 0, or None"):
+    with pytest.raises(UsageError, match=f"{next(iter(wrong))} of StartupLimits must be a"):
         StartupLimits(**wrong)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Subject
 from ampcheck.speed import steps
-from ampcheck.speed.steps import PRECISIONS, Way, learns, repeated, step_of
+from ampcheck.speed.steps import PRECISIONS, StepConfig, learns, repeated, step_of
 from ampcheck.torchtools.copying import prepare
 
 LOW = {name: dtype for name, dtype in PRECISIONS.items() if dtype is not None}
@@ -79,26 +79,26 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_autocast_casts_to_the_precision_asked_for_in_each_mode_inside_and_outside(
     mode: str, precision: str, inside: bool, compilations: list[Any]
 ) -> None:
-    step_of(subject(), Way(mode, precision, inside=inside))()
+    step_of(subject(), StepConfig(mode, precision, inside=inside))()
 
     assert_seen((LOW[precision], True))
 
 
 def test_float32_runs_the_model_as_it_is() -> None:
-    step_of(subject(), Way())()
+    step_of(subject(), StepConfig())()
 
     assert_seen((torch.float32, True))
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
 def test_a_mode_and_the_treatment_of_shapes_are_what_torch_compile_is_given(mode: str, compilations: list[Any]) -> None:
-    step_of(subject(), Way(mode, dynamic=True))()
+    step_of(subject(), StepConfig(mode, dynamic=True))()
 
     assert compilations == [{"mode": mode, "dynamic": True}]
 
 
 def test_each_block_of_a_regional_subject_is_compiled(compilations: list[Any]) -> None:
-    step_of(Subject(([Noting(), Noting()], [torch.ones(2, 4)])), Way("default"))()
+    step_of(Subject(([Noting(), Noting()], [torch.ones(2, 4)])), StepConfig("default"))()
 
     assert len(compilations) == 2
     assert len(SEEN) == 2
@@ -110,7 +110,7 @@ def test_regional_compilation_compiles_the_largest_family_of_blocks_in_place(
     compiled: list[nn.Module] = []
     monkeypatch.setattr(nn.Module, "compile", lambda module, **options: compiled.append(module))
     model = Stack()
-    step_of(subject(model), Way("default", regional=True))()
+    step_of(subject(model), StepConfig("default", regional=True))()
 
     assert [type(module) for module in compiled] == [Noting] * 3
     assert not {id(module) for module in compiled} & {id(module) for module in model.modules()}
@@ -138,7 +138,7 @@ def test_the_users_model_is_left_as_it_is_by_steps_that_update_a_copy() -> None:
         copies.extend(parameters)
         return torch.optim.SGD(parameters, lr=0.5)
 
-    step = step_of(subject(model), Way(), optimizer=optimizer)
+    step = step_of(subject(model), StepConfig(), optimizer=optimizer)
     step()
     step()
 
@@ -161,7 +161,7 @@ def test_a_scaler_scales_the_loss_and_takes_the_scale_out_of_the_update(scaler: 
         given.extend(parameters)
         return torch.optim.SGD(parameters, lr=0.1)
 
-    step_of(subject(model, loss=loss), Way(), optimizer=optimizer, scaler=scaler)()
+    step_of(subject(model, loss=loss), StepConfig(), optimizer=optimizer, scaler=scaler)()
     plain = model(torch.ones(2, 4)).square().mean()
     plain.backward()
 
@@ -186,7 +186,7 @@ def test_a_subject_as_it_is_keeps_the_settings_that_the_user_made(monkeypatch: p
 
     step_of(subject())()
     assert asked == []
-    step_of(subject(), Way())()
+    step_of(subject(), StepConfig())()
     assert asked == ["float32"]
 
 
@@ -206,23 +206,27 @@ def test_tf32_is_on_inside_and_as_it_was_before_behind_it() -> None:
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        pytest.param(lambda: Way("fast"), "no mode 'fast'", id="mode"),
-        pytest.param(lambda: Way(precision="float8"), "no precision 'float8'", id="precision"),
-        pytest.param(lambda: step_of(subject(), Way(precision="tf32")), "tensor cores", id="tf32"),
-        pytest.param(lambda: step_of(subject(), Way(), scaler=True), "for an optimizer", id="scaler"),
+        pytest.param(lambda: StepConfig("fast"), "found 'fast'", id="mode"),
+        pytest.param(lambda: StepConfig(precision="float8"), "found 'float8'", id="precision"),
+        pytest.param(lambda: step_of(subject(), StepConfig(precision="tf32")), "tensor cores", id="tf32"),
+        pytest.param(lambda: step_of(subject(), StepConfig(), scaler=True), "for an optimizer", id="scaler"),
         pytest.param(
             lambda: step_of(subject(), optimizer=torch.optim.SGD, backward=False), "no gradients", id="optimizer"
         ),
         pytest.param(
             lambda: step_of(subject(nn.ReLU()), backward=True), "nothing in subject requires a gradient", id="frozen"
         ),
-        pytest.param(lambda: step_of(subject(), Way("default", regional=True)), "two or more blocks", id="regions"),
         pytest.param(
-            lambda: step_of(subject(Stack()), Way("default", "bfloat16", regional=True, inside=True)),
+            lambda: step_of(subject(), StepConfig("default", regional=True)), "two or more blocks", id="regions"
+        ),
+        pytest.param(
+            lambda: step_of(subject(Stack()), StepConfig("default", "bfloat16", regional=True, inside=True)),
             "choose one",
             id="inside",
         ),
-        pytest.param(lambda: step_of(Subject({"step": SEEN.append}), Way("default")), "runs by itself", id="loop"),
+        pytest.param(
+            lambda: step_of(Subject({"step": SEEN.append}), StepConfig("default")), "runs by itself", id="loop"
+        ),
         pytest.param(
             lambda: step_of(Subject({"step": SEEN.append}), optimizer=torch.optim.SGD), "its own optimizer", id="own"
         ),
@@ -243,7 +247,7 @@ def test_a_backward_pass_from_nothing_is_refused_and_not_left_out() -> None:
         step()
 
 
-def test_a_way_is_told_in_words() -> None:
-    assert str(Way()) == "eager, float32"
-    told = str(Way("default", "bfloat16", regional=True, dynamic=False, inside=True))
-    assert told == "default, bfloat16, regional, dynamic=False, autocast inside"
+def test_a_configuration_as_text() -> None:
+    assert str(StepConfig()) == "eager, float32"
+    text = str(StepConfig("default", "bfloat16", regional=True, dynamic=False, inside=True))
+    assert text == "default, bfloat16, regional, dynamic=False, autocast inside"

@@ -1,4 +1,4 @@
-"""The base as a folder: a temporary worktree, gone on every way out; and where a target stands on either side."""
+"""The base in a temporary worktree, which is removed in any case; folder, import paths and target of either side."""
 
 from __future__ import annotations
 
@@ -30,19 +30,27 @@ class Checkout:
 
 
 def repository_of(target: str) -> Repository:
-    """The repository that is compared: the one around this folder, or around the target's file."""
-    place = target.rpartition(":")[0]
-    if place.endswith(".py") and Path(place).is_file():
-        return Repository.around(Path(place).resolve().parent)
-    return Repository.around(Path.cwd())
+    """The repository around the target's file, or around this folder."""
+    path = Path(target.rpartition(":")[0])
+    return Repository.around(path.resolve().parent if path.suffix == ".py" and path.is_file() else Path.cwd())
 
 
 def head_of(repository: Repository, target: str) -> Checkout:
-    """The working tree as it stands."""
-    folder = Path.cwd().resolve()
-    if not folder.is_relative_to(repository.root):
-        folder = repository.root
-    return Checkout(repository.root, folder, _paths(repository.root, repository.root), _moved(target, repository.root))
+    """The working tree. A target that names a file names it from the folder it runs in, on either side."""
+    root, folder = repository.root, Path.cwd().resolve()
+    if not folder.is_relative_to(root):
+        folder = root
+    file, _, attribute = target.rpartition(":")
+    if file.endswith(".py"):
+        path = Path(file).resolve()
+        if not path.is_file():
+            raise UsageError(f"there is no file {file}")
+        if not path.is_relative_to(root):
+            raise UsageError(
+                f"the target's file is part of the repository that is compared ({root.name}); {file} is not"
+            )
+        target = f"{os.path.relpath(path, folder)}:{attribute}"
+    return Checkout(root, folder, _import_paths(root, root), target)
 
 
 def base_of(repository: Repository, root: Path, head: Checkout) -> Checkout:
@@ -50,42 +58,56 @@ def base_of(repository: Repository, root: Path, head: Checkout) -> Checkout:
     folder = root / head.folder.relative_to(repository.root)
     if not folder.is_dir():
         raise UsageError(f"it has no folder {head.folder.relative_to(repository.root)}, in which the target is run")
-    return Checkout(root, folder, _paths(repository.root, root), head.target)
+    return Checkout(root, folder, _import_paths(repository.root, root), head.target)
+
+
+def _import_paths(repository: Path, root: Path) -> tuple[Path, ...]:
+    """The root of a side, `src`, and each folder of the repository that this Python imports from."""
+    paths = [root, root / "src"]
+    for entry in sys.path:
+        path = Path(entry or os.curdir).resolve()
+        if path.is_relative_to(repository) and not is_installed(path, repository):
+            paths.append(root / path.relative_to(repository))
+    return tuple(dict.fromkeys(path for path in paths if path.is_dir()))
 
 
 @contextmanager
 def worktree(repository: Repository, commit: str) -> Iterator[Path]:
-    """A checkout of a commit beside the user's own, whose files, index and branches stay as they are.
+    """A temporary checkout of a commit; files, index and branches of the user's own are not touched.
 
-    It is removed on every way out, SIGTERM among them, but for SIGKILL; a second signal waits until that is done.
+    It is removed in any case, SIGTERM included and SIGKILL excepted; a second signal waits for the removal.
     """
-    holder = Path(tempfile.mkdtemp(prefix="ampcheck-base-")).resolve()
-    place = holder / repository.root.name  # under its own name, which a package's folder may be
+    parent = Path(tempfile.mkdtemp(prefix="ampcheck-base-")).resolve()
+    folder = parent / repository.root.name  # under its own name, which may be that of a package
     with _sigterm_raises():
         try:
-            repository.ask("worktree", "add", "--detach", "--quiet", os.fspath(place), commit)
-            yield place
+            repository.output("worktree", "add", "--detach", "--quiet", os.fspath(folder), commit)
+            yield folder
         finally:
             with _signals_wait():
-                _remove(repository, holder, place)
+                _remove(repository, parent, folder)
 
 
-def _remove(repository: Repository, holder: Path, place: Path) -> None:
+def _remove(repository: Repository, parent: Path, folder: Path) -> None:
     registered = None
     with suppress(OSError, ValueError):
-        registered = Path((place / ".git").read_text(encoding="utf-8").partition("gitdir:")[2].strip())
+        registered = Path((folder / ".git").read_text(encoding="utf-8").partition("gitdir:")[2].strip())
     with suppress(UsageError):
-        repository.ask("worktree", "remove", "--force", os.fspath(place))
-    shutil.rmtree(holder, ignore_errors=True)
-    # `git worktree prune` would also forget worktrees of the user's that stand on a disk that is not there now.
+        repository.output("worktree", "remove", "--force", os.fspath(folder))
+    shutil.rmtree(parent, ignore_errors=True)
+    # `git worktree prune` would also remove the user's worktrees on a disk that is not mounted now.
     if registered is not None and registered.parent.name == "worktrees":
         shutil.rmtree(registered, ignore_errors=True)
 
 
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()  # only this thread handles signals
+
+
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """A CI job that is cancelled gets SIGTERM: it ends like any exception, so that nothing is left behind."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    """A cancelled CI job gets SIGTERM: raise SystemExit, so that the worktree is removed."""
+    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
 
@@ -99,45 +121,21 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _paths(repository: Path, root: Path) -> tuple[Path, ...]:
-    """Where a side's packages lie: its root, `src`, and wherever in the repository this Python imports from."""
-    found = [root, *(root / name for name in ("src",) if (root / name).is_dir())]
-    for entry in sys.path:
-        place = Path(entry or os.curdir).resolve()
-        if place.is_relative_to(repository) and not is_installed(place, repository):
-            found.append(root / place.relative_to(repository))
-    return tuple(dict.fromkeys(place for place in found if place.is_dir()))
-
-
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM off until the end of the block: who is impatient presses twice."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals reach the main thread alone
+    """Defer Ctrl-C and SIGTERM until the end of the block."""
+    if not _in_main_thread():
+        yield
         return
-    came: list[int] = []
-    known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in known.items() if handler is not None}  # None: not Python's own
-    for number in before:
-        signal.signal(number, lambda number, frame: came.append(number))
+    received: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
+    for number in handlers:
+        signal.signal(number, lambda number, frame: received.append(number))
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        for late in dict.fromkeys(came):
+        for late in dict.fromkeys(received):
             signal.raise_signal(late)
-
-
-def _moved(target: str, root: Path) -> str:
-    """A target that names a file names it from the folder it runs in, on either side."""
-    place, _, attribute = target.rpartition(":")
-    if not place.endswith(".py"):
-        return target
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise UsageError(f"there is no file {place}")
-    if not path.is_relative_to(root):
-        raise UsageError(f"the target's file is part of the repository that is compared ({root.name}); {place} is not")
-    folder = Path.cwd().resolve()
-    return f"{os.path.relpath(path, folder if folder.is_relative_to(root) else root)}:{attribute}"

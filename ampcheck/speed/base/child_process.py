@@ -1,92 +1,87 @@
-"""One launch of one side, in a worker: load the target, warm up, run one block at a time, tell what Dynamo told."""
+"""One launch of one side, in a worker: load the target, warm up, run one block at a time, count graphs and breaks."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampcheck.core.run import Scalar
 from ampcheck.core.subject import Kind, load_subject
 from ampcheck.speed.base.origin import loaded_modules, require_origin
-from ampcheck.speed.base.stats import AS_IT_IS, COMPILED, EAGER
+from ampcheck.speed.base.stats import COMPILED, EAGER, TARGET
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.paired import Arm, naming, without_collector
-from ampcheck.speed.steps import Way, step_of
+from ampcheck.speed.steps import StepConfig, step_of
+from ampcheck.torchtools import dynamo
+
+if TYPE_CHECKING:
+    from ampcheck.compiled.graph.recorder import Noting
 
 
-def commands() -> dict[str, Callable[..., Any]]:
-    """What a launch can be asked."""
-    launch = Launch()
-    return {
-        "load": launch.load,
-        "modules": launch.modules,
-        "settle": launch.settle,
-        "warm_up": launch.warm_up,
-        "block": launch.block,
-        "conditions": launch.conditions,
-        "signals": launch.signals,
-    }
+def commands() -> Launch:
+    """The commands of a launch: `load` once, `warm_up` once, `block` any number of times."""
+    return Launch()
 
 
 class Launch:
-    """A target in this process. `load` once, `warm_up` once, `block` as often as one likes."""
+    """A target in this process."""
 
     def __init__(self) -> None:
         self._arms: dict[str, Arm] = {}
         self._clock: Clock
         self._device = "cpu"
         self._subject = ""
-        self._noting: Any = None
-        self._listening = ExitStack()
-        self._untold = ""
+        self._recorder: Noting | None = None
+        self._recording = ExitStack()
+        self._unavailable = ""
         self._owns_threads = False
 
     def load(
-        self,
-        target: str,
-        root: str,
-        repository: str,
-        device: str,
-        mode: str | None,
-        precision: str | None,
+        self, target: str, root: str, repository: str, device: str, mode: str | None, precision: str | None
     ) -> dict[str, Any]:
-        """Import the target from `root`, call each arm once (which compiles), and tell the arms.
+        """Import the target from `root` and call each arm once, which compiles it; return the arms.
 
         repository: the user's own checkout; nothing of it may be imported where `root` is another.
         """
         self._clock, self._device = clock_of(device), device
         subject = load_subject(target)
         self._subject = subject.name
-        self._owns_threads = device != "cpu" or subject.kind in (Kind.CALL, Kind.TRAINING)
-        ways = _ways(mode, precision)
-        if COMPILED in ways or "torch._dynamo" in sys.modules or subject.kind in (Kind.CALL, Kind.TRAINING):
-            self._listen()
-        for name, way in ways.items():
-            self._arms[name] = Arm(name, step_of(subject, way, device=device))
+        runs_itself = subject.kind in (Kind.CALL, Kind.TRAINING)
+        self._owns_threads = device != "cpu" or runs_itself
+        configs: dict[str, StepConfig | None] = {TARGET: None}
+        if mode is not None or precision is not None:
+            configs = {EAGER: StepConfig(EAGER, precision or "float32")}
+            if mode not in (None, EAGER):
+                configs[COMPILED] = StepConfig(mode or EAGER, precision or "float32")
+        if COMPILED in configs or "torch._dynamo" in sys.modules or runs_itself:
+            self._record_graphs()
+        for name, config in configs.items():
+            self._arms[name] = Arm(name, step_of(subject, config, device=device))
         with without_collector():
             for arm in self._arms.values():
                 with naming(arm.name, self._subject):
                     self._clock.block(arm.step, 1)
         require_origin(target, Path(root), Path(repository))
-        self._stage("WARM")
+        self._set_stage("WARM")
         return {"subject": self._subject, "arms": list(self._arms), "fingerprint": dict(fingerprint(device))}
 
     def modules(self, root: str, names: Collection[str]) -> dict[str, str]:
-        """What was imported so far, module to file: of the checkout, and by these top-level names."""
+        """Imported modules, name to file: of the checkout, and by these top-level names."""
         return loaded_modules(Path(root), frozenset(names))
 
-    def settle(self, number: int) -> list[int]:
-        """Keep to as many cores as PyTorch uses threads, the same ones in every process of round `number`.
+    def pin(self, number: int) -> list[int]:
+        """Pin the threads to as many cores as PyTorch uses, the same ones in every process of round `number`.
 
-        The processes run one at a time, so that they can share them; a process that stays on a core which something
-        else uses too would otherwise be slow throughout the round, and its neighbour fast. What has threads or a device
-        of its own, or uses all cores, is left alone.
+        The processes run one at a time, so that they can share cores; a process on a core which something else uses
+        would otherwise be slow throughout the round, and the others fast. A target with threads or a device of its own,
+        or one that uses all cores, is not pinned.
         """
         threads = torch.get_num_threads()
         if self._owns_threads or not hasattr(os, "sched_setaffinity"):
@@ -94,73 +89,61 @@ class Launch:
         allowed = sorted(os.sched_getaffinity(0))
         if threads >= len(allowed):
             return []
-        chosen = [allowed[(number * threads + one) % len(allowed)] for one in range(threads)]
+        cores = [allowed[(number * threads + offset) % len(allowed)] for offset in range(threads)]
         for thread in os.listdir("/proc/self/task"):
-            with suppress(OSError):  # one that ended meanwhile
-                os.sched_setaffinity(int(thread), chosen)
-        return chosen
+            with suppress(OSError):  # it may have ended
+                os.sched_setaffinity(int(thread), cores)
+        return cores
 
     def warm_up(self) -> dict[str, int]:
-        """Warm every arm up; how many calls it would put into a block."""
+        """Warm every arm up; return the calls of a block that each prefers."""
         for arm in self._arms.values():
             with naming(arm.name, self._subject):
                 arm.warm_up(self._clock)
-        self._stage("LATE")
+        self._set_stage("LATE")
         return {arm.name: arm.calls for arm in self._arms.values()}
 
     def block(self, order: Sequence[str], calls: Mapping[str, int]) -> dict[str, float]:
         """Seconds of one call of each arm, from one block of each, in this order."""
-        taken = {}
+        seconds = {}
         with without_collector():
             for name in order:
                 arm = self._arms[name]
                 arm.calls = calls[name]
                 with naming(name, self._subject):
-                    taken[name] = arm.of_one_call(arm.block(self._clock))
-        return taken
+                    seconds[name] = arm.of_one_call(arm.block(self._clock))
+        return seconds
 
-    def conditions(self) -> dict[str, float]:
-        """What the machine does now."""
+    def conditions(self) -> Mapping[str, Scalar]:
+        """The load of the machine now."""
         return self._clock.conditions()
 
     def signals(self) -> dict[str, Any]:
-        """What Dynamo has told so far: graphs, breaks, recompilations."""
-        if self._noting is None:
-            return {"untold": self._untold}
+        """The fields of `Signals`: graphs, breaks and recompilations so far."""
+        if self._recorder is None:
+            return {"unavailable": self._unavailable}
         from ampcheck.compiled.graph.run import Ended
 
-        stats = self._noting.stats(self._subject, Ended(), device=self._device)
-        met = [one for one in stats.breaks for _ in range(one.times)]
+        stats = self._recorder.stats(self._subject, Ended(), device=self._device)
+        breaks = [graph_break for graph_break in stats.breaks for _ in range(graph_break.times)]
         return {
-            "untold": stats.untold,
+            "unavailable": stats.untold,
             "graphs": len(stats.graphs),
-            "ops": sum(graph.ops for graph in stats.graphs),
-            "breaks": [[f"{one.where.file}:{one.where.line}", " ".join(one.reason.split())] for one in met],
-            "recompiles": [[one.frame, " ".join(one.guard.split())] for one in stats.recompiles],
+            "breaks": [[f"{each.where.file}:{each.where.line}", " ".join(each.reason.split())] for each in breaks],
+            "recompiles": [[each.frame, " ".join(each.guard.split())] for each in stats.recompiles],
         }
 
-    def _listen(self) -> None:
-        """Hear what Dynamo tells from now on. What never compiles does without, and without importing it."""
-        from ampcheck.torchtools.dynamo import untold
-
-        self._untold = untold()
-        if not self._untold:
+    def _record_graphs(self) -> None:
+        """Record what Dynamo compiles from now on. A target that never compiles does not import it."""
+        self._unavailable = dynamo.untold()
+        if not self._unavailable:
             from ampcheck.compiled.graph.recorder import Noting
 
-            self._noting = Noting()
-            self._listening.enter_context(self._noting.trace())
+            self._recorder = Noting()
+            self._recording.enter_context(self._recorder.trace())
 
-    def _stage(self, name: str) -> None:
-        if self._noting is not None:
+    def _set_stage(self, name: str) -> None:
+        if self._recorder is not None:
             from ampcheck.compiled.graph import trace
 
-            self._noting.notes.stage = getattr(trace, name)
-
-
-def _ways(mode: str | None, precision: str | None) -> dict[str, Way | None]:
-    if mode is None and precision is None:
-        return {AS_IT_IS: None}
-    known = precision or "float32"
-    if mode is None or mode == EAGER:
-        return {EAGER: Way(EAGER, known)}
-    return {EAGER: Way(EAGER, known), COMPILED: Way(mode, known)}
+            self._recorder.notes.stage = getattr(trace, name)

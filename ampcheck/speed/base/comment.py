@@ -26,60 +26,54 @@ _ACTIVE = re.compile(r"[^\w\s.,;/%'=?]|(?<=\d)\.(?=\s)|_|(?<=www)\.|(?<=WWW)\.")
 
 
 def comment_of(run: Run) -> str:
-    """Markdown of at most `LENGTH` characters. What comes from outside is text in it, never markup or a mention.
+    """Markdown of at most `LENGTH` characters. Text from outside is escaped: no markup, no mention.
 
     The first line is an HTML comment by which a workflow finds the comment to replace: `<!-- ampcheck speed `, and
     digits that are the same for the same target, mode and precision, or else for the same title.
     """
     content = arrange(run)
-    lines = [_marker(run), f"### {_MARKS[content.verdict]} {escaped(run.title)}: {content.headline}", ""]
-    for finding in (*content.problems, *content.unjudged, *(run.of(Verdict.PASS) if not content.problems else ())):
-        lines += [f"- {_MARKS[finding.verdict]} **{finding.check}**: {escaped(finding.message)}{_hint(finding)}"]
-    tables = list(run.tables)
-    if tables:
-        lines += ["", *_table(tables[0])]
+    key = hashlib.sha256(str(run.environment.get("target") or run.title).encode()).hexdigest()[:8]
+    lines = [f"<!-- ampcheck speed {key} -->"]
+    lines += [f"### {_MARKS[content.verdict]} {escaped(run.title)}: {content.headline}", ""]
+    passes = run.of(Verdict.PASS) if not content.problems else ()
+    lines += [_item(finding) for finding in (*content.problems, *content.unjudged, *passes)]
+    if run.tables:
+        lines += ["", *_table(run.tables[0])]
     lines += ["", "<details><summary>Evidence</summary>", ""]
-    for table in tables[1:]:
+    for table in run.tables[1:]:
         lines += [f"**{escaped(table.title)}**", "", *_table(table), ""]
     lines += [f"{escaped(name)}: {escaped(number(value))}  " for name, value in run.environment.items()]
-    return _fitting([*lines, "", f"Looked at {escaped(str(run.coverage))}."]) + "\n\n</details>\n"
-
-
-def _marker(run: Run) -> str:
-    known = str(run.environment.get("target") or run.title)
-    return f"<!-- ampcheck speed {hashlib.sha256(known.encode()).hexdigest()[:8]} -->"
+    lines += ["", f"Looked at {escaped(str(run.coverage))}."]
+    return "\n".join(_first(lines)) + "\n\n</details>\n"
 
 
 def escaped(text: str) -> str:
-    """Text in which no character means anything to Markdown, to HTML or to GitHub."""
+    """Text without any character that is special to Markdown, to HTML or to GitHub."""
     flat = " ".join(clean(text).split())
-    return _ACTIVE.sub(lambda found: f"&#{ord(found[0])};", flat)
+    return _ACTIVE.sub(lambda match: f"&#{ord(match[0])};", flat)
 
 
-def _hint(finding: Finding) -> str:
-    return f" <sub>Hint: {escaped(finding.hint)}</sub>" if finding.hint else ""
+def _item(finding: Finding) -> str:
+    hint = f" <sub>Hint: {escaped(finding.hint)}</sub>" if finding.hint else ""
+    return f"- {_MARKS[finding.verdict]} **{finding.check}**: {escaped(finding.message)}{hint}"
 
 
 def _table(table: Table) -> Iterator[str]:
-    yield _row([escaped(column) for column in table.columns])
+    yield f"| {' | '.join(escaped(column) for column in table.columns)} |"
     yield "|" + "---|" * len(table.columns)
     for row in table.rows:
-        yield _row([escaped(number(value, 4)) for value in row])
+        yield f"| {' | '.join(escaped(number(value, 4)) for value in row)} |"
     if table.note:
         yield ""
         yield f"<sub>{escaped(table.note)}</sub>"
 
 
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _fitting(lines: list[str]) -> str:
-    kept, left = [], LENGTH
+def _first(lines: list[str]) -> Iterator[str]:
+    """The lines that fit into `LENGTH` characters."""
+    left = LENGTH
     for line in lines:
         left -= len(line) + 1
         if left < 0:
-            kept += ["", "Cut here: the JSON and the page hold everything."]
-            break
-        kept.append(line)
-    return "\n".join(kept)
+            yield from ("", "The rest is left out; the JSON file and the HTML page contain all.")
+            return
+        yield line

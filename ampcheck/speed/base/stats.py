@@ -1,4 +1,4 @@
-"""What a comparison of two revisions leaves behind, as plain data."""
+"""Figures of a comparison of two revisions, as plain data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ BASE, HEAD = "base", "head"
 SIDES = (BASE, TWIN, HEAD)
 """The processes of a round: the base, the base once more, and the head."""
 
-AS_IT_IS, EAGER, COMPILED = "as it is", "eager", "compiled"
-"""Arms: the subject without a mode or precision of ours, in eager mode, and compiled."""
-
+TARGET, EAGER, COMPILED = "target", "eager", "compiled"
+"""Arms: the target without a mode or precision of ours, in eager mode, and compiled."""
 
 DECIDED, LAUNCHES, BUDGET_SPENT, UNCHANGED = "decided", "launches", "budget", "unchanged"
 """Why a comparison ended."""
@@ -30,33 +29,28 @@ class Turns:
     head: tuple[float, ...]
     calls: int = 1
 
-    def of(self, side: str) -> tuple[float, ...]:
-        """The seconds of one of `SIDES`."""
-        return {BASE: self.base, TWIN: self.twin, HEAD: self.head}[side]
-
     @property
     def cycles(self) -> int:
-        """How many blocks each side ran."""
+        """Blocks of each side."""
         return len(self.base)
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What Dynamo told of one side; it does not depend on how busy the machine is.
+    """Counts of Dynamo on one side, which do not depend on how busy the machine is.
 
-    untold: why nothing was told. breaks: (place, reason), as often as a place was met. recompiles: (function, guard).
+    unavailable: why there are none. breaks: (location, reason), once for each time. recompiles: (function, guard).
     """
 
-    untold: str = ""
+    unavailable: str = ""
     graphs: int = 0
-    ops: int = 0
     breaks: tuple[tuple[str, str], ...] = ()
     recompiles: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Which code a side ran. name: as it was asked for; revision: the commit, abbreviated; title: its first line;
+    """The code of a side. name: as passed by the user; revision: the abbreviated commit; title: its first line;
     changed: files that differ from the commit; how: `merge base` where the commit is that of the name and the head."""
 
     name: str
@@ -72,19 +66,17 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class BaseStats:
-    """The head against a base, over several rounds; each round launches every side anew.
+    """The head against a base, over several rounds, each of which launches all sides.
 
     arms: names; the last is judged, an `eager` before it is the reference of its speedup. rounds: arm to its `Turns`.
-    signals: of base and head, where something compiles. failure: why the base could not run; then there are no rounds.
-    notes: what a reader has to know, a sentence each. idle: that nothing of what differs was imported, if so. stopped:
-    `decided`, `launches` where no more were allowed, `budget` where it was spent, `unchanged` where no file differs, so
-    that nothing was measured. asked: the target with what was asked of it, which tells one comparison from another.
+    signals: of base and head. failure: why the base could not run. notes: for the reader. idle: that no file that
+    differs was imported, if so. settings: the target with device, mode and precision, which identifies a comparison.
     """
 
     subject: str
     base: Side
     head: Side
-    arms: tuple[str, ...] = (AS_IT_IS,)
+    arms: tuple[str, ...] = (TARGET,)
     rounds: tuple[Mapping[str, Turns], ...] = ()
     signals: Mapping[str, Signals] = field(default_factory=dict)
     fingerprint: Mapping[str, Scalar] = field(default_factory=dict)
@@ -94,18 +86,26 @@ class BaseStats:
     spent: float = 0.0
     stopped: str = LAUNCHES
     idle: str = ""
-    asked: str = ""
+    settings: str = ""
 
     @property
     def judged(self) -> str:
         """The arm that is judged."""
         return self.arms[-1]
 
+    def turns(self, arm: str) -> list[Turns]:
+        """Of an arm, one for each round."""
+        return [turns[arm] for turns in self.rounds]
+
     @property
     def cycles(self) -> int:
         """Paired cycles of all rounds."""
-        return sum(one[self.judged].cycles for one in self.rounds)
+        return sum(turns.cycles for turns in self.turns(self.judged))
 
     def seconds(self, arm: str, side: str) -> float:
-        """Seconds of the typical call of an arm on a side; good for a picture, never for a verdict."""
-        return median(median(one[arm].of(side)) for one in self.rounds)
+        """Seconds of the typical call of an arm on a side; for tables, never for a verdict."""
+        return median(median(turns.base if side == BASE else turns.head) for turns in self.turns(arm))
+
+    def speedup(self, side: str) -> float:
+        """How many times faster than eager mode the judged arm is on a side; from medians, for tables."""
+        return self.seconds(EAGER, side) / self.seconds(self.judged, side)

@@ -1,76 +1,72 @@
-"""What a matrix says: what pays for each workload, and which fast cells are no win. No torch runs here.
+"""Findings of a matrix: what pays, and which fast cells are wrong. No torch runs here.
 
-Nothing fails: a mode that does not pay is a fact about the model, and not a defect of it.
+Nothing fails: a mode that does not pay is a fact about the model, and no defect of it.
 """
 
 from __future__ import annotations
 
-from ampcheck.core.run import Finding, Verdict, Where, passed
-from ampcheck.speed.matrix.stats import WRONG, Cell, MatrixStats, WorkloadStats
+from ampcheck.catalog.speed import SPEEDUP
+from ampcheck.core.check import Evidence
+from ampcheck.core.run import Finding, Where
+from ampcheck.speed.matrix.stats import UNDECIDED, WRONG, Cell, MatrixStats
 from ampcheck.speed.verdict import EFFECT
 
-WHERE = Where(phase="speed")
+_WHERE = Where(phase="speed")
 
 
 def check_matrix(stats: MatrixStats) -> list[Finding]:
-    """For each workload the fastest cell that pays and is right; a warning for each that is fast and wrong, or broken.
+    """The fastest cell that pays and is right; a warning for each that is fast and wrong, or broken.
 
     PASS: a cell pays and was judged to be right, or none pays. UNDECIDED: of some it is not known whether they pay, or
     whether they are right. SKIP: none was measured.
     """
-    check = "speedup"
-    found = []
-    for workload in stats.workloads:
-        verdict, message, ratio, hint = _best(workload)
-        limit, unit = (1 + EFFECT, "times as fast") if ratio else (None, "")
-        if verdict is Verdict.PASS:
-            seen = len([cell for cell in workload.cells if cell.ratio is not None and cell.verdict])
-            name = workload.workload
-            found.append(passed(check, name, message, seen, where=WHERE, observed=ratio, limit=limit, unit=unit))
-        else:
-            found.append(Finding(check, verdict, workload.workload, message, WHERE, ratio, limit, unit, hint))
-        found += [
-            Finding(check, Verdict.WARN, workload.workload, text, WHERE, hint=knob)
-            for cell in workload.cells
-            for text, knob in _warnings(cell)
-        ]
-        if workload.recompiled:
+    findings = [_check_best(stats)]
+    for cell in stats.cells:
+        if cell.verdict == WRONG and cell.ratio is not None:
             text = (
-                f"times must be of code that is compiled already; {workload.recompiled} graphs were compiled while the "
-                "arms were timed"
+                f"a fast cell with wrong numbers is no win; {cell.name} is {cell.ratio.median:.3g} times as fast: "
+                f"{cell.why}"
             )
-            found.append(Finding(check, Verdict.WARN, workload.workload, text, WHERE, hint="see ampcheck.assert_graph"))
-    if not found:
-        found.append(Finding(check, Verdict.SKIP, "matrix", "no workload was measured"))
-    return found
+            hint = "ampcheck blame names the stage, the op and the module"
+            findings.append(SPEEDUP.warn(stats.subject, text, where=_WHERE, hint=hint))
+        elif cell.failed:
+            text = f"each cell that this machine can run must run; {cell.name} was not measured: {cell.reason}"
+            hint = "ampcheck.assert_compiled reports more" if cell.mode != "eager" else ""
+            findings.append(SPEEDUP.warn(stats.subject, text, where=_WHERE, hint=hint))
+    if stats.recompiled:
+        text = (
+            f"times must be of code that is compiled already; {stats.recompiled} graphs were compiled while the arms "
+            "were timed"
+        )
+        hint = "ampcheck.assert_compiled reports recompilations"
+        findings.append(SPEEDUP.warn(stats.subject, text, where=_WHERE, hint=hint))
+    return findings
 
 
-def _best(workload: WorkloadStats) -> tuple[Verdict, str, float | None, str]:
-    timed = [cell for cell in workload.cells if cell.ratio is not None and cell.verdict]
+def _check_best(stats: MatrixStats) -> Finding:
+    name, best, paying = stats.subject, stats.best, stats.paying
+    timed = [cell for cell in stats.cells if cell.ratio is not None and cell.verdict]
     if not timed:
-        reason = next((cell.reason for cell in workload.cells if cell.reason), "no cell was measured")
-        return Verdict.SKIP, f"nothing was compared: {reason}", None, ""
-    best, paying = workload.best, workload.paying
-    if best is not None and best.ratio is not None:
-        message = (
-            f"a cell pays that is {_least(best.noise)} and right; of {len(timed)} the fastest such is {_speed(best)}"
-            + ("" if best.accuracy == Verdict.PASS.value else f", accuracy {best.accuracy}")
-            + ("" if paying[0] is best else f"; not judged is {_speed(paying[0])}")
-        )
-        return Verdict.PASS, message, best.ratio.median, ""
-    if paying and paying[0].ratio is not None:
-        first = paying[0]
-        message = (
-            f"a cell pays that is {_least(first.noise)} and right; of {len(timed)} the fastest is {_speed(first)}, and "
-            f"its numbers were not judged{': ' if first.why else ''}{first.why}"
-        )
-        return Verdict.UNDECIDED, message, paying[0].ratio.median, "compare its outputs with those of eager float32"
-    open_ = [cell.name for cell in timed if cell.verdict == "undecided"]
-    if open_:
-        message = f"none of {len(timed)} cells is surely faster than eager float32; undecided: {'; '.join(open_)}"
-        return Verdict.UNDECIDED, message, None, "raise the budget, or leave other work off this machine"
-    message = f"none of {len(timed)} cells is right and {_least(workload.noise)}"
-    return Verdict.PASS, message, None, ""
+        reason = next((cell.reason for cell in stats.cells if cell.reason), "no cell was measured")
+        return SPEEDUP.skip(name, f"nothing was compared: {reason}", where=_WHERE)
+    first = best or (paying[0] if paying else None)
+    if first is not None and first.ratio is not None:
+        evidence = Evidence(where=_WHERE, observed=first.ratio.median, limit=1 + EFFECT, unit="times as fast")
+        message = f"a cell pays that is {_least(first.noise)} and right; of {len(timed)} the fastest "
+        if best is None:
+            why = f": {first.why}" if first.why else ""
+            message += f"is {_speed(first)}, and its numbers were not judged{why}"
+            evidence["hint"] = "compare its outputs with those of eager float32"
+            return SPEEDUP.undecided(name, message, **evidence)
+        message += f"such is {_speed(best)}" + ("" if best.accuracy == "pass" else f", accuracy {best.accuracy}")
+        message += "" if paying[0] is best else f"; not judged is {_speed(paying[0])}"
+        return SPEEDUP.passed(name, message, len(timed), **evidence)
+    if undecided := [cell.name for cell in timed if cell.verdict == UNDECIDED]:
+        message = f"none of {len(timed)} cells is surely faster than eager float32; undecided: {'; '.join(undecided)}"
+        hint = "raise the budget, or leave other work off this machine"
+        return SPEEDUP.undecided(name, message, where=_WHERE, hint=hint)
+    message = f"none of {len(timed)} cells is right and {_least(stats.noise)}"
+    return SPEEDUP.passed(name, message, len(timed), where=_WHERE)
 
 
 def _least(noise: float) -> str:
@@ -78,18 +74,5 @@ def _least(noise: float) -> str:
 
 
 def _speed(cell: Cell) -> str:
-    ratio = cell.ratio
-    return (
-        "" if ratio is None else f"{cell.name}: {ratio.median:.3g} times as fast ({ratio.low:.3g} to {ratio.high:.3g})"
-    )
-
-
-def _warnings(cell: Cell) -> list[tuple[str, str]]:
-    if cell.verdict == WRONG and cell.ratio is not None:
-        faster = f"{cell.name} is {cell.ratio.median:.3g} times as fast"
-        text = f"a fast cell with wrong numbers is no win; {faster}: {cell.why}"
-        return [(text, "ampcheck blame names the stage, the op and the module")]
-    if cell.failed:
-        knob = "ampcheck.assert_compiled and assert_graph tell more" if cell.mode != "eager" else ""
-        return [(f"each cell that this machine can run must run; {cell.name} was not measured: {cell.reason}", knob)]
-    return []
+    assert cell.ratio is not None
+    return f"{cell.name}: {cell.ratio.median:.3g} times as fast ({cell.ratio.low:.3g} to {cell.ratio.high:.3g})"

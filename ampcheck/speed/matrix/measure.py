@@ -1,4 +1,4 @@
-"""Workloads in every mode and precision: a workload's arms paired in one job, then each of them judged.
+"""A subject in every mode and precision: the arms are timed in turn in one job, then each is judged.
 
 Arms much slower than eager float32, such as float16 on a CPU, would take nearly all of the time; they have a
 measurement of their own.
@@ -9,16 +9,17 @@ from __future__ import annotations
 import gc
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.options import MODES
+from ampcheck.core.arguments import parse_names, parse_number
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Scalar, Verdict
@@ -27,221 +28,212 @@ from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.interval import log_ratios, median_bounds, paired_ratio
 from ampcheck.speed.matrix.accuracy import Judge
-from ampcheck.speed.matrix.copies import require_room
 from ampcheck.speed.matrix.stats import (
     DOES_NOT,
-    EAGER,
     PAYS,
     SLOW,
     UNDECIDED,
     WRONG,
     Cell,
     MatrixStats,
-    WorkloadStats,
+    Workload,
+    workload_of,
 )
-from ampcheck.speed.matrix.workloads import SIZES, WORKLOADS, Workload, workload_of
-from ampcheck.speed.memory import held_memory, peak_memory
+from ampcheck.speed.memory import allocated_memory, available_memory, peak_memory
 from ampcheck.speed.paired import Step, measure_speed
-from ampcheck.speed.startup.breakeven import BreakEven, calls_until, savings
+from ampcheck.speed.startup.breakeven import break_even
 from ampcheck.speed.stats import ArmTimes, SpeedStats
-from ampcheck.speed.steps import PRECISIONS, Way, learns
+from ampcheck.speed.steps import EAGER, PRECISIONS, StepConfig, learns
 from ampcheck.speed.verdict import EFFECT, Rule, aa_noise
 from ampcheck.torchtools import dynamo
-from ampcheck.torchtools.copying import prepare
+from ampcheck.torchtools.copying import modules_of, prepare
 from ampcheck.torchtools.unsupported import cannot_run
 
 MATRIX_MODES = (EAGER, "default", "reduce-overhead", "max-autotune")
 
 BUDGET = 30.0
-"""Seconds of timed blocks for one workload. Compilation and the judges come to that."""
+"""Seconds of timed blocks, in addition to compilation and the judgement of numbers."""
 
 
 def measure_matrix(
-    workloads: Any = None,
+    subject: object,
     *,
-    modes: Sequence[str] = MATRIX_MODES,
-    precisions: Sequence[str] = tuple(PRECISIONS),
+    modes: Iterable[str] = MATRIX_MODES,
+    precisions: Iterable[str] = tuple(PRECISIONS),
     device: str = "cpu",
-    size: str = "small",
     budget: float = BUDGET,
     accuracy: bool = True,
     memory: bool = True,
     clock: Clock | None = None,
     progress: Progress = silent,
 ) -> MatrixStats:
-    """Time each workload in each mode and precision beside eager float32, and judge its numbers.
+    """Time a subject in each mode and precision, compared with eager float32, and judge its numbers.
 
-    workloads: names of `WORKLOADS`, `Workload`s, subjects, or several of these; all built-in ones by default. budget:
-    seconds of timed blocks for each workload. accuracy, memory: whether these are measured at all. progress: told
-    before each stage: what begins, how many are done, how many there are. Dynamo is reset.
+    subject: or a `Workload`. budget: seconds of timed blocks. accuracy, memory: whether these are measured at all.
+    Dynamo is reset.
 
-    Each arm, which is a mode in a precision, has a copy of the model, up to 16 in all, and all of a workload's lie on
-    the device at once. The arms share the budget; those that take more than `SLOW` times as long as eager float32 have
-    their share in a measurement of their own.
-
+    Each arm, which is a mode in a precision, has a copy of the model, up to 16 in all, which are on the device at once.
     A mode or precision that this machine lacks is a cell with a reason, one that raises a cell with the error. Raises
-    `UsageError` for an unknown workload, mode, precision or size, for a device that is not there, and for copies that
-    cannot lie on it.
+    `UsageError` for an unknown mode or precision, a device that is not there, and copies that do not fit.
     """
-    made = [workload_of(one) for one in _several(workloads)]
-    for what, asked, known in (("mode", modes, (EAGER, *MODES)), ("precision", precisions, tuple(PRECISIONS))):
-        if isinstance(asked, str) or not asked:
-            raise UsageError(f"{what}s is a sequence of names, of {', '.join(known)}; found {asked!r}")
-        if unknown := [one for one in asked if one not in known]:
-            raise UsageError(f"there is no {what} {unknown[0]!r}; there are {', '.join(known)}")
-    if size not in SIZES:
-        raise UsageError(f"there is no size {size!r}; there are {', '.join(SIZES)}")
-    if not budget > 0:
-        raise UsageError(f"budget is seconds of measurement for each workload, above 0; found {budget!r}")
-    ways = [Way(mode, precision) for precision in dict.fromkeys(precisions) for mode in dict.fromkeys(modes)]
-    ways = list(dict.fromkeys((Way(), *ways)))
-    if len(ways) < 2:
-        raise UsageError("a matrix compares with eager float32: ask for another mode or precision beside it")
+    workload = workload_of(subject)
+    known = parse_names(modes, "modes", (EAGER, *MODES)), parse_names(precisions, "precisions", PRECISIONS)
+    parse_number(budget, "budget")
+    configs = [StepConfig(mode, precision) for precision in known[1] for mode in known[0]]
+    configs = list(dict.fromkeys((StepConfig(), *configs)))
+    if len(configs) < 2:
+        raise UsageError("a matrix compares with eager float32: name another mode or precision")
     clock = clock or clock_of(device)
-    for workload in made:
-        require_room(workload, device=device, size=size, arms=sum(not lacks(way, device) for way in ways))
-    comparisons = (len(ways) - 1) * len(made)
-    total = len(made) * (len(ways) + 1 + (len(ways) if accuracy else 0))
-    done = 0
+    _require_memory(workload, device, sum(not lacks(config, device) for config in configs))
+    stages, total = count(), len(configs) * (1 + accuracy) + 1
 
-    def told(stage: str) -> None:
-        nonlocal done
-        progress(stage, done, total)
-        done += 1
+    def report(stage: str) -> None:
+        progress(stage, next(stages), total)
 
-    found = []
-    for workload in made:
-        room = _Room(workload, device, size, budget, comparisons, clock, memory, told)
-        found.append(room.measure(ways, accuracy=accuracy))
-    return MatrixStats(tuple(found))
+    return _Measurement(workload, device, budget, len(configs) - 1, clock, memory, report).measure(configs, accuracy)
 
 
-def lacks(way: Way, device: str) -> str:
-    """Why this way makes no sense on a device; "" where it does."""
+def lacks(config: StepConfig, device: str) -> str:
+    """Why this configuration is not measured on a device; "" where it is."""
     kind = torch.device(device).type
-    if way.precision == "tf32" and kind != "cuda":
+    if config.precision == "tf32" and kind != "cuda":
         return f"TF32 is a mode of NVIDIA's tensor cores, and the device is {kind}"
-    if way.precision == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
+    if config.precision == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
         return f"TF32 needs an Ampere GPU or later; found {torch.cuda.get_device_name(device)}"
-    if way.precision == "bfloat16" and kind == "cuda" and not torch.cuda.is_bf16_supported():
+    if config.precision == "bfloat16" and kind == "cuda" and not torch.cuda.is_bf16_supported():
         return f"{torch.cuda.get_device_name(device)} has no bfloat16"
-    if way.mode == "reduce-overhead" and kind != "cuda":
+    if config.mode == "reduce-overhead" and kind != "cuda":
         return f"CUDA graphs are what this mode adds, and the device is {kind}: it is the code of the mode default"
     return ""
 
 
+def copy_bytes(workload: Workload) -> int:
+    """Bytes of the parameters and buffers of one copy, shared ones counted once; 0 where there is no model."""
+    try:
+        modules = modules_of(workload.make().model)
+    except UsageError:
+        raise
+    except BaseException as error:  # noqa: BLE001  # the workload's own: its cells report it
+        as_result(error)
+        return 0
+    tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
+
+
+def _require_memory(workload: Workload, device: str, arms: int) -> None:
+    """Raise `UsageError` where the parameters and buffers of all copies do not fit on the device."""
+    size, free = copy_bytes(workload), available_memory(device)
+    if free is not None and arms * size > free:
+        raise UsageError(
+            f"each arm of a matrix has a copy of the model, and all must fit on {device} at once; {arms} copies of "
+            f"{workload.name} need {arms * size / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are available: measure "
+            "fewer at a time with --mode and --precision (modes and precisions of measure_matrix)"
+        )
+
+
 @dataclass(slots=True)
 class _Arm:
-    """One cell on its way."""
-
-    way: Way
+    config: StepConfig
     cell: Cell
     step: Step | None = None
     first: float = 0.0
     typical: float = 0.0
-    name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.name = self.cell.name
 
 
 @dataclass(slots=True)
-class _Room:
-    """Measures one workload."""
-
+class _Measurement:
     workload: Workload
     device: str
-    size: str
     budget: float
     comparisons: int
     clock: Clock
     memory: bool
-    told: Callable[[str], None]
+    report: Callable[[str], None]
 
-    def measure(self, ways: Sequence[Way], *, accuracy: bool) -> WorkloadStats:
-        """All cells; the first way is eager float32."""
-        name = self.workload.name
-        with many_compilations(self.device), _caches_folder() as folder:
+    def measure(self, configs: Sequence[StepConfig], accuracy: bool) -> MatrixStats:
+        """All cells; the first configuration is eager float32."""
+        folder = tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True)
+        with many_compilations(self.device), folder as caches:
             arms = []
-            for way in ways:
-                self.told(f"{name}: {way} begins")
-                arms.append(self._begun(way, folder))
-            self.told(f"{name}: the arms in turn")
-            stats = self._timed(arms)
+            for config in configs:
+                self.report(f"{config} begins")
+                arms.append(self._build(config, caches))
+            self.report("the arms in turn")
+            stats = self._time(arms)
             if not accuracy:
                 return stats
             judge = self._judge()
             cells = []
             for arm, cell in zip(arms, stats.cells, strict=True):
-                self.told(f"{name}: {arm.way} judged")
-                arm.step = None  # the judges make copies of their own
-                cells.append(cell)
+                self.report(f"{arm.config} judged")
+                arm.step = None  # frees its copy: the judge makes copies of its own
                 if not cell.reason:
-                    with self._caches(arm.way, folder):
-                        found = judge.of(arm.way.mode, arm.way.precision)
-                    cells[-1] = _with_accuracy(cell, str(found.verdict), found.why, found.error)
+                    with _own_caches(arm.config, caches):
+                        judged = judge.of(arm.config.mode, arm.config.precision)
+                    wrong = judged.verdict is Verdict.FAIL and cell.verdict in (PAYS, UNDECIDED)
+                    cell = replace(cell, accuracy=str(judged.verdict), why=judged.why, error=judged.error)
+                    cell = replace(cell, verdict=WRONG) if wrong else cell
+                cells.append(cell)
         return replace(stats, cells=tuple(cells))
 
-    def _begun(self, way: Way, folder: str) -> _Arm:
+    def _build(self, config: StepConfig, caches: str) -> _Arm:
         """Build an arm and call it for the first time, with empty caches of its own."""
-        arm = _Arm(way, Cell(way.mode, way.precision, reason=lacks(way, self.device)))
+        arm = _Arm(config, Cell(config.mode, config.precision, reason=lacks(config, self.device)))
         if arm.cell.reason:
             return arm
-        made_since = compilations()
+        compiled_since = compilations()
         try:
-            with self._caches(way, folder):
-                step = self.workload.step(way, device=self.device, size=self.size)
-                gc.collect()  # what an arm that failed has left is not freed while this one's memory is counted
-                held = held_memory(self.device)  # all other arms, and this one's weights; nothing that it makes
+            with _own_caches(config, caches):
+                step = self.workload.step(config, self.device)
+                gc.collect()  # of an arm that failed: not to be freed while this one's memory is counted
+                before = allocated_memory(self.device)  # all other arms, and this one's weights
                 arm.first = self.clock.block(step, 1)
-            self.clock.block(step, 2)  # the second call may compile once more, for gradients that are there now
+            self.clock.block(step, 2)  # the second call may compile once more, for gradients that exist now
             arm.typical = min(self.clock.block(step, 1) for _ in range(3))
             if self.memory:
-                peak = peak_memory(step, device=self.device, held=held)
-                arm.cell = replace(arm.cell, peak=peak.bytes)
-        except BaseException as error:  # noqa: BLE001  # the workload's or the compiler's: the cell tells it
+                arm.cell = replace(arm.cell, peak=peak_memory(step, device=self.device, before=before).bytes)
+        except BaseException as error:  # noqa: BLE001  # the workload's or the compiler's: the cell reports it
             lack = lacking(as_result(error))
             reason = cannot_run(lack) if lack else f"it raised {brief(error)}"
             arm.cell = replace(arm.cell, reason=reason, failed=not lack)
             return arm
-        made = made_since()
-        arm.cell = replace(arm.cell, graphs=made.graphs, breaks=made.breaks)
-        if way.mode != EAGER and not made.graphs:
-            arm.cell = replace(arm.cell, reason=f"it ran eager: {made.why}", failed=True)
-            return arm
-        arm.step = step
+        compiled = compiled_since()
+        arm.cell = replace(arm.cell, graphs=compiled.graphs, breaks=compiled.breaks)
+        if config.mode != EAGER and not compiled.graphs:
+            arm.cell = replace(arm.cell, reason=f"it ran eager: {compiled.why}", failed=True)
+        else:
+            arm.step = step
         return arm
 
-    def _timed(self, arms: Sequence[_Arm]) -> WorkloadStats:
+    def _time(self, arms: Sequence[_Arm]) -> MatrixStats:
         """The arms that run, in turn; those that are much slower after the others."""
+        name, device = self.workload.name, self.device
         running = [arm for arm in arms if arm.step is not None]
-        stats = WorkloadStats(
-            self.workload.name, tuple(arm.cell for arm in arms), device=self.device, size=self.size,
-            fingerprint=fingerprint(self.device),
-        )  # fmt: skip
+        cells = tuple(arm.cell for arm in arms)
+        stats = MatrixStats(name, cells, device, self.workload.size, fingerprint=fingerprint(device))
         if arms[0].step is None:
             return _without(stats, f"eager float32, with which all are compared, does not run: {arms[0].cell.reason}")
         if len(running) < 2:
             return _without(stats, "nothing else ran that it could be compared with")
-        made_since = compilations()
-        for number, group in enumerate(rounds(running)):
+        compiled_since = compilations()
+        for number, group in enumerate(_rounds(running)):
             share = (len(group) - 1) / (len(running) - 1)
             try:
-                stats = self._with_round(stats, group, share * self.budget, apart=number > 0)
+                stats = self._time_round(stats, group, share * self.budget, apart=number > 0)
             except UsageError as error:
                 if not number:
                     return _without(stats, str(error))
-                cells = {arm.name: replace(arm.cell, reason=str(error), failed=True) for arm in group[1:]}
-                stats = replace(stats, cells=tuple(cells.get(cell.name, cell) for cell in stats.cells))
-        return replace(stats, recompiled=made_since().graphs)
+                failed = {arm.cell.name: replace(arm.cell, reason=str(error), failed=True) for arm in group[1:]}
+                stats = replace(stats, cells=tuple(failed.get(cell.name, cell) for cell in stats.cells))
+        return replace(stats, recompiled=compiled_since().graphs)
 
-    def _with_round(self, stats: WorkloadStats, group: Sequence[_Arm], budget: float, *, apart: bool) -> WorkloadStats:
-        """The figures with those of one paired measurement, whose first arm is eager float32."""
+    def _time_round(self, stats: MatrixStats, group: Sequence[_Arm], budget: float, *, apart: bool) -> MatrixStats:
+        """Add the figures of one paired measurement, whose first arm is eager float32."""
         times = measure_speed(
-            {arm.name: arm.step for arm in group if arm.step is not None},
-            subject=stats.workload, device=self.device, budget=budget, width=0.005, clock=self.clock,
+            {arm.cell.name: arm.step for arm in group if arm.step is not None},
+            subject=stats.subject, device=self.device, budget=budget, width=0.005, clock=self.clock,
         )  # fmt: skip
-        timed = {arm.name: _cell(arm, times, self.comparisons, apart) for arm in group[apart:]}
+        timed = {arm.cell.name: _timed_cell(arm, times, self.comparisons, apart) for arm in group[apart:]}
         return replace(
             stats,
             cells=tuple(timed.get(cell.name, cell) for cell in stats.cells),
@@ -252,28 +244,22 @@ class _Room:
             conditions=_joined(stats.conditions, times.conditions),
         )
 
-    def _caches(self, way: Way, folder: str) -> Any:
-        if way.mode == EAGER:
-            return nullcontext()
-        return dynamo.own_caches(str(Path(folder, f"{way.mode} {way.precision}".replace(" ", "-"))))
-
     def _judge(self) -> Judge:
-        subject, workload = self.workload.subject(self.size), self.workload
+        workload, subject = self.workload, self.workload.make()
         trains = workload.trains if workload.trains is not None else learns(prepare(subject, device=self.device))
-        scaled = bool(getattr(workload, "scaler", False))
-        return Judge(subject, self.device, bool(trains), workload.optimizer, scaled)
+        return Judge(subject, self.device, trains, workload.optimizer, workload.scaler)
 
 
-def rounds(arms: Sequence[_Arm]) -> list[list[_Arm]]:
-    """Which arms are timed in turn, in one measurement or two that each begin with eager float32, the first of `arms`.
+def _rounds(arms: Sequence[_Arm]) -> list[list[_Arm]]:
+    """Arms to be timed in turn, in one measurement or two that each begin with eager float32, the first of `arms`.
 
     The second has the arms that are much slower, and with one of another precision all of that precision, since they
     are compared with one another as well.
     """
     first, *others = arms
-    slow = {arm.name for arm in others if arm.typical > SLOW * first.typical}
-    precisions = {arm.way.precision for arm in others if arm.name in slow} - {first.way.precision}
-    apart = [arm for arm in others if arm.name in slow or arm.way.precision in precisions]
+    slow = [arm for arm in others if arm.typical > SLOW * first.typical]
+    precisions = {arm.config.precision for arm in slow} - {first.config.precision}
+    apart = [arm for arm in others if arm in slow or arm.config.precision in precisions]
     quick = [arm for arm in others if arm not in apart]
     return [[first, *group] for group in (quick, apart) if group]
 
@@ -282,7 +268,7 @@ def verdict_of(reference: ArmTimes, twin: ArmTimes, arm: ArmTimes, comparisons: 
     """Whether an arm is surely faster by more than the minimum effect, surely not, or neither.
 
     Sure is the exact interval, of which at most one in a hundred matrices has one that is wrong. A/A noise beyond the
-    minimum effect comes off at both ends.
+    minimum effect is subtracted at both ends.
     """
     noise = max(1.0, (1 + aa_noise(log_ratios(reference, twin))) / (1 + EFFECT))
     bounds = median_bounds(log_ratios(reference, arm), Rule(comparisons=comparisons).confidence)
@@ -292,66 +278,44 @@ def verdict_of(reference: ArmTimes, twin: ArmTimes, arm: ArmTimes, comparisons: 
     return DOES_NOT if high < (1 + EFFECT) / noise else UNDECIDED
 
 
-def break_even_of(cost: float, eager: ArmTimes, arm: ArmTimes) -> BreakEven:
-    """After how many calls `cost` seconds of compilation have paid; the interval is that of what a call saves."""
-    saving, low, high = savings(eager, arm)
-    return BreakEven(calls_until(cost, saving), calls_until(cost, high), calls_until(cost, low), cost, saving)
-
-
-def _cell(arm: _Arm, times: SpeedStats, comparisons: int, apart: bool) -> Cell:
-    own = times.arm(arm.name)
-    noise = aa_noise(log_ratios(times.reference, times.twin))
-    ratio = paired_ratio(times.reference, own)
-    cell = replace(arm.cell, seconds=own.median, ratio=ratio, noise=noise, apart=apart)
-    if arm.way != Way():
-        cell = replace(cell, verdict=verdict_of(times.reference, times.twin, own, comparisons))
-    if arm.way.mode == EAGER:
+def _timed_cell(arm: _Arm, times: SpeedStats, comparisons: int, apart: bool) -> Cell:
+    own, reference = times.arm(arm.cell.name), times.reference
+    cell = replace(
+        arm.cell,
+        seconds=own.median,
+        ratio=paired_ratio(reference, own),
+        noise=aa_noise(log_ratios(reference, times.twin)),
+        apart=apart,
+    )
+    if arm.config != StepConfig():
+        cell = replace(cell, verdict=verdict_of(reference, times.twin, own, comparisons))
+    if arm.config.mode == EAGER:
         return cell
-    cell = replace(cell, compiling=max(arm.first - own.median, 0.0))
-    eager = f"{EAGER}, {arm.way.precision}"
-    if any(other.name == eager for other in times.arms):
-        plain = times.arm(eager)
-        even = break_even_of(cell.compiling or 0.0, plain, own)
-        cell = replace(cell, gain=paired_ratio(plain, own), break_even=even)
-    return cell
+    cost = max(arm.first - own.median, 0.0)
+    cell = replace(cell, compiling=cost)
+    eager = next((other for other in times.arms if other.name == f"{EAGER}, {arm.config.precision}"), None)
+    if eager is None:
+        return cell
+    paid = break_even(cost, eager, own, lowest=cost, highest=cost)
+    return replace(cell, gain=paired_ratio(eager, own), break_even=paid)
 
 
-def _joined(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def _joined(first: Mapping[str, Scalar], second: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The lowest of the lowest and the highest of the highest."""
-    found = {**one, **other}
-    for name in one.keys() & other.keys():
-        pair = [value for value in (one[name], other[name]) if isinstance(value, (int, float))]
-        if len(pair) == 2:
-            found[name] = max(pair) if name.endswith("highest") else min(pair)
-    return found
+    joined = {**first, **second}
+    for name in first.keys() & second.keys():
+        values = [value for value in (first[name], second[name]) if isinstance(value, (int, float))]
+        if len(values) == 2:
+            joined[name] = max(values) if name.endswith("highest") else min(values)
+    return joined
 
 
-def _with_accuracy(cell: Cell, accuracy: str, why: str, error: float | None) -> Cell:
-    wrong = accuracy == str(Verdict.FAIL)
-    verdict = WRONG if wrong and cell.verdict in (PAYS, UNDECIDED) else cell.verdict
-    return replace(cell, accuracy=accuracy, why=why, error=error, verdict=verdict)
-
-
-def _without(stats: WorkloadStats, reason: str) -> WorkloadStats:
+def _without(stats: MatrixStats, reason: str) -> MatrixStats:
     """No times at all, for one reason, in the cells that have none of their own."""
     return replace(stats, cells=tuple(replace(cell, reason=cell.reason or reason) for cell in stats.cells))
 
 
-def _several(given: Any) -> list[Any]:
-    if given is None:
-        return list(WORKLOADS)
-    if isinstance(given, (list, set, frozenset)) or (isinstance(given, tuple) and _all_known(given)):
-        several = list(given)
-        if not several:
-            raise UsageError(f"no workload was asked for; there are {', '.join(WORKLOADS)}")
-        return several
-    return [given]
-
-
-def _all_known(given: tuple[Any, ...]) -> bool:
-    """Whether a tuple holds workloads; one that is `(module, args)` is a subject itself."""
-    return all(isinstance(one, str) or hasattr(one, "name") for one in given)
-
-
-def _caches_folder() -> AbstractContextManager[str]:
-    return tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True)
+def _own_caches(config: StepConfig, folder: str) -> AbstractContextManager[object]:
+    if config.mode == EAGER:
+        return nullcontext()
+    return dynamo.own_caches(str(Path(folder, f"{config.mode} {config.precision}".replace(" ", "-"))))

@@ -1,6 +1,6 @@
-"""What does it cost to start? Fresh processes with cold caches, warm ones and artifacts; and when it has paid.
+"""The cost of a compiled start: fresh processes with empty caches, warm caches and artifacts, and the break-even.
 
-judge      the entry points and the tables; checks: the findings
-measure    launches the processes; room: what each of them does; stats: what is left of it
+judge      the run with its tables; checks: the findings
+measure    launches the processes; child_process: the commands of each; stats: the figures
 breakeven  after how many calls compilation has paid
 """

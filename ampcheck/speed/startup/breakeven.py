@@ -1,4 +1,4 @@
-"""After how many calls compilation has paid: what it cost, divided by what it saves with each call."""
+"""After how many calls compilation has paid: its cost, divided by what each call saves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampcheck.speed.interval import CONFIDENCE, RESAMPLES
-from ampcheck.speed.startup.stats import StartupArm, StartupStats
 from ampcheck.speed.stats import ArmTimes
 
 
@@ -28,50 +28,44 @@ class BreakEven:
 
     @property
     def never(self) -> bool:
-        """Whether even the interval's near end is out of reach."""
+        """Whether even the lower end of the interval is infinite."""
         return math.isinf(self.low)
 
     @property
     def undecided(self) -> bool:
-        """Whether the times do not tell if it ever pays."""
+        """Whether the interval includes both never and a number of calls."""
         return not self.never and math.isinf(self.high)
 
     def __str__(self) -> str:
         if self.never:
             return "never"
         if self.undecided:
-            return f"undecided, {_number(self.low)} calls at the least"
-        return f"{_number(self.calls)} calls ({_number(self.low)} to {_number(self.high)})"
+            return f"undecided, {math.ceil(self.low):,} calls at the least"
+        return f"{math.ceil(self.calls):,} calls ({math.ceil(self.low):,} to {math.ceil(self.high):,})"
 
 
-def break_even(stats: StartupStats, arm: StartupArm) -> BreakEven | None:
-    """Of a compiled arm; None where eager and the arm were not timed in turn.
+def break_even(cost: float, eager: ArmTimes, arm: ArmTimes, *, lowest: float, highest: float) -> BreakEven:
+    """The break-even of an arm that was timed in turn with eager mode. cost, lowest, highest: seconds of compilation.
 
     The saving of a call is `eager * (1 - 1 / ratio)`: the typical eager seconds, and the median of the paired ratios,
-    which wanders least. Both are resampled together, by the cycle; the cost at the two ends is that of the cheapest and
-    of the dearest launch, as `StartupStats.cost_range` has it: one launch has a range too.
+    which varies least. Both are resampled together, by the cycle.
     """
-    times = stats.times(arm)
-    if not times:
-        return None
-    cheapest, dearest = stats.cost_range(arm)
-    saving, low, high = savings(*times)
-    cost = arm.typical(stats.cost(arm))
-    return BreakEven(calls_until(cost, saving), calls_until(cheapest, high), calls_until(dearest, low), cost, saving)
+    saving, low, high = savings(eager, arm)
+    return BreakEven(calls_until(cost, saving), calls_until(lowest, high), calls_until(highest, low), cost, saving)
 
 
 def savings(eager: ArmTimes, arm: ArmTimes, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
     """Seconds that a call of `arm` saves, and the ends of its interval at 95 per cent; cycles correspond."""
-    one, other = np.asarray(eager.seconds), np.asarray(arm.seconds)
-    saving = float(_saving(one, other))
-    if len(one) < 2:
+    times = np.asarray(eager.seconds), np.asarray(arm.seconds)
+    saving = float(_saving(*times))
+    if len(eager.seconds) < 2:
         return saving, -math.inf, math.inf
-    if np.ptp(one) == 0 and np.ptp(other) == 0:  # nothing to resample: scipy would warn
+    if not any(np.ptp(seconds) for seconds in times):  # nothing to resample: scipy would warn
         return saving, saving, saving
     from scipy import stats as statistics
 
-    found: Any = statistics.bootstrap(
-        (one, other),
+    interval: Any = statistics.bootstrap(
+        times,
         _saving,
         paired=True,
         vectorized=True,
@@ -80,12 +74,13 @@ def savings(eager: ArmTimes, arm: ArmTimes, *, resamples: int = RESAMPLES, seed:
         method="percentile",
         random_state=np.random.default_rng(seed),
     ).confidence_interval
-    return saving, float(found.low), float(found.high)
+    return saving, float(interval.low), float(interval.high)
 
 
-def _saving(eager: Any, arm: Any, axis: int = -1) -> Any:
-    slower = np.exp(-np.median(np.log(eager / arm), axis=axis))
-    return np.median(eager, axis=axis) * (1 - slower)
+def _saving(eager: NDArray[np.float64], arm: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    share = 1 - np.exp(-np.median(np.log(eager / arm), axis=axis))
+    saved: NDArray[np.float64] = np.median(eager, axis=axis) * share
+    return saved
 
 
 def calls_until(cost: float, saving: float) -> float:
@@ -93,7 +88,3 @@ def calls_until(cost: float, saving: float) -> float:
     if saving <= 0:
         return math.inf
     return cost / saving if math.isfinite(saving) else 0.0
-
-
-def _number(calls: float) -> str:
-    return f"{math.ceil(calls):,}"

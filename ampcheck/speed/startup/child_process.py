@@ -1,4 +1,4 @@
-"""What a fresh process does to measure its own start. Nothing of PyTorch is imported before it is timed."""
+"""The commands of a fresh process that measures its own start. PyTorch is not imported before that is timed."""
 
 from __future__ import annotations
 
@@ -8,46 +8,44 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampcheck.core.subject import Kind, Subject, load_subject
+from ampcheck.core.subject import Call, Kind, Subject, load_subject
 
 if TYPE_CHECKING:
+    from ampcheck.speed.clock import Clock
     from ampcheck.speed.paired import Step
-    from ampcheck.speed.steps import Way
+    from ampcheck.speed.startup.measure import Facts
+    from ampcheck.speed.steps import StepConfig
 
 PASSES = 3
-"""First steps that are timed one by one: the first compiles, the second may compile again for what varies."""
+"""First steps that are timed one by one: the first compiles, the second may compile again for gradients or shapes."""
+
+Figures = dict[str, Any]
+"""Fields of a `Launch`, as JSON."""
 
 
-def commands() -> Mapping[str, Callable[..., Any]]:
-    """What this process can be asked: `load`, then `take`, `start`, `save`, `memory` and `pair` as needed."""
-    start = _Start()
-    return {
-        "load": start.load,
-        "take": start.take,
-        "start": start.start,
-        "save": start.save,
-        "memory": start.memory,
-        "pair": start.pair,
-    }
+def commands() -> Start:
+    """The commands of a launch: `load`, then `load_artifacts`, `start`, `save_artifacts`, `memory` and `pair`."""
+    return Start()
 
 
-class _Start:
-    """A subject on its way from nothing to its steady state."""
+class Start:
+    """A subject from its import to its steady state."""
 
     def __init__(self) -> None:
         self.subject: Subject
         self.step: Step
+        self.clock: Clock
         self.device = "cpu"
         self.backward: bool | None = None
-        self.held = 0
+        self.before = 0
 
-    def load(self, target: str, device: str, backward: bool | None) -> dict[str, Any]:
-        """Import PyTorch, then the subject: seconds of each, and what sort of subject it is."""
+    def load(self, target: str, device: str, backward: bool | None) -> tuple[Facts, Figures]:
+        """Import PyTorch, then the subject: seconds of each, and facts about the subject."""
         begin = time.perf_counter()
         import torch  # noqa: F401
 
@@ -60,100 +58,101 @@ class _Start:
         from ampcheck.speed.steps import repeated
         from ampcheck.torchtools.copying import is_compiled_already
 
-        self.clock = clock_of(device)  # refuses a device that is not there
+        self.clock = clock_of(device)  # raises for a device that is not there
         model = self.subject.model
-        return {
-            "imported": imported - begin,
-            "loaded": loaded - imported,
+        facts: Facts = {
             "name": self.subject.name,
             "own": self.subject.kind in (Kind.CALL, Kind.TRAINING) or is_compiled_already(self.subject),
             "blocks": len(repeated(model)) if hasattr(model, "modules") else 0,
             "varying": len({_shapes(call) for call in self.subject.calls}) > 1,
             "environment": environment(device),
         }
+        return facts, {"imported": imported - begin, "loaded": loaded - imported}
 
-    def take(self, path: str) -> dict[str, Any]:
+    def load_artifacts(self, path: str) -> Figures:
         """Load the artifacts that another process saved."""
         import torch
 
         data = Path(path).read_bytes()
         begin = time.perf_counter()
         info = torch.compiler.load_cache_artifacts(data)
-        return {"artifacts_loaded": time.perf_counter() - begin, "taken": _count(info)}
+        return {"artifacts_loaded": time.perf_counter() - begin, "taken": _artifacts(info)}
 
-    def start(self, way: Mapping[str, Any]) -> dict[str, Any]:
-        """Build a step that runs this way, and run the first few."""
+    def save_artifacts(self, path: str) -> Figures:
+        """Save what was compiled; unsaved: why this PyTorch cannot."""
+        import torch
+
+        if not hasattr(torch.compiler, "save_cache_artifacts"):
+            return {"unsaved": f"PyTorch {torch.__version__} has no torch.compiler.save_cache_artifacts (2.7 has)"}
+        data, info = torch.compiler.save_cache_artifacts() or (b"", None)
+        Path(path).write_bytes(data)
+        return {"saved": _artifacts(info), "saved_bytes": len(data), "unsaved": ""}
+
+    def start(self, config: Mapping[str, Any]) -> Figures:
+        """Build a step of this configuration, and run the first few."""
         from ampcheck.compiled.graph.recorder import Noting
         from ampcheck.compiled.graph.run import Ended
         from ampcheck.compiled.graph.trace import FIRST, LATE, WARM
-        from ampcheck.speed.steps import EAGER, Way
+        from ampcheck.speed.steps import EAGER, StepConfig
         from ampcheck.torchtools.dynamo import Told, compile_seconds, compile_trace, kernel_count, untold
 
-        chosen = Way(**way)
+        chosen = StepConfig(**config)
         if chosen.mode == EAGER:
-            built, passes = self._run(chosen, [nullcontext] * PASSES)
-            return {"built": built, "passes": passes}
-        noting, heard = Noting(), list[Told]()
+            return self._run(chosen, [nullcontext] * PASSES)
+        recorder, trace = Noting(), list[Told]()
 
-        def staged(stage: str) -> AbstractContextManager[None]:
-            noting.notes.stage = stage
+        def stage(name: str) -> AbstractContextManager[None]:
+            recorder.notes.stage = name
             return nullcontext()
 
         before = _binaries()
         begin = time.perf_counter()
-        with compile_trace(heard.append), noting.trace():  # these import Dynamo, which the user's own run does too
-            listening = time.perf_counter() - begin
-            built, passes = self._run(chosen, [partial(staged, stage) for stage in (FIRST, WARM, LATE)])
-            with noting.calls_counted({}, frozenset()):  # it slows Python down, so behind those that are timed
+        with compile_trace(trace.append), recorder.trace():  # these import Dynamo, as the user's own start does
+            imported = time.perf_counter() - begin
+            figures = self._run(chosen, [partial(stage, name) for name in (FIRST, WARM, LATE)])
+            figures["built"] += imported
+            with recorder.calls_counted({}, frozenset()):  # slows Python down, and comes after the timed steps
                 self.step()
-        told: dict[str, Any] = {"built": listening + built, "passes": passes}
-        told.update(compiling=compile_seconds(), kernels=kernel_count(), off=_switched_off(), untold=untold())
-        told["binaries"] = len(_binaries() - before)
-        told["lookups"] = [one for record in heard if (one := _lookup(record.name, record.text)) is not None]
-        if not told["untold"]:
-            graph = noting.stats(self.subject.name, Ended(calls=PASSES + 1), device=self.device)
-            told["graph"] = base64.b64encode(pickle.dumps(graph)).decode()
-        return told
+        figures.update(
+            compiling=compile_seconds(),
+            kernels=kernel_count(),
+            off=_disabled_caches(),
+            untold=untold(),
+            binaries=len(_binaries() - before),
+            lookups=[lookup for record in trace if (lookup := _lookup(record.name, record.text)) is not None],
+        )
+        if not figures["untold"]:
+            graph = recorder.stats(self.subject.name, Ended(calls=PASSES + 1), device=self.device)
+            figures["graph"] = base64.b64encode(pickle.dumps(graph)).decode()
+        return figures
 
-    def _run(self, way: Way, around: Sequence[Callable[[], AbstractContextManager[None]]]) -> tuple[float, list[float]]:
-        """Seconds to build a step that runs this way, and of the first few."""
-        from ampcheck.speed.memory import held_memory
+    def _run(self, config: StepConfig, around: Sequence[Callable[[], AbstractContextManager[None]]]) -> Figures:
+        """Seconds to build a step of this configuration, and of the first few."""
+        from ampcheck.speed.memory import allocated_memory
         from ampcheck.speed.steps import step_of
 
         begin = time.perf_counter()
-        self.step = step_of(self.subject, way, device=self.device, backward=self.backward)
+        self.step = step_of(self.subject, config, device=self.device, backward=self.backward)
         built, passes = time.perf_counter() - begin, []
-        self.held = held_memory(self.device)  # the step's own copy of the weights lies there, and nothing else of it
+        self.before = allocated_memory(self.device)  # the weights of the step's own copy
         for context in around:
             with context():
                 passes.append(self.clock.block(self.step, 1))
-        return built, passes
+        return {"built": built, "passes": passes}
 
-    def save(self, path: str) -> dict[str, Any]:
-        """Save what was compiled as artifacts."""
-        import torch
-
-        if not hasattr(torch.compiler, "save_cache_artifacts"):
-            return {"save_untold": f"PyTorch {torch.__version__} has no torch.compiler.save_cache_artifacts (2.7 has)"}
-        made = torch.compiler.save_cache_artifacts()
-        if made is None:
-            return {"saved": 0, "saved_bytes": 0}
-        Path(path).write_bytes(made[0])
-        return {"saved": _count(made[1]), "saved_bytes": len(made[0])}
-
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> Figures:
         """Peak memory of a step."""
         from ampcheck.speed.memory import peak_memory
 
-        found = peak_memory(self.step, device=self.device, held=self.held if self.device != "cpu" else None)
-        return {"memory": found.bytes, "memory_untold": found.reason}
+        peak = peak_memory(self.step, device=self.device, before=self.before if self.device != "cpu" else None)
+        return {"memory": peak.bytes, "memory_untold": peak.reason}
 
-    def pair(self, precision: str, seconds: float) -> dict[str, Any]:
-        """The steady state beside an eager copy's, block by block."""
+    def pair(self, precision: str, seconds: float) -> Figures:
+        """The steady state and that of an eager copy, block by block."""
         from ampcheck.speed.paired import PairedMeasurement
-        from ampcheck.speed.steps import Way, step_of
+        from ampcheck.speed.steps import StepConfig, step_of
 
-        eager = step_of(self.subject, Way(precision=precision), device=self.device, backward=self.backward)
+        eager = step_of(self.subject, StepConfig(precision=precision), device=self.device, backward=self.backward)
         arms = {"eager": eager, "this": self.step}
         measurement = PairedMeasurement(arms, subject=self.subject.name, device=self.device)
         measurement.warm_up()
@@ -162,37 +161,36 @@ class _Start:
         return {"times": [[a.name, a.seconds, a.calls, a.first, a.clock] for a in (stats.reference, *stats.compared)]}
 
 
-def _shapes(call: Any) -> tuple[Any, ...]:
+def _shapes(call: Call) -> tuple[object, ...]:
     from ampcheck.torchtools.pytree import tensors
 
     return tuple(tuple(tensor.shape) for _, tensor in tensors((call.args, dict(call.kwargs))))
 
 
 def _binaries() -> set[str]:
-    """What C++ compilers made in Inductor's folder. Triton's is left out: what a cache holds is unpacked there."""
+    """Files that C++ compilers built in Inductor's folder; Triton's is left out, where caches are unpacked."""
     folder, triton = (os.environ.get(name, "") for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"))
-    found = Path(folder).rglob("*.so") if folder else ()
-    return {str(path) for path in found if not (triton and path.is_relative_to(triton))}
+    files = Path(folder).rglob("*.so") if folder else ()
+    return {str(path) for path in files if not (triton and path.is_relative_to(triton))}
 
 
-def _count(info: Any) -> int:
-    """How many artifacts a `CacheInfo` names."""
-    groups = getattr(info, "artifacts", None) or {}
+def _artifacts(info: object) -> int:
+    """The number of artifacts of a `CacheInfo`."""
+    groups: Mapping[str, Sequence[str]] = getattr(info, "artifacts", None) or {}
     return sum(len(keys) for keys in groups.values())
 
 
 _CACHES = {"fx_graph_cache": "FX graph cache", "aotautograd_cache": "AOTAutograd cache"}
 
 
-def _lookup(name: str, text: str) -> dict[str, Any] | None:
-    """A record of the trace as a `Lookup`'s fields; a key's parts come as `[hash] name: value`."""
+def _lookup(name: str, text: str) -> Figures | None:
+    """A record of the trace as the fields of a `Lookup`; a key's parts are `[hash] name: value`."""
     cache, _, result = name.rpartition("_")
     if cache not in _CACHES:
         return None
-    try:
+    data: dict[str, Any] = {}
+    with suppress(ValueError):
         data = json.loads(text)
-    except ValueError:
-        data = {}
     parts = {}
     for part in data.get("components") or ():
         number, _, rest = str(part).partition("] ")
@@ -202,19 +200,16 @@ def _lookup(name: str, text: str) -> dict[str, Any] | None:
     return {"cache": _CACHES[cache], "result": result, "key": data.get("key") or "", "reason": reason, "parts": parts}
 
 
-def _switched_off() -> list[str]:
+def _disabled_caches() -> list[str]:
     from ampcheck.torchtools.dynamo import setting
 
-    found = []
+    disabled = []
     for name, off in (
         ("torch._inductor.config.force_disable_caches", True),
         ("torch._inductor.config.fx_graph_cache", False),
         ("torch._functorch.config.enable_autograd_cache", False),
     ):
-        try:
-            value = setting(name)
-        except AttributeError:  # a release that has no such switch
-            continue
-        if value is off:
-            found.append(f"{name} is {value}")
-    return found
+        with suppress(AttributeError):  # a release without the setting
+            if setting(name) is off:
+                disabled.append(f"{name} is {off}")
+    return disabled

@@ -1,18 +1,18 @@
-"""Starts a subject in fresh processes: eager, cold, warm, from artifacts, in parts, with dynamic shapes."""
+"""Starts a subject in fresh processes: eager, cold, warm, from artifacts, by regions, with dynamic shapes."""
 
 from __future__ import annotations
 
 import base64
-import math
 import pickle
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
+from ampcheck.core.run import Scalar
+from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,
     CACHED,
@@ -28,197 +28,147 @@ from ampcheck.speed.startup.stats import (
     StartupStats,
 )
 from ampcheck.speed.stats import ArmTimes
-from ampcheck.speed.worker import PATIENCE, Worker
+from ampcheck.speed.worker import Worker
 
-ROOM = "ampcheck.speed.startup.child_process"
+if TYPE_CHECKING:
+    from ampcheck.speed.steps import StepConfig
+
+BUDGET = 2.0
+"""Seconds in which the steady state of an arm is timed in turn with eager mode."""
+
+
+class Facts(TypedDict, total=False):
+    """The subject as a process loaded it. own: it compiles by itself. blocks: repeated ones. varying: shapes differ."""
+
+    name: str
+    own: bool
+    blocks: int
+    varying: bool
+    environment: dict[str, Scalar]
 
 
 def measure_startup(
     target: str,
+    options: SpeedOptions | None = None,
     *,
-    mode: str = "default",
-    precision: str = "float32",
     device: str = "cpu",
-    backward: bool | None = None,
-    regional: bool | None = None,
-    dynamic: bool | None = None,
-    cold: int = 1,
-    warm: int = 3,
-    budget: float = 2.0,
-    env: Mapping[str, str | None] | None = None,
-    cwd: str | None = None,
-    pythonpath: Sequence[str] = (),
-    timeout: float = PATIENCE,
     progress: Progress = silent,
 ) -> StartupStats:
-    """Measure what a subject's start costs, each launch in a process of its own with cache folders of its own.
+    """Measure the cost of a subject's start, each launch in a process of its own with cache folders of its own.
 
-    target: `package.module:factory` or `path/to/file.py:factory`; each process loads it anew. mode, precision,
-    backward: as of `step_of`. regional: also compile each of the model's repeated blocks instead of the whole; dynamic:
-    also compile with `dynamic=True` and `dynamic=False`; None: where there are such blocks, where the shapes of the
-    calls vary. cold, warm: launches with empty caches, and with those that the first cold launch filled; artifacts
-    are taken as often as warm caches. budget: seconds in which an arm's steady state is timed beside eager. env: what
-    differs from this environment, the cache folders apart. timeout: seconds for any one thing that a process does.
-
-    Raises `UsageError` for a mode or precision that there is not, a subject that cannot be loaded or compiled, or a
-    process that fails.
+    target: `package.module:factory` or `path/to/file.py:factory`, which each process loads. Raises `UsageError` for a
+    subject that cannot be loaded or compiled, or a process that fails.
     """
     if not isinstance(target, str):
         raise UsageError(
-            "start-up is measured in fresh processes, which load the subject by its name: give "
+            "start-up is measured in fresh processes, which load the subject by its name: pass "
             f"'package.module:factory' or 'path/to/file.py:factory'; found {type(target).__name__}"
         )
-    for name, given in (("cold", cold), ("warm", warm)):
-        if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-            raise UsageError(f"{name} is a number of launches, 1 or more; found {given!r}")
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
-        raise UsageError(f"budget is seconds of measurement, above 0; found {budget!r}")
-    if mode == EAGER:
-        raise UsageError("mode is one of torch.compile; eager is measured beside it anyway")
-    from ampcheck.speed.steps import Way
+    options = options or SpeedOptions()
+    options.require_used("startup")
+    if options.mode == EAGER:
+        raise UsageError("mode is one of torch.compile: leave eager out, which is the reference in any case")
+    from ampcheck.speed.steps import StepConfig
 
-    Way(mode, precision)  # a wrong name is told before anything is launched
+    config = StepConfig(options.mode or "default", options.precision or "float32")
+    total = 1 + options.cold + 2 * options.warm
     with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
-        launcher = Launcher(
-            target, Path(folder), device, precision, backward, budget, env or {}, cwd, tuple(pythonpath), timeout
-        )
-        compiled = {"mode": mode, "precision": precision}
-        plan = _Plan(progress, 1 + cold + 2 * warm)
-        plan.step("eager")
-        eager = launcher.launch(EAGER, {"mode": EAGER, "precision": precision})
+        launcher = Launcher(target, Path(folder), options, device)
+        arms: list[StartupArm] = []
+
+        def launch(name: str, config: StepConfig, count: int = 1, cache: str = "") -> None:
+            """Launch an arm `count` times, with a cache folder for each launch or with one of this name."""
+            launches = []
+            for number in range(count):
+                done = sum(len(arm.launches) for arm in arms) + number
+                progress(f"a fresh process: {name}", done, max(total, done + 1))
+                own = cache or f"{name}{number}".replace(" ", "_")
+                launches.append(launcher.launch(name, config, cache=own, number=number))
+            arms.append(StartupArm(name, str(config), tuple(launches)))
+
+        launch(EAGER, replace(config, mode=EAGER))
         facts = launcher.facts
         if facts["own"]:
             raise UsageError(
-                f"{target} compiles by itself, so that eager and compiled cannot be told apart: give a module or "
+                f"{target} compiles by itself, so that eager and compiled cannot be separated: pass a module or "
                 "function, not compiled, and its args"
             )
-        arms = [StartupArm(EAGER, _told(EAGER, precision), (eager,))]
+        launch(COLD, config, options.cold)
+        launch(WARM, config, options.warm, cache=f"{COLD}0")
         left_out: dict[str, str] = {}
-
-        def add(name: str, way: Mapping[str, Any], launches: Sequence[Launch]) -> None:
-            arms.append(StartupArm(name, _told(mode, precision, way), tuple(launches)))
-
-        made = []
-        for number in range(cold):
-            plan.step("cold caches")
-            made.append(launcher.launch(COLD, compiled, cache=f"cold{number}", save=number == 0, pair=number == 0))
-        add(COLD, compiled, made)
-        warmed = []
-        for number in range(warm):
-            plan.step("warm caches")
-            warmed.append(launcher.launch(WARM, compiled, cache="cold0", pair=number == 0))
-        add(WARM, compiled, warmed)
-        if made[0].saved:
-            taken = []
-            for number in range(warm):
-                plan.step("artifacts")
-                taken.append(launcher.launch(ARTIFACTS, compiled, cache=f"art{number}", take=True, pair=number == 0))
-            add(ARTIFACTS, compiled, taken)
+        if arms[1].launches[0].saved:
+            launch(ARTIFACTS, config, options.warm)
         else:
             left_out[ARTIFACTS] = launcher.unsaved or "torch.compiler.save_cache_artifacts saved nothing"
-        others = {
-            REGIONAL: ({"regional": True}, regional, facts["blocks"] > 1, "the model has no list of repeated blocks"),
-            FIXED: ({"dynamic": False}, dynamic, facts["varying"], "the calls have the same shapes"),
-            DYNAMIC: ({"dynamic": True}, dynamic, facts["varying"], "the calls have the same shapes"),
-        }
-        for name, (extra, asked, there, reason) in others.items():
-            if there if asked is None else asked:
-                plan.step(name)
-                way = {**compiled, **extra}
-                add(name, way, [launcher.launch(name, way, cache=name.replace(" ", "_"))])
+        blocks, shapes = facts["blocks"] > 1, facts["varying"]
+        for name, variant, wanted, applies, reason in (
+            (REGIONAL, replace(config, regional=True), options.regional, blocks, "the model has no repeated blocks"),
+            (FIXED, replace(config, dynamic=False), options.dynamic, shapes, "the calls have the same shapes"),
+            (DYNAMIC, replace(config, dynamic=True), options.dynamic, shapes, "the calls have the same shapes"),
+        ):
+            if applies if wanted is None else wanted:
+                launch(name, variant)
             else:
-                left_out[name] = reason if asked is None else "it was not asked for"
-    return StartupStats(facts["name"], tuple(arms), device, precision, left_out, facts["environment"])
-
-
-@dataclass(slots=True)
-class _Plan:
-    """Tells how far the launches are."""
-
-    progress: Progress
-    total: int
-    done: int = 0
-
-    def step(self, what: str) -> None:
-        self.progress(f"a fresh process: {what}", self.done, max(self.total, self.done + 1))
-        self.done += 1
+                left_out[name] = reason if wanted is None else "it was not asked for"
+    return StartupStats(facts["name"], tuple(arms), device, config.precision, left_out, facts["environment"])
 
 
 @dataclass(slots=True)
 class Launcher:
-    """Launches processes that all load the same target. facts: what the last of them said of it."""
+    """Launches processes of one target. facts: of the last of them. unsaved: why there are no artifacts."""
 
     target: str
     folder: Path
+    options: SpeedOptions = field(default_factory=SpeedOptions)
     device: str = "cpu"
-    precision: str = "float32"
-    backward: bool | None = None
-    budget: float = 1.0
-    env: Mapping[str, str | None] = field(default_factory=dict)
-    cwd: str | None = None
-    pythonpath: tuple[str, ...] = ()
-    timeout: float = PATIENCE
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     unsaved: str = ""
 
-    def launch(
-        self,
-        name: str,
-        way: Mapping[str, Any],
-        *,
-        cache: str = "none",
-        save: bool = False,
-        take: bool = False,
-        pair: bool = True,
-    ) -> Launch:
+    def launch(self, name: str, config: StepConfig, *, cache: str, number: int = 0) -> Launch:
         """One fresh process from its import to its steady state, with the cache folder of this name.
 
-        save: keep artifacts for those that `take` them. pair: measure the steady state and memory as well.
+        The first launch of an arm is timed in the steady state as well; the first cold one saves artifacts.
         """
-        place = self.folder / cache
-        env = {**self.env, "TORCHINDUCTOR_CACHE_DIR": str(place), "TRITON_CACHE_DIR": str(place / "triton")}
+        options, folder = self.options, self.folder / cache
+        env = {**options.env, "TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         artifacts = str(self.folder / "artifacts")
-        told: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         with Worker(
-            ROOM, name=f"the {name} start of {self.target}", cwd=self.cwd, env=env, pythonpath=self.pythonpath
+            "ampcheck.speed.startup.child_process",
+            name=f"the {name} start of {self.target}",
+            cwd=options.cwd,
+            env=env,
+            pythonpath=options.pythonpath,
         ) as worker:
 
-            def ask(command: str, **arguments: Any) -> None:
-                told.update(worker.ask(command, timeout=self.timeout, **arguments))
+            def ask(command: str, **arguments: Any) -> Any:
+                return worker.ask(command, timeout=options.timeout, **arguments)
 
-            ask("load", target=self.target, device=self.device, backward=self.backward)
-            if told["own"]:  # nothing can be chosen for it; who asked is told so
-                told.update(built=0.0, passes=[0.0])
-            else:
-                if take:
-                    ask("take", path=artifacts)
-                ask("start", way=way)
-                if save:
-                    ask("save", path=artifacts)
-                    self.unsaved = told.pop("save_untold", "")
-                if pair and name not in CACHED:  # the others run the same code
-                    ask("memory")
-                if pair:
-                    ask("pair", precision=self.precision, seconds=self.budget)
+            self.facts, seconds = ask("load", target=self.target, device=self.device, backward=options.backward)
+            figures.update(seconds)
+            if self.facts["own"]:  # the caller raises
+                return Launch(**figures, built=0.0, passes=(0.0,))
+            if name == ARTIFACTS:
+                figures.update(ask("load_artifacts", path=artifacts))
+            figures.update(ask("start", config=asdict(config)))
+            if name == COLD and number == 0:
+                figures.update(ask("save_artifacts", path=artifacts))
+                self.unsaved = figures.pop("unsaved")
+            if number == 0:
+                if name not in CACHED:  # those run the same code as the cold start
+                    figures.update(ask("memory"))
+                budget = BUDGET if options.budget is None else options.budget
+                figures.update(ask("pair", precision=config.precision, seconds=budget))
             worker.kill()  # PyTorch's own end takes seconds
-        self.facts = {key: told.pop(key) for key in ("name", "own", "blocks", "varying", "environment")}
-        return _launch(told)
+        return _launch(figures)
 
 
-def _launch(told: dict[str, Any]) -> Launch:
-    """What a process told, as a record. The pickle is our own, made by the same release in a child of ours."""
-    for name, made in (
-        ("passes", tuple),
-        ("off", tuple),
-        ("lookups", lambda given: tuple(Lookup(**one) for one in given)),
-        ("times", lambda given: tuple(ArmTimes(name, tuple(s), *rest) for name, s, *rest in given)),
-        ("graph", lambda given: pickle.loads(base64.b64decode(given))),
-    ):
-        if name in told:
-            told[name] = made(told[name])
-    return Launch(**told)
-
-
-def _told(mode: str, precision: str, way: Mapping[str, Any] | None = None) -> str:
-    extra = {name: value for name, value in (way or {}).items() if name not in ("mode", "precision")}
-    return ", ".join([mode, precision, *(f"{name}={value}" for name, value in extra.items())])
+def _launch(figures: dict[str, Any]) -> Launch:
+    """The record of a launch. The pickle is our own, made by the same release in a child of ours."""
+    for name in ("passes", "off"):
+        figures[name] = tuple(figures.get(name, ()))
+    figures["lookups"] = tuple(Lookup(**fields) for fields in figures.get("lookups", ()))
+    figures["times"] = tuple(ArmTimes(arm, tuple(seconds), *rest) for arm, seconds, *rest in figures.get("times", ()))
+    if "graph" in figures:
+        figures["graph"] = pickle.loads(base64.b64decode(figures["graph"]))
+    return Launch(**figures)

@@ -1,36 +1,38 @@
-"""What is left of measuring how a subject starts: each launch of a fresh process, and the arms they belong to."""
+"""Figures of how a subject starts: each launch of a fresh process, and the arms they belong to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from ampcheck.compiled.graph.records import GraphStats
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar
+from ampcheck.speed.startup.breakeven import BreakEven, break_even
 from ampcheck.speed.stats import ArmTimes
 
 EAGER, COLD, WARM, ARTIFACTS = "eager", "cold", "warm", "artifacts"
 REGIONAL, FIXED, DYNAMIC = "cold, regional", "cold, fixed shapes", "cold, dynamic shapes"
 CACHED = (WARM, ARTIFACTS)
-"""Arms that are to compile nothing anew."""
+"""Arms that must not compile a graph again."""
 
+FX, AOT = "FX graph cache", "AOTAutograd cache"
 
 ENOUGH = 3
-"""Launches without which no number of seconds fails: one launch of a process says little."""
+"""Launches without which no number of seconds fails: one launch of a process varies too much."""
 
 NOISE = 0.3
-"""How far fewer launches are taken to be off, as a share: six cold starts of one small program on two busy cores lay
-from 25 per cent below their median to 31 per cent above it."""
+"""The assumed error of fewer launches, as a share: six cold starts of one small program on two busy cores were from 25
+per cent below their median to 31 per cent above it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """One question to a cache of compiled code.
+    """A lookup in a cache of compiled code.
 
-    cache: `FX graph cache` or `AOTAutograd cache`. result: `hit`, `miss` or `bypass`. reason: PyTorch's own, if it has
-    one. parts: what the key was made of, name to value, as PyTorch words it.
+    cache: `FX` or `AOT`. result: `hit`, `miss` or `bypass`. reason: PyTorch's own, if any. parts: of the key, name to
+    value, in PyTorch's words.
     """
 
     cache: str
@@ -46,11 +48,11 @@ class Launch:
 
     imported: `import torch`; loaded: the subject, and what it imports; artifacts_loaded: `load_cache_artifacts`; built:
     the copy of the subject and `torch.compile`, which imports the compiler. passes: the first steps, each until the
-    device is done; the first compiles. compiling: of all this the time that PyTorch's compiler says it took. times: the
-    eager reference and this arm in turn, block by block; empty where only the start was measured. memory: bytes at the
-    peak of a step, None with `memory_untold`. saved: artifacts and their bytes; taken: artifacts that were loaded.
-    kernels: None where PyTorch does not tell. binaries: files of machine code that a C++ compiler made at this start.
-    off: caches that settings switch off.
+    device is done; the first compiles. compiling: the part of all this in PyTorch's compiler. times: the eager
+    reference and this arm in turn, block by block; empty where only the start was measured. memory: bytes at the peak
+    of a step, None with `memory_untold`. saved: artifacts and their bytes; taken: artifacts that were loaded. kernels:
+    None where PyTorch does not count them. binaries: files of machine code that a C++ compiler built. off: caches that
+    settings switch off. untold: why there are no lookups and no graph.
     """
 
     imported: float
@@ -87,49 +89,38 @@ class Launch:
         return max(self.artifacts_loaded + self.built + sum(self.passes) - len(self.passes) * steady, 0.0)
 
     def count(self, result: str, cache: str = "") -> int:
-        """How many lookups ended so."""
-        return sum(one.result == result and cache in ("", one.cache) for one in self.lookups)
+        """Lookups with this result."""
+        return sum(lookup.result == result and cache in ("", lookup.cache) for lookup in self.lookups)
 
 
 @dataclass(frozen=True, slots=True)
 class StartupArm:
-    """A way to start, and its launches. way: mode and precision."""
+    """A kind of start, and its launches. config: mode and precision, of `StepConfig`."""
 
     name: str
-    way: str
+    config: str
     launches: tuple[Launch, ...]
 
     @property
-    def steady(self) -> float:
-        """Seconds of a step once warm, from the launch that was measured so far."""
-        return next((launch.steady for launch in self.launches if launch.times), self.launches[0].steady)
+    def first(self) -> float:
+        """Seconds to the end of the first step; the median of the launches."""
+        return median(launch.first for launch in self.launches)
 
     @property
-    def times(self) -> tuple[ArmTimes, ...]:
-        """The eager reference and this arm in turn; empty where no launch was measured so far."""
-        return next((launch.times for launch in self.launches if launch.times), ())
-
-    @property
-    def memory(self) -> int | None:
-        """Bytes at the peak of a step."""
-        return next((launch.memory for launch in self.launches if launch.memory is not None), None)
+    def timed(self) -> Launch:
+        """The launch that was timed in the steady state, and whose memory was measured."""
+        return self.launches[0]
 
     @property
     def extras(self) -> tuple[float, ...]:
         """Of each launch the seconds that its start takes beyond steps in the steady state."""
-        return tuple(launch.extra(self.steady) for launch in self.launches)
-
-    def typical(self, values: Sequence[float]) -> float:
-        """The median over the launches."""
-        return median(values)
+        return tuple(launch.extra(self.timed.steady) for launch in self.launches)
 
 
 @dataclass(frozen=True, slots=True)
 class StartupStats:
-    """A subject's starts: eager, and compiled with empty caches, warm caches, artifacts, in parts, with dynamic shapes.
-
-    left_out: arms that did not run, with the reason.
-    """
+    """The starts of a subject: eager, and compiled with empty caches, warm caches, artifacts, by regions, with dynamic
+    shapes. left_out: arms that did not run, with the reason."""
 
     subject: str
     arms: tuple[StartupArm, ...]
@@ -144,34 +135,43 @@ class StartupStats:
 
     @property
     def eager(self) -> StartupArm:
-        """The arm that all others are compared with. Raises `UsageError` where there is none."""
-        if (found := self.arm(EAGER)) is None:
+        """The reference. Raises `UsageError` where there is none."""
+        if (eager := self.arm(EAGER)) is None:
             raise UsageError(f"the start of {self.subject} has no eager arm to be compared with")
-        return found
+        return eager
 
     def times(self, arm: StartupArm) -> tuple[ArmTimes, ...]:
-        """Eager and this arm in turn, cycle by cycle; empty where they were not.
+        """Eager and this arm in turn, cycle by cycle; empty where they were not timed.
 
-        A start with empty caches, with warm ones and with artifacts runs the same code once it runs, so that the times
-        of the three are one: what a call saves cannot differ between them.
+        Starts with empty caches, with warm ones and with artifacts run the same code once warm, so that the times of
+        the three are joined: a call saves as much in each.
         """
-        same = [one for one in self.arms if one.name in (COLD, *CACHED)] if arm.name in (COLD, *CACHED) else [arm]
-        timed = [one.times for one in same if len(one.times) > 1]
-        if not timed:
-            return ()
-        eager, own = ((times[0] for times in timed), (times[-1] for times in timed))
+        same = (COLD, *CACHED)
+        arms = [other for other in self.arms if other.name in same] if arm.name in same else [arm]
+        times = [other.timed.times for other in arms]
+        pairs = [(pair[0], pair[-1]) for pair in times if len(pair) > 1]
         return tuple(
             replace(parts[0], seconds=tuple(second for part in parts for second in part.seconds))
-            for parts in map(list, (eager, own))
+            for parts in zip(*pairs, strict=True)
         )
 
     def cost(self, arm: StartupArm) -> tuple[float, ...]:
-        """Of each launch the seconds that its start takes beyond the eager one: what compilation costs."""
-        own = self.eager.typical(self.eager.extras)
-        return tuple(max(extra - own, 0.0) for extra in arm.extras)
+        """Of each launch the seconds that its start takes beyond the eager one: the cost of compilation."""
+        eager = median(self.eager.extras)
+        return tuple(max(extra - eager, 0.0) for extra in arm.extras)
 
     def cost_range(self, arm: StartupArm) -> tuple[float, float]:
         """The cheapest and the dearest launch, in seconds; wider by `NOISE` where there are fewer than `ENOUGH`."""
         costs = self.cost(arm)
         slack = 1 + NOISE * (len(costs) < ENOUGH)
         return min(costs) / slack, max(costs) * slack
+
+    def break_even(self, arm: StartupArm) -> BreakEven | None:
+        """Of a compiled arm; None where it was not timed in turn with eager mode.
+
+        The ends of its interval have the costs of `cost_range`, since one launch has a range too.
+        """
+        if not (times := self.times(arm)):
+            return None
+        lowest, highest = self.cost_range(arm)
+        return break_even(median(self.cost(arm)), *times, lowest=lowest, highest=highest)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from ampcheck.core.errors import UsageError
 
@@ -62,27 +63,27 @@ def commands():
         return [os.environ.get(name) for name in names]
 
     def where():
-        import worker_room
+        import worker_commands
 
         import ampcheck
 
-        return [os.getcwd(), ampcheck.__file__, worker_room.__file__]
+        return [os.getcwd(), ampcheck.__file__, worker_commands.__file__]
 
-    return {
-        "count": count,
-        "chatter": chatter,
-        "refuse": refuse,
-        "stumble": stumble,
-        "leave": leave,
-        "die": die,
-        "die_with_a_child": die_with_a_child,
-        "tear": tear,
-        "register": register,
-        "child": child,
-        "read": read,
-        "tell": tell,
-        "where": where,
-        "sleep": lambda seconds: time.sleep(seconds),
-        "echo": lambda value: value,
-        "odd": lambda: object(),
-    }
+    return SimpleNamespace(
+        count=count,
+        chatter=chatter,
+        refuse=refuse,
+        stumble=stumble,
+        leave=leave,
+        die=die,
+        die_with_a_child=die_with_a_child,
+        tear=tear,
+        register=register,
+        child=child,
+        read=read,
+        tell=tell,
+        where=where,
+        sleep=lambda seconds: time.sleep(seconds),
+        echo=lambda value: value,
+        odd=lambda: object(),
+    )

@@ -1,4 +1,4 @@
-"""One launch in a real process: eager and compiled arms, what Dynamo told, and code from the wrong checkout."""
+"""One launch in a real process: eager and compiled arms, graphs and breaks, and code from the wrong checkout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def load(worker, root, target="model.py:make", repository=None, mode=None):
     return worker.ask("load", **given, mode=mode, precision=None)
 
 
-def test_a_compiled_launch_tells_its_graphs_and_breaks_and_times_both_arms(tmp_path):
+@pytest.mark.slow
+def test_a_compiled_launch_reports_its_graphs_and_breaks_and_times_both_arms(tmp_path):
     (tmp_path / "model.py").write_text(BREAKS)
     with launched(tmp_path) as worker:
         loaded = load(worker, tmp_path, mode="default")
@@ -54,19 +55,21 @@ def test_a_compiled_launch_tells_its_graphs_and_breaks_and_times_both_arms(tmp_p
     assert told["recompiles"] == []
 
 
+@pytest.mark.slow
 def test_a_plain_launch_compiles_nothing_and_keeps_to_as_many_cores_as_it_has_threads(tmp_path):
     (tmp_path / "model.py").write_text(BREAKS)
     with launched(tmp_path) as worker:
-        assert load(worker, tmp_path)["arms"] == ["as it is"]
-        chosen = worker.ask("settle", number=1)
+        assert load(worker, tmp_path)["arms"] == ["target"]
+        chosen = worker.ask("pin", number=1)
         if hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1:
             assert len(chosen) == 1
             assert os.sched_getaffinity(worker.pid) == set(chosen)
         else:
             assert chosen == []
-        assert worker.ask("signals") == {"untold": ""}
+        assert worker.ask("signals") == {"unavailable": ""}
 
 
+@pytest.mark.slow
 def test_a_package_that_is_installed_from_the_head_is_refused_in_the_base(tmp_path):
     head, base = tmp_path / "head", tmp_path / "base"
     for side in (head, base):

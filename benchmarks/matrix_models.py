@@ -1,4 +1,4 @@
-"""The networks of the built-in workloads: small ones of the kinds whose speed people ask about, in plain PyTorch."""
+"""The networks of the matrix's workloads, in plain PyTorch."""
 
 from __future__ import annotations
 
