@@ -140,8 +140,8 @@ class Emulation:
             opening.enter_context(self._redirection.entered())
             if (config := _functorch_config()) is not None:  # its key does not know of our kernels
                 opening.enter_context(config.patch(enable_autograd_cache=False))
-            _reset_dynamo()
-            opening.callback(_reset_dynamo)
+            reset_dynamo()
+            opening.callback(reset_dynamo)
             if self.dtype is not None:
                 opening.enter_context(pytorch.autocast("cpu", self.dtype))
             self._open = opening.pop_all()
@@ -229,7 +229,7 @@ def _functorch_config() -> Any:
     return config if hasattr(config, "enable_autograd_cache") else None
 
 
-def _reset_dynamo() -> None:
+def reset_dynamo() -> None:
     """Compiled code is guarded by autocast's state, not by its kernels."""
     if "torch._dynamo" in sys.modules:
         pytorch._dynamo.reset()

@@ -9,7 +9,7 @@ import torch
 
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.emulate import active
-from ampcheck.autocast.guards.guard import GUARD_CHECKS as GUARD_CHECKS
+from ampcheck.autocast.guards.checks import GUARD_CHECKS as GUARD_CHECKS
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.autocast.locks.checks import check_banned, check_gap, check_unregistered
 from ampcheck.core.errors import UsageError
