@@ -13,11 +13,9 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.audit import assert_numerics as assert_numerics
     from ampcheck.audit import audit as audit
     from ampcheck.audit import observe as observe
-    from ampcheck.autocast.drift import assert_policy as assert_policy
     from ampcheck.autocast.emulate import emulate as emulate
     from ampcheck.autocast.guards.guard import guard as guard
-    from ampcheck.autocast.locks.lock import assert_policy_lock as assert_policy_lock
-    from ampcheck.autocast.observe import assert_op_dtypes as assert_op_dtypes
+    from ampcheck.autocast.judge import assert_policy as assert_policy
     from ampcheck.autocast.observe import observe_ops as observe_ops
     from ampcheck.autocast.probe import measure_policy as measure_policy
     from ampcheck.compiled.accuracy.judge import assert_compiled as assert_compiled
@@ -72,9 +70,7 @@ _HOME = {
     "assert_dtypes": "ampcheck.numerics.module_dtypes",
     "assert_graph": "ampcheck.compiled.graph.judge",
     "assert_numerics": "ampcheck.audit",
-    "assert_op_dtypes": "ampcheck.autocast.observe",
-    "assert_policy": "ampcheck.autocast.drift",
-    "assert_policy_lock": "ampcheck.autocast.locks.lock",
+    "assert_policy": "ampcheck.autocast.judge",
     "assert_speed": "ampcheck.speed.judge",
     "assert_startup": "ampcheck.speed.startup.judge",
     "assert_training": "ampcheck.training.judge",
@@ -116,9 +112,7 @@ __all__ = [
     "assert_dtypes",
     "assert_graph",
     "assert_numerics",
-    "assert_op_dtypes",
     "assert_policy",
-    "assert_policy_lock",
     "assert_speed",
     "assert_startup",
     "assert_training",

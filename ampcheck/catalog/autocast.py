@@ -18,6 +18,7 @@ POLICY_DRIFT = Check(
     "this ampcheck.",
     "Look at ampcheck policy explain OP and ampcheck policy diff X.Y installed, and find who registers the "
     "kernel; cast by hand where the model needs the former rule. A lock is refreshed by pytest --ampcheck-update.",
+    unit="ops",
 )
 
 POLICY_GAP = Check(
@@ -44,6 +45,7 @@ POLICY_UNREGISTERED = Check(
     "An op of torch.library.custom_op or TORCH_LIBRARY without an autocast kernel: the op sees float16 from a "
     "linear beside its own float32 parameter.",
     "Register one, torch.library.register_autocast(op, device, dtype), or cast inside the op.",
+    unit="calls",
     subjects=MODELS,
 )
 
@@ -71,6 +73,7 @@ AUTOCAST_STATE = Check(
     "A torch.set_autocast_enabled or a precision flag without a way back, autocast entered by hand, an exception "
     "inside a region of a torch.compile'd function, which leaves the region open.",
     "Use `with torch.autocast(...)`; put flags back in a finally block or a fixture.",
+    unit="switches",
     subjects=EVERY,
 )
 
@@ -83,6 +86,7 @@ AUTOCAST_SCOPE = Check(
     "backward that runs inside another one, as checkpoints do, does not count.",
     "A region around the whole step or the whole loop. Then weights keep their first cast, and the loss stands still.",
     "Put the forward and the loss in the region, and nothing else.",
+    unit="times",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
@@ -96,6 +100,7 @@ AUTOCAST_CACHE = Check(
     "An optimizer step, load_state_dict or weight averaging inside a region; a float16 region inside a bfloat16 "
     "one that share a weight.",
     "Change weights outside, call torch.clear_autocast_cache() after the change, or pass cache_enabled=False.",
+    unit="uses",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
@@ -108,6 +113,7 @@ AUTOCAST_BYPASS = Check(
     "that device tells what would have been cast. Those of optimizers and of PyTorch's own library do not count.",
     "Calls of addmm_, baddbmm_, exp_, torch.mm(..., out=...): autocast has kernels for plain ops only.",
     "Call the plain op and assign its result.",
+    unit="calls",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
@@ -121,6 +127,7 @@ AUTOCAST_THREAD = Check(
     "Autocast's state belongs to one thread: a new one starts with it off, and torch.nn.parallel.parallel_apply "
     "passes it on without the dtype.",
     "Enter torch.autocast(device, dtype=...) inside the thread's function.",
+    unit="places",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
@@ -134,6 +141,7 @@ AUTOCAST_CHECKPOINT = Check(
     "A checkpoint written by hand that does not restore autocast; a flag that chooses the dtype and changes before "
     "backward.",
     "Use torch.utils.checkpoint, or keep the state in forward and enter torch.autocast with it in backward.",
+    unit="ops",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.autocast.drift import shipped_devices
-from ampcheck.autocast.snapshots import releases
+from ampcheck.autocast.policy import releases
 from ampcheck.autocast.views import (
     Source,
     counts_view,
@@ -100,7 +100,7 @@ def _lock(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ampcheck.autocast.locks.lock import DEVICES, LockTarget, compare_lock, write_lock
-    from ampcheck.autocast.probe import DTYPES
+    from ampcheck.core.arguments import LOW
     from ampcheck.report import print_run
 
     if options.torch and not options.check:
@@ -110,7 +110,7 @@ def _lock(options: argparse.Namespace) -> int:
     if options.check:
         run = compare_lock(target, devices, dtypes, release=options.torch)
     else:
-        run = write_lock(target, devices or DEVICES, dtypes or DTYPES)
+        run = write_lock(target, devices or DEVICES, dtypes or LOW)
     console = Console()
     with Stdout() as out:
         print_run(run, console, verbose=options.verbose)

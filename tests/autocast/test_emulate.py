@@ -314,7 +314,7 @@ def test_emulations_nest_and_each_end_brings_back_the_one_around_it(restored: No
     older = (torch.float32, torch.float16)
     accelerator = (torch.float32, torch.float32)
     assert rules() == own
-    with emulate("cpu", torch="2.4"):
+    with emulate("cpu", release="2.4"):
         assert rules() == older
         with emulate("xpu"):
             assert rules() == accelerator
@@ -380,7 +380,7 @@ def test_who_records_hears_of_an_emulation_inside(restored: None) -> None:
 
 
 def test_ops_that_this_pytorch_lacks_are_named() -> None:
-    with emulate("cpu", torch="2.4") as emulation:
+    with emulate("cpu", release="2.4") as emulation:
         known = set(torch._C._dispatch_get_all_op_names())
         assert set(emulation.unavailable) == {name for name in emulation.policy.ops if name not in known}
 

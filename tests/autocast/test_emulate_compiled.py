@@ -98,7 +98,7 @@ def test_every_op_by_python_kernels_compiles_to_the_same_bits_as_by_pytorchs() -
 
 def test_processes_that_share_inductors_cache_do_not_share_an_emulated_graph(tmp_path: Path) -> None:
     # Without `enable_autograd_cache=False` all four are float32: AOTAutograd's key does not know of our kernels.
-    emulated = "with emulate('cpu', torch='2.4'): compiled()\n"
+    emulated = "with emulate('cpu', release='2.4'): compiled()\n"
     assert printed(tmp_path, emulated + "compiled()\n") == ["torch.float32", "torch.float16"]
     assert printed(tmp_path, "compiled()\n" + emulated) == ["torch.float16", "torch.float32"]
 

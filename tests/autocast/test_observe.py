@@ -39,9 +39,15 @@ def stats(*ops: OpDtype, **others: Any) -> OpDtypes:
     return OpDtypes("net", "cpu", "bfloat16", False, ops, **others)
 
 
-def op(**told: Any) -> OpDtype:
+def op(**values: Any) -> OpDtype:
     return OpDtype(
-        **{"op": "aten::mm", "rule": "", "given": ("float32", "float32"), "compute": ("bfloat16", "bfloat16"), **told}
+        **{
+            "op": "aten::mm",
+            "rule": "",
+            "inputs": ("float32", "float32"),
+            "compute": ("bfloat16", "bfloat16"),
+            **values,
+        }
     )
 
 
@@ -92,8 +98,8 @@ def test_what_an_op_keeps_for_backward_is_no_finding(norm: nn.Module) -> None:
 def test_each_op_is_told_with_its_dtypes_under_the_devices_policy(device: str, gives: str) -> None:
     linear, exp = observe_ops(Exponential(), (torch.randn(2, 4),), device=device, compile=False).ops
     assert (linear.op, linear.rule, linear.where.module) == ("aten::linear", "lower_precision", "inner")
-    assert (linear.given, linear.compute, linear.eager) == (("float32",) * 3, ("bfloat16",) * 3, ("bfloat16",))
-    assert (exp.op, exp.given, exp.compute, exp.eager) == ("aten::exp", ("bfloat16",), (gives,), (gives,))
+    assert (linear.inputs, linear.compute, linear.eager) == (("float32",) * 3, ("bfloat16",) * 3, ("bfloat16",))
+    assert (exp.op, exp.inputs, exp.compute, exp.eager) == ("aten::exp", ("bfloat16",), (gives,), (gives,))
 
 
 def test_an_op_without_a_compiled_form_is_told_and_the_others_are_compared_all_the_same(odd: Any) -> None:

@@ -162,7 +162,7 @@ class Broken(BaseException):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("where", ["_rule", "_ask", "_arguments", "_handed_down", "_source"])
+@pytest.mark.parametrize("where", ["_rule", "_ask", "_arguments", "_fact", "_source"])
 def test_the_dispatcher_is_as_before_when_probing_is_broken_off(
     device: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

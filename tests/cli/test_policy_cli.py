@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from ampcheck import measure_policy
-from ampcheck.autocast.policy import RULES, release_of
-from ampcheck.autocast.snapshots import load_release, releases
+from ampcheck.autocast.policy import RULES, load_release, release_of, releases
 from ampcheck.cli.main import main
 
 INSTALLED_IS_SHIPPED = release_of(torch.__version__) in releases()

@@ -198,8 +198,8 @@ CASES = [
         "assert_speed", lambda w: ampcheck.assert_speed({"a": w.step, "b": w.step}, budget=0.05, at_least=0.1), own=True
     ),
     Case("measure_policy", lambda w: ampcheck.measure_policy("cuda", "bfloat16"), raises=False),
-    Case("assert_policy", lambda w: ampcheck.assert_policy("cuda", "float16"), raises=False),
-    Case("assert_policy_lock", lambda w: _locked(w), at=1),
+    Case("assert_policy", lambda w: ampcheck.assert_policy(device="cuda", dtype="float16"), raises=False),
+    Case("assert_policy", lambda w: _locked(w), at=1),
     Case("health_of", lambda w: ampcheck.health_of(w.x.detach(), histogram=True), raises=False),
     Case("lab numbers", lambda w: run_lab(["anatomy", "ulp", "exp"], progress=w.told), at=3),
     Case("lab autocast", lambda w: run_lab(["policy", "flow"], progress=w.told), at=3, slow=True),
@@ -232,7 +232,7 @@ def _compiled_emulated(world: World) -> Any:
 def _locked(world: World) -> Any:
     path, other = world.folder / "ampcheck.lock.json", World(Plan(), world.folder)
     write_lock(LockTarget.of((other.model, (other.x,)), path, "net"), "cpu", "bfloat16")
-    return ampcheck.assert_policy_lock((world.model, (world.x,)), path=path, name="net")
+    return ampcheck.assert_policy((world.model, (world.x,)), lock=path, name="net")
 
 
 QUICK = (

@@ -107,9 +107,7 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
             message += "; it is differentiable itself (create_graph), so it belongs to a forward"
             hint = "compute such a gradient inside torch.autocast(..., enabled=False), and the rest under autocast"
         where = Where("backward" if backward else "update", file=file, line=line)
-        yield AUTOCAST_SCOPE.finding(
-            verdict, stats.subject, message, where=where, observed=times, limit=0, unit="times", hint=hint
-        )
+        yield AUTOCAST_SCOPE.finding(verdict, stats.subject, message, where=where, observed=times, limit=0, hint=hint)
     if sites:
         return
     passes, steps = stats.counts.get("backward calls", 0), stats.counts.get("optimizer steps", 0)
