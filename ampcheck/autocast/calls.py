@@ -167,7 +167,7 @@ def measure_calls(
     return replace(recorder.calls(subject.name, low), raised=raised, no_backward=no_backward)
 
 
-def _forward(blocks: Sequence[Callable[..., Any]], call: Call, low: torch.dtype, subject: Subject) -> Any:
+def _forward(blocks: Sequence[Callable[..., object]], call: Call, low: torch.dtype, subject: Subject) -> object:
     """Run the blocks under autocast; the subject's loss, or the mean of squares of its outputs."""
     with torch.enable_grad(), torch.autocast("cpu", low):
         result = forward_through(blocks, call)
@@ -178,7 +178,7 @@ def _forward(blocks: Sequence[Callable[..., Any]], call: Call, low: torch.dtype,
     return sum(losses[1:], losses[0]) if losses else None
 
 
-def _backward(loss: Any) -> str:
+def _backward(loss: object) -> str:
     """Run backward where there is a loss with a gradient; the message of its exception."""
     if isinstance(loss, torch.Tensor) and loss.requires_grad:
         try:
@@ -251,7 +251,7 @@ class CallRecorder:
         return PolicyCalls(subject, self.device, name, self.policy, tuple(calls), frozenset(composite))
 
     def _observe(
-        self, op: str, rule: str, args: tuple[Any, ...], kwargs: dict[str, Any], cast: torch.dtype | None
+        self, op: str, rule: str, args: tuple[object, ...], kwargs: dict[str, object], cast: torch.dtype | None
     ) -> None:
         values = (*args, *kwargs.values())
         inputs = " ".join(text for value in values if (text := _dtypes(value, None)))
@@ -275,7 +275,7 @@ def _users_line(frame: FrameType | None) -> tuple[str, int | None]:
     return "", None
 
 
-def _dtypes(value: Any, cast: torch.dtype | None) -> str:
+def _dtypes(value: object, cast: torch.dtype | None) -> str:
     """The dtypes of an argument's tensors after a cast of the eligible ones; empty where it holds no tensor."""
     if isinstance(value, torch.Tensor):
         dtype = cast if cast is not None and eligible(value) else value.dtype

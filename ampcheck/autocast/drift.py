@@ -50,28 +50,28 @@ class Comparison:
     unclear: Mapping[str, str]
 
 
-def compare(one: Policy, other: Policy, one_build: str = "", other_build: str = "") -> Comparison:
-    """What `other` does otherwise than `one`: the rule, the facts, the op called instead, the cast back.
+def compare(first: Policy, second: Policy, first_build: str = "", second_build: str = "") -> Comparison:
+    """What `second` does otherwise than `first`: the rule, the facts, the op called instead, the cast back.
 
     An overload that only one of them has is a change, its rule `unknown` where it was not probed; builds (`cpu` and
     `cuda 13.0`) explain it where only the accelerator's build can have it.
     """
-    names, other_names = {*one.ops, *one.unprobed}, {*other.ops, *other.unprobed}
-    reasons = {**other.unprobed, **one.unprobed}
-    unclear = {name: reasons[name] for name in sorted(reasons) if name in names & other_names}
-    compared = sorted((names | other_names).difference(unclear))
-    pairs = (Change(name, _op(one, name), _op(other, name)) for name in compared)
+    names, second_names = {*first.ops, *first.unprobed}, {*second.ops, *second.unprobed}
+    reasons = {**second.unprobed, **first.unprobed}
+    unclear = {name: reasons[name] for name in sorted(reasons) if name in names & second_names}
+    compared = sorted((names | second_names).difference(unclear))
+    pairs = (Change(name, _op(first, name), _op(second, name)) for name in compared)
     changes = [change for change in pairs if _behaviour(change.before) != _behaviour(change.after)]
-    of_build = tuple(change for change in changes if _explained(change, one_build, other_build))
+    of_build = tuple(change for change in changes if _explained(change, first_build, second_build))
     drift = tuple(change for change in changes if change not in of_build)
     return Comparison(len(compared) - len(of_build), drift, of_build, unclear)
 
 
-def _explained(change: Change, one: str, other: str) -> bool:
-    family, other_family = one.partition(" ")[0], other.partition(" ")[0]
-    if family == other_family or (change.before is not None and change.after is not None):
+def _explained(change: Change, first_build: str, second_build: str) -> bool:
+    first, second = first_build.partition(" ")[0], second_build.partition(" ")[0]
+    if first == second or (change.before is not None and change.after is not None):
         return False
-    op, build = (change.before, family) if change.before is not None else (change.after, other_family)
+    op, build = (change.before, first) if change.before is not None else (change.after, second)
     return op is not None and build != "cpu" and (op.rule == UNKNOWN or bool(_OF_ACCELERATOR_BUILD.match(op.source)))
 
 

@@ -192,11 +192,15 @@ class Emulation:
         `torch.is_autocast_enabled("cuda")`, such as `torch.amp.custom_fwd`, would see it off.
         """
         device, module = self.policy.device, torch.amp.autocast_mode
-        arguments: WeakKeyDictionary[torch.autocast, tuple[Any, ...]] = WeakKeyDictionary()
+        arguments: WeakKeyDictionary[torch.autocast, tuple[object, ...]] = WeakKeyDictionary()
 
-        def make_init(original: Any) -> Any:
+        def make_init(original: Callable[..., object]) -> Callable[..., object]:
             def __init__(  # noqa: N807
-                region: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+                region: torch.autocast,
+                device_type: str,
+                dtype: torch.dtype | None = None,
+                enabled: bool = True,
+                cache_enabled: bool | None = None,
             ) -> None:
                 arguments[region] = (device_type, dtype, enabled, cache_enabled)
                 if device_type in (device, "cpu"):
@@ -206,12 +210,12 @@ class Emulation:
                 # The CPU refuses float32, with a warning; CUDA takes it.
                 original(region, device_type, torch.float16 if wide else dtype, enabled, cache_enabled)
                 if wide:
-                    region.fast_dtype = dtype
+                    region.fast_dtype = torch.float32
 
             return __init__
 
-        def make_enter(original: Any) -> Any:
-            def __enter__(region: Any) -> Any:  # noqa: N807
+        def make_enter(original: Callable[..., object]) -> Callable[..., object]:
+            def __enter__(region: torch.autocast) -> object:  # noqa: N807
                 moved = device != "cpu" and region.device == device and region not in arguments
                 if moved:
                     self.made_before += not region._enabled
@@ -227,8 +231,8 @@ class Emulation:
 
             return __enter__
 
-        def make_exit(original: Any) -> Any:
-            def __exit__(region: Any, *exc: object) -> Any:  # noqa: N807
+        def make_exit(original: Callable[..., object]) -> Callable[..., object]:
+            def __exit__(region: torch.autocast, *exc: object) -> object:  # noqa: N807
                 result = original(region, *exc)
                 stack = region.__dict__.get("_ampcheck_before")
                 before, moved = stack.pop() if stack else (None, False)
@@ -243,10 +247,10 @@ class Emulation:
 
             return __exit__
 
-        def make_cast(original: Any) -> Any:
+        def make_cast(original: Callable[..., object]) -> Callable[..., object]:
             return lambda value, kind, dtype: original(value, "cpu" if kind == device else kind, dtype)
 
-        def make_clear(original: Any) -> Any:
+        def make_clear(original: Callable[..., object]) -> Callable[..., object]:
             def clear() -> None:
                 original()
                 self._cache.clear()
@@ -257,7 +261,7 @@ class Emulation:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that the device is not there
                 for region, values in list(arguments.items()):
-                    module.autocast.__init__(region, *values)  # a region that is used later means its own device again
+                    module.autocast.__init__(region, *values)  # type: ignore[arg-type]  # a region that is used later means its own device again
 
         with ExitStack() as stack:
             stack.callback(restore)  # last, with PyTorch's own functions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -35,7 +35,7 @@ class CallObserver(Protocol):
     """Called for each call that reaches autocast, before the op runs."""
 
     def __call__(
-        self, op: str, rule: str, args: tuple[Any, ...], kwargs: dict[str, Any], cast: torch.dtype | None
+        self, op: str, rule: str, args: tuple[object, ...], kwargs: dict[str, object], cast: torch.dtype | None
     ) -> None:
         """`op` under `rule` (empty: none), whose eligible tensors are cast to `cast` (None: they stay)."""
 
@@ -76,7 +76,7 @@ def _casts_with_grad() -> bool:
             return torch.mm(weight, plain).requires_grad
 
 
-def eligible(value: object, device: str = "cpu") -> bool:
+def eligible(value: object, device: str = "cpu") -> TypeGuard[torch.Tensor]:
     """Whether autocast may cast it: a floating tensor of the device that is not float64."""
     return (
         isinstance(value, torch.Tensor)
@@ -86,7 +86,7 @@ def eligible(value: object, device: str = "cpu") -> bool:
     )
 
 
-def _promoted(values: tuple[Any, ...], low: torch.dtype, device: str) -> torch.dtype:
+def _promoted(values: tuple[object, ...], low: torch.dtype, device: str) -> torch.dtype:
     """What `promote` casts to. Raises `RuntimeError` as PyTorch does for a 16-bit dtype that is not autocast's."""
     current = low
     for value in values:
@@ -100,7 +100,7 @@ def _promoted(values: tuple[Any, ...], low: torch.dtype, device: str) -> torch.d
     return current
 
 
-def target_dtype(rule: str, values: tuple[Any, ...], low: torch.dtype, device: str) -> torch.dtype | None:
+def target_dtype(rule: str, values: tuple[object, ...], low: torch.dtype, device: str) -> torch.dtype | None:
     """What the rule casts eligible tensors among `values` to; None where it casts none."""
     if rule == PROMOTE:
         return _promoted(values, low, device)
@@ -123,7 +123,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
     excluded = torch._C.DispatchKeySet(key)
     rule = policy.rule if policy is not None else ""
 
-    def report(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None = None) -> None:
+    def report(args: tuple[object, ...], kwargs: dict[str, object], dtype: torch.dtype | None = None) -> None:
         if observe is not None:
             observe(name, rule, args, kwargs, dtype)
 
@@ -131,7 +131,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
         below = torch._C._dispatch_keyset_full_after(key)
         takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
 
-        def leave(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        def leave(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> object:
             report(args, kwargs)
             if any(takes and not isinstance(value, torch.Tensor) for takes, value in zip(takes_tensor, args)):  # noqa: B905
                 with torch._C._ExcludeDispatchKeyGuard(excluded):  # `x + 1`: Python sees a tensor as the number 1
@@ -142,7 +142,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
 
     if rule == BANNED:
 
-        def ban(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        def ban(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> object:
             report(args, kwargs)
             raise RuntimeError(policy.raises or f"{name} is unsafe to autocast")
 
@@ -152,7 +152,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
         with_dtype = _dtype_setter(op, rule)
         called = overload(policy.redispatch) if policy.redispatch else op
 
-        def set_dtype(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        def set_dtype(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> object:
             report(args, kwargs)
             args, kwargs = with_dtype(args, kwargs)
             with torch._C._ExcludeDispatchKeyGuard(excluded):
@@ -162,7 +162,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
 
     recurrent = name in RECURRENT
 
-    def cast(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def cast(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> object:
         low = torch.get_autocast_dtype("cpu")
         dtype = target_dtype(rule, (*args, *kwargs.values()), low, "cpu")
         report(args, kwargs, dtype)
@@ -189,7 +189,7 @@ def float32_of_16_bit(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if is_16_bit(tensor) else tensor
 
 
-def _cast(value: Any, dtype: torch.dtype | None, low: torch.dtype, cache: CastCache) -> Any:
+def _cast(value: Any, dtype: torch.dtype | None, low: torch.dtype, cache: CastCache) -> object:
     if isinstance(value, torch.Tensor):
         if value.dtype is dtype or not eligible(value):
             return value
@@ -199,7 +199,7 @@ def _cast(value: Any, dtype: torch.dtype | None, low: torch.dtype, cache: CastCa
     return value
 
 
-def _restored(out: Any, args: tuple[Any, ...]) -> Any:
+def _restored(out: object, args: tuple[object, ...]) -> object:
     """A result cast back to the dtype of the first floating argument."""
     first = next((value.dtype for value in args if eligible(value)), None)
     if first is None:
@@ -211,14 +211,14 @@ def _restored(out: Any, args: tuple[Any, ...]) -> Any:
 
 def _dtype_setter(
     op: torch._ops.OpOverload, rule: str
-) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
+) -> Callable[[tuple[object, ...], dict[str, object]], tuple[tuple[object, ...], dict[str, object]]]:
     """Rules that leave the tensors alone and set the op's dtype argument to float32."""
     arguments = op._schema.arguments
     position = next((n for n, argument in enumerate(arguments) if argument.name == "dtype"), None)
     at = None if position is None or arguments[position].kwarg_only else position
     defaults = [argument.default_value for argument in arguments if not argument.kwarg_only]
 
-    def with_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def with_dtype(args: tuple[Any, ...], kwargs: dict[str, object]) -> tuple[tuple[Any, ...], dict[str, object]]:
         first, filled = eligible(args[0]), list(args)
         if rule == APPEND_DTYPE:
             filled += defaults[len(filled) :]

@@ -173,8 +173,8 @@ class _Call:
     """An op with the arguments that the model gave it, detached. op: without results so far."""
 
     op: OpDtype
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
 
     def on(self, device: str) -> _Call:
         args, kwargs = map_tensors(lambda tensor: tensor.to(device), (self.args, self.kwargs))
@@ -183,14 +183,16 @@ class _Call:
 
 def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_Call], str, Mapping[str, int]]:
     """The calls of a forward run, each op once for each choice of dtypes; the exception; the calls left out."""
-    calls: dict[tuple[Any, ...], _Call] = {}
+    calls: dict[tuple[object, ...], _Call] = {}
     unseen: Counter[str] = Counter()
     names = _called(prepare(subject), low, policy)
     prepared = prepare(subject)
     scopes = Scopes(prepared.root)
     outside = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
-    def observe(op: str, rule: str, args: tuple[Any, ...], kwargs: dict[str, Any], cast: torch.dtype | None) -> None:
+    def observe(
+        op: str, rule: str, args: tuple[object, ...], kwargs: dict[str, object], cast: torch.dtype | None
+    ) -> None:
         inputs = [tensor for _, tensor in tensors((args, kwargs))]
         dtype_arguments = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
         key = (op, *(tensor.dtype for tensor in inputs), *dtype_arguments)
@@ -287,15 +289,15 @@ def _compiled(calls: Sequence[_Call], ops: Sequence[OpDtype]) -> list[OpDtype]:
     return [results[number] for number in range(len(ops))]
 
 
-def _in_one_graph(calls: Sequence[_Call]) -> list[Any]:
+def _in_one_graph(calls: Sequence[_Call]) -> list[object]:
     """The results of the ops, compiled together by Inductor without a graph break."""
-    ops: list[Callable[..., Any]] = [overload(call.op.op) for call in calls]
+    ops: list[Callable[..., object]] = [overload(call.op.op) for call in calls]
 
-    def together(arguments: list[tuple[Any, Any]]) -> list[Any]:
+    def together(arguments: list[tuple[Any, Any]]) -> list[object]:
         return [op(*args, **kwargs) for op, (args, kwargs) in zip(ops, arguments, strict=True)]
 
     torch._dynamo.reset()  # else our batches would reach the limit of recompiles
-    compiled: Callable[..., list[Any]] = torch.compile(together, fullgraph=True, dynamic=False)
+    compiled: Callable[..., list[object]] = torch.compile(together, fullgraph=True, dynamic=False)
     return compiled([(call.args, call.kwargs) for call in calls])
 
 
@@ -309,7 +311,7 @@ def _no_compiler(device: str) -> str:
     return ""
 
 
-def _dtypes(result: Any) -> tuple[str, ...]:
+def _dtypes(result: object) -> tuple[str, ...]:
     """Of every tensor; one without elements is `empty`: batch norm in evaluation returns two such tensors besides."""
     return tuple(_name(tensor.dtype) if tensor.numel() else "empty" for _, tensor in tensors(result))
 

@@ -67,7 +67,7 @@ class OpPolicy:
     raises: str = ""
     source: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """This record without empty fields."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: dict(value) if name == "facts" else value for name, value in values.items() if value}
@@ -109,7 +109,7 @@ class Policy:
             unprobed={name: why for name, why in self.unprobed.items() if name.startswith(f"{namespace}::")},
         )
 
-    def _to_json(self) -> dict[str, Any]:
+    def _to_json(self) -> dict[str, object]:
         ops = {name: op.to_json() for name, op in self.ops.items()}
         return {"ops": ops, "unprobed": dict(self.unprobed)}
 
@@ -144,9 +144,9 @@ class Snapshot:
             raise UsageError(f"the policy of {device} was measured for {' and '.join(by_dtype)}, not for {dtype}")
         return by_dtype[dtype]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As data for `json.dumps`. A policy that two dtypes share is written once."""
-        devices: dict[str, Any] = {}
+        devices: dict[str, dict[str, object]] = {}
         for device, by_dtype in self.policies.items():
             first, *others = (policy._to_json() for policy in by_dtype.values())
             devices[device] = {"dtypes": list(by_dtype), **first}
@@ -249,11 +249,11 @@ def parse_text(value: object) -> str:
     return value
 
 
-def one_op_a_line(data: Mapping[str, Any]) -> str:
+def one_op_a_line(data: Mapping[str, object]) -> str:
     """JSON with each object that has a `rule` on one line, so that a line-wise diff can be read."""
     ops: list[str] = []
 
-    def fold(value: Any) -> Any:
+    def fold(value: object) -> object:
         if isinstance(value, dict) and isinstance(value.get("rule"), str):
             ops.append(json.dumps(value))
             return f"\x00{len(ops) - 1}\x00"

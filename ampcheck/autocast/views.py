@@ -123,16 +123,16 @@ def policy_view(source: Source, device: str) -> View:
     return View((table,), {**source.data, "device": policy.device, **_counts(source, policy), "ops": ops})
 
 
-def diff_view(one: Source, other: Source, device: str, other_device: str) -> View:
-    """Where `one` on `device` and `other` on `other_device` differ."""
-    a, b = one.policy(device), other.policy(other_device)
-    title, labels = f"{one}, {device} and {other_device}", (device, other_device)
-    if one is not other:
+def diff_view(first: Source, second: Source, device: str, second_device: str) -> View:
+    """Where `first` on `device` and `second` on `second_device` differ."""
+    a, b = first.policy(device), second.policy(second_device)
+    title, labels = f"{first}, {device} and {second_device}", (device, second_device)
+    if first is not second:
         a, b = a.of("aten"), b.of("aten")  # a snapshot holds no custom ops
-        title, labels = f"{one} and {other}, {device}", (release_of(one.torch), release_of(other.torch))
-        labels = labels if len(set(labels)) > 1 else (str(one), str(other))
-    compared = compare(a, b, one.build, other.build)
-    unclear = {op: one.reason(a, op) if op in a.unprobed else other.reason(b, op) for op in compared.unclear}
+        title, labels = f"{first} and {second}, {device}", (release_of(first.torch), release_of(second.torch))
+        labels = labels if len(set(labels)) > 1 else (str(first), str(second))
+    compared = compare(a, b, first.build, second.build)
+    unclear = {op: first.reason(a, op) if op in a.unprobed else second.reason(b, op) for op in compared.unclear}
     note = [f"{len(compared.changes)} of {len({*a.ops, *a.unprobed, *b.ops, *b.unprobed})} overloads differ."]
     note += [f"Left out, for only one of the builds has it: {change.op}" for change in compared.of_build]
     note += [f"Cannot be compared: {op}: {reason}" for op, reason in unclear.items()]
@@ -140,10 +140,10 @@ def diff_view(one: Source, other: Source, device: str, other_device: str) -> Vie
         (_short(change.op), _cell(change.before, change.same_rule), _cell(change.after, change.same_rule))
         for change in compared.changes
     ]
-    table = Table(f"{title}, autocast to {one.dtype}", ("overload", *labels), rows, note="\n".join(note))
+    table = Table(f"{title}, autocast to {first.dtype}", ("overload", *labels), rows, note="\n".join(note))
     data = {
-        "one": {**one.data, "device": device},
-        "other": {**other.data, "device": other_device},
+        "one": {**first.data, "device": device},
+        "other": {**second.data, "device": second_device},
         "changes": [
             {"op": change.op, "before": _op_to_json(change.before), "after": _op_to_json(change.after)}
             for change in compared.changes
@@ -206,12 +206,12 @@ def _meaning(rule: str) -> str:
     return RULES["fixed:DTYPE" if rule.startswith(FIXED) else rule]
 
 
-def _counts(source: Source, policy: Policy) -> dict[str, Any]:
+def _counts(source: Source, policy: Policy) -> dict[str, object]:
     counts = {"counts": policy.counts(), "probed": len(policy.ops), "registered": policy.registered}
     return {**counts, "unprobed": {op: source.reason(policy, op) for op in policy.unprobed}}
 
 
-def _op_to_json(op: OpPolicy | None) -> dict[str, Any] | None:
+def _op_to_json(op: OpPolicy | None) -> dict[str, object] | None:
     return None if op is None else op.to_json()
 
 
@@ -232,7 +232,7 @@ def _facts_by_device(name: str, policies: Mapping[str, Policy]) -> list[str]:
     for device, policy in policies.items():
         if name in policy.ops:
             devices.setdefault(_facts(policy.ops[name]), []).append(device)
-    lines = [f"given → handed down on {', '.join(where)}: {facts}" for facts, where in devices.items()]
+    lines = [f"inputs → passed on, on {', '.join(where)}: {facts}" for facts, where in devices.items()]
     return [*lines, "low is autocast's dtype, other the other 16-bit one."] if lines else []
 
 

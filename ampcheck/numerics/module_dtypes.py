@@ -95,34 +95,31 @@ def assert_dtypes(
     __tracebackhide__ = True
     if not expected:
         raise UsageError("assert_dtypes needs at least one pattern: with none it would check nothing")
-    declared = {key: None if wanted is None else format_of(wanted).name for key, wanted in expected.items()}
+    modules = {key: format_of(wanted).name for key, wanted in expected.items() if "::" not in key}  # type: ignore[arg-type]
+    of_ops = {key: wanted for key, wanted in expected.items() if "::" in key}
+    ops = {key: None if wanted is None else format_of(wanted).name for key, wanted in of_ops.items()}
     subject = name or (model.name if isinstance(model, Subject) else name_of(model))
     run = Run(environment(), coverage=Coverage())
-    if modules := {key: wanted for key, wanted in declared.items() if "::" not in key}:
+    if modules:
         run += _judge_modules(model, inputs, modules, subject, device, dtype)
-    if ops := {key: wanted for key, wanted in declared.items() if "::" in key}:
+    if ops:
         stats = observe_ops(model, inputs, device=device, dtype=dtype or _callers_dtype(device), name=subject)
         coverage = Coverage({"ops under autocast": len(stats.ops)}, stats.unseen)
         run += Run(findings=tuple(_check_ops(stats, ops)), coverage=coverage, tables=(stats.table(),))
     return verify(run)
 
 
-def _judge_modules(
-    model: Any, inputs: Any, declared: Mapping[str, str | None], subject: str, device: str, dtype: Any
-) -> Run:
+def _judge_modules(model: Any, inputs: Any, declared: Mapping[str, str], subject: str, device: str, dtype: Any) -> Run:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"assert_dtypes needs a module, whose parts have paths; found {type(model).__name__}")
-    named = {pattern: wanted for pattern, wanted in declared.items() if wanted is not None}
-    if len(named) < len(declared):
-        raise UsageError("None declares the dtype of an op compiled and in eager mode; a module needs a dtype")
     args = () if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
     kwargs = inputs if isinstance(inputs, Mapping) else None
     placement = place(device)
     low = None if dtype is None else low_dtype(dtype)
-    autocast = nullcontext() if low is None else torch.autocast(placement.emulated or device, low)
-    with placement.entered(), autocast:
+    kind = placement.emulated or torch.device(device).type
+    with placement.entered(), nullcontext() if low is None else torch.autocast(kind, low):
         stats = measure_dtypes(model, args, kwargs)
-    findings = check_dtypes(subject, stats.modules, named)
+    findings = check_dtypes(subject, stats.modules, declared)
     return Run(findings=tuple(findings), coverage=Coverage({"modules": len(stats.modules), "outputs": stats.outputs}))
 
 

@@ -234,6 +234,7 @@ except AssertionError as error:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_planted_kernel_on_an_op_of_pytorch_is_found_and_named() -> None:
     said = planted("""
 off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
@@ -249,6 +250,7 @@ library.impl("relu", lambda x: torch.ops.aten.relu.default(x.float()), "Autocast
     assert "aten::relu should be treated as in" in said
 
 
+@pytest.mark.slow
 def test_without_a_planted_kernel_that_process_passes() -> None:
     assert "Verdict.PASS" in planted("")
 

@@ -348,7 +348,7 @@ def test_an_exception_on_entry_leaves_nothing_behind(restored: None, monkeypatch
 
     emulation = emulate("cuda", torch.float16)
     with monkeypatch.context() as patch:
-        patch.setattr("ampcheck.autocast.emulate._reset_dynamo", stumble)
+        patch.setattr("ampcheck.autocast.emulate.reset_dynamo", stumble)
         with pytest.raises(ZeroDivisionError), emulation:
             pass
     with emulation:
@@ -387,7 +387,7 @@ def test_ops_that_this_pytorch_lacks_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [({"device": "cud"}, "cuda"), ({"torch": "1.0"}, "2.13"), ({"dtype": "float8"}, "float16 or bfloat16")],
+    [({"device": "cud"}, "cuda"), ({"release": "1.0"}, "2.13"), ({"dtype": "float64"}, "float16, bfloat16")],
 )
 def test_what_cannot_be_emulated_is_told_with_what_can(asked: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):

@@ -45,7 +45,7 @@ BAD = {
     "a number": (a_lock(torch=2), "is damaged"),
     "no ops": (a_lock(ops=1), "is damaged"),
     "half a place": (a_lock(ops={"a": {"rule": "fp32", "calls": {"a -> b": [["m"]]}}}), "is damaged"),
-    "another dtype": (a_lock(key="cpu/float8"), "float16 or bfloat16"),
+    "another dtype": (a_lock(key="cpu/float64"), "float16, bfloat16"),
 }
 
 

@@ -56,9 +56,10 @@ def verdicts(findings: list[Finding]) -> list[Verdict]:
     return [finding.verdict for finding in findings]
 
 
+@pytest.mark.slow
 def test_an_op_that_gives_another_dtype_compiled_fails_with_its_place() -> None:
     with ampcheck.collect() as runs, pytest.raises(AssertionError, match="linalg_pinv") as raised:
-        ampcheck.assert_op_dtypes(PseudoInverse(), (torch.randn(4, 4),))
+        ampcheck.assert_dtypes(PseudoInverse(), (torch.randn(4, 4),), {"aten::*": None})
     assert "gave bfloat16 in eager mode and float32 compiled" in str(raised.value)
     (failure,) = runs[0].of(Verdict.FAIL)
     assert failure.where.file.endswith("test_observe.py")
@@ -163,7 +164,7 @@ def test_a_model_that_raises_is_judged_up_to_there_with_a_warning() -> None:
     assert verdicts(check_op_dtypes(seen)) == [Verdict.WARN, Verdict.PASS]
 
 
-@pytest.mark.parametrize(("asked", "told"), [({"device": "cud"}, "cuda"), ({"dtype": "float8"}, "float16 or bfloat16")])
+@pytest.mark.parametrize(("asked", "told"), [({"device": "cud"}, "cuda"), ({"dtype": "float64"}, "float16, bfloat16")])
 def test_an_unknown_device_or_dtype_is_told_with_those_there_are(asked: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         ampcheck.observe_ops(nn.Linear(2, 2), (torch.ones(2, 2),), **asked)

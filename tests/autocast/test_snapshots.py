@@ -201,7 +201,7 @@ def test_a_damaged_shipped_file_is_one_sentence(few: Path) -> None:
 def test_without_any_the_installation_is_said_to_be_broken(few: Path) -> None:
     for path in few.iterdir():
         path.unlink()
-    with pytest.raises(UsageError, match="install ampcheck anew"):
+    with pytest.raises(UsageError, match="install ampcheck again"):
         nearest(torch.__version__)
     with pytest.raises(UsageError, match="it has none"):
         load_release("2.13")

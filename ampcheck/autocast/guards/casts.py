@@ -47,7 +47,12 @@ class CachedCasts:
         self._written.clear()
 
     def before(
-        self, op: torch._ops.OpOverload, args: Sequence[Any], inputs: Sequence[torch.Tensor], state: State, at: CallSite
+        self,
+        op: torch._ops.OpOverload,
+        args: Sequence[object],
+        inputs: Sequence[torch.Tensor],
+        state: State,
+        at: CallSite,
     ) -> None:
         """Judge the cached casts among the inputs of an op that is about to run; record what it writes to."""
         if not self._casts:
@@ -92,7 +97,7 @@ class CachedCasts:
         self.stale[StaleCast(shape, cached.dtype, None, by, at.file, at.line)] += 1
 
 
-def _written(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator[torch.Tensor]:
+def _written(op: torch._ops.OpOverload, args: Sequence[object]) -> Iterator[torch.Tensor]:
     for argument, value in zip(op._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
             for tensor in value if isinstance(value, (list, tuple)) else (value,):

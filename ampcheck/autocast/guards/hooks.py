@@ -21,6 +21,8 @@ from ampcheck.autocast.guards.stats import Crossing, State
 from ampcheck.autocast.state import nesting
 from ampcheck.torchtools.patching import replaced
 
+Function = Callable[..., object]
+
 
 def _enabled_states() -> tuple[State, ...]:
     """The states of the devices for which autocast is on in this thread."""
@@ -43,8 +45,8 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
             crossing = Crossing(what, differentiable, states[0], recorder.regions, site.file, site.line)
             recorder.crossings[crossing] += 1
 
-    def make(run: Any) -> Any:
-        def backward(*args: Any, **kwargs: Any) -> Any:
+    def make(run: Function) -> Function:
+        def backward(*args: object, **kwargs: object) -> object:
             if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
                 record("backward calls", len(args) > 3 and args[3] is True)  # its create_graph
             return run(*args, **kwargs)
@@ -64,17 +66,17 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
 def regions(recorder: Recorder) -> Iterator[None]:
     """Count the outermost regions, and record the regions in which a thread names a dtype itself."""
 
-    def make_init(original: Any) -> Any:
+    def make_init(original: Function) -> Function:
         def __init__(  # noqa: N807
-            self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+            self: Any, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: object = None
         ) -> None:
             original(self, device_type, dtype, enabled, cache_enabled)
             self._ampcheck_explicit = dtype is not None or not enabled
 
         return __init__
 
-    def make_enter(original: Any) -> Any:
-        def __enter__(self: Any) -> Any:  # noqa: N807
+    def make_enter(original: Function) -> Function:
+        def __enter__(self: Any) -> object:  # noqa: N807
             if recorder.active and nesting() == 0:
                 recorder.regions += 1
             recorder.thread.regions.append((self.device, getattr(self, "_ampcheck_explicit", True)))
@@ -82,8 +84,8 @@ def regions(recorder: Recorder) -> Iterator[None]:
 
         return __enter__
 
-    def make_exit(original: Any) -> Any:
-        def __exit__(self: Any, *exc: Any) -> Any:  # noqa: N807
+    def make_exit(original: Function) -> Function:
+        def __exit__(self: torch.autocast, *exc: object) -> object:  # noqa: N807
             if recorder.thread.regions:
                 recorder.thread.regions.pop()
             result = original(self, *exc)
@@ -106,18 +108,18 @@ def threads(recorder: Recorder) -> Iterator[None]:
     def follows() -> bool:
         return recorder.active and recorder.thread.followed
 
-    def make_start(original: Any) -> Any:
+    def make_start(original: Function) -> Function:
         def start(self: threading.Thread) -> None:
             module = getattr(getattr(self, "_target", None), "__module__", "")
             if follows() and module not in ("concurrent.futures.thread", "multiprocessing.pool"):  # a pool's worker
-                self.run = _followed(recorder, self.run)  # type: ignore[method-assign]
+                self.run = _followed(recorder, self.run)  # type: ignore[method-assign,assignment]
             original(self)
 
         return start
 
-    def make_submit(pool: type) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            def submit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def make_submit(pool: type) -> Callable[[Function], Function]:
+        def make(original: Function) -> Function:
+            def submit(self: object, *args: Any, **kwargs: Any) -> object:
                 if follows() and isinstance(self, pool):
                     if args:
                         args = _followed(recorder, args[0]), *args[1:]
@@ -137,14 +139,14 @@ def threads(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _followed(recorder: Recorder, run: Callable[..., Any]) -> Callable[..., Any]:
+def _followed(recorder: Recorder, run: Function) -> Function:
     """`run`, to be recorded in another thread, with this thread's autocast state as its parent's."""
     parent = {state.device: state for state in _enabled_states()}
     if parent:
         recorder.counts["threads"] += 1
 
     @functools.wraps(run)
-    def follow(*args: Any, **kwargs: Any) -> Any:
+    def follow(*args: object, **kwargs: object) -> object:
         thread = recorder.thread
         before = thread.followed, thread.parent, thread.regions
         thread.followed, thread.parent, thread.regions = True, parent, []

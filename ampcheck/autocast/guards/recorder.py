@@ -64,8 +64,8 @@ class _ForwardOp:
 
 class _Running(NamedTuple):
     op: Op
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
     inputs: list[torch.Tensor]
     state: State
     site: CallSite
@@ -101,7 +101,7 @@ class Recorder:
         self._forward: dict[tuple[str, Hashable], _ForwardOp] = {}
         self._function_states: dict[CodeType | None, set[State]] = {}
 
-    def before(self, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Running | None:
+    def before(self, op: Op, args: Sequence[object], kwargs: Mapping[str, object]) -> _Running | None:
         """Record an op that is about to run; None where it does not count."""
         inputs = _tensors(args, kwargs)
         device = next((t.device.type for t in inputs if t.is_floating_point()), inputs[0].device.type if inputs else "")
@@ -132,7 +132,7 @@ class Recorder:
                 self.calls[self._call("thread", running, state=parent, now=state)] += 1
         return running
 
-    def after(self, running: _Running, out: Any) -> None:
+    def after(self, running: _Running, out: object) -> None:
         """Record the result of an op."""
         self.casts.after(running.op, running.inputs, out, running.state)
         if running.state.dtype is None or not plain_overload(running.op):
@@ -287,7 +287,7 @@ def autocast_devices() -> tuple[str, ...]:
     return tuple(renamed if device == "privateuseone" else device for device in devices())
 
 
-def _forward_code(node: Any) -> CodeType | None:
+def _forward_code(node: object) -> CodeType | None:
     forward = getattr(getattr(node, "_forward_cls", None), "forward", None)
     return getattr(inspect.unwrap(forward), "__code__", None) if callable(forward) else None
 
@@ -327,7 +327,7 @@ def plain_overload(op: Op) -> str:
     return ""
 
 
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def _tensors(args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
     values = (
         item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, (list, tuple)) else [value])
     )

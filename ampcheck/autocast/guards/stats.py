@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -113,7 +112,7 @@ class GuardStats:
 
     subject: str
     settings: int
-    changed: Mapping[str, tuple[Any, Any]]
+    changed: Mapping[str, tuple[object, object]]
     counts: Mapping[str, int] = field(default_factory=dict)
     regions: int = 0
     unseen: Mapping[str, int] = field(default_factory=dict)

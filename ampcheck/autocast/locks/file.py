@@ -49,7 +49,7 @@ class Locked:
     build: str
     ops: Mapping[str, LockedOp]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As data for `json.dumps`, in a fixed order."""
         ops = {
             name: {"rule": op.rule, "calls": {key: sorted(map(list, at)) for key, at in sorted(op.calls.items())}}
