@@ -30,6 +30,7 @@ from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
 from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.restore import random_back
 from ampcheck.torchtools.source import Scopes, is_users, naming_users_errors, short_path, users_place
 from ampcheck.torchtools.trace import Trace
 
@@ -290,13 +291,11 @@ def seeded() -> Iterator[None]:
     """The same random numbers in every run; the caller's generators are restored."""
     import numpy
 
-    states = random.getstate(), numpy.random.get_state()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        random.seed(0)
-        numpy.random.seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            numpy.random.set_state(states[1])
+    restore = random_back()
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    try:
+        yield
+    finally:
+        restore()

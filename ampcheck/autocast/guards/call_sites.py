@@ -13,6 +13,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from ampcheck.autocast import probe
+from ampcheck.core.run import Where
 from ampcheck.torchtools.source import is_users, short_path
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -41,6 +42,10 @@ class CallSite:
     direct: bool
     compiled: bool
     key: Hashable
+
+    def where(self, phase: str, op: str = "") -> Where:
+        """The location of this call, for a finding."""
+        return Where(phase, op=op, file=self.file, line=self.line)
 
 
 @dataclass(frozen=True, slots=True)

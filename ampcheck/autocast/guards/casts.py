@@ -87,14 +87,14 @@ class CachedCasts:
             return
         shape = tuple(weight.shape)
         if state.dtype not in (None, cached.dtype):
-            self.stale[StaleCast(shape, cached.dtype, state.dtype, "", at.file, at.line)] += 1
+            self.stale[StaleCast(shape, cached.dtype, state.dtype, "", at.where("forward"))] += 1
             return
         clock, line = self._written.get(cached.storage, (0, ""))
         moved = storage_number(weight) != cached.storage
         if not (moved or clock > cached.clock or weight._version != cached.version) or _same(weight, cast):
             return
         by = line if clock > cached.clock else "the assignment of another tensor to .data" if moved else "code not seen"
-        self.stale[StaleCast(shape, cached.dtype, None, by, at.file, at.line)] += 1
+        self.stale[StaleCast(shape, cached.dtype, None, by, at.where("forward"))] += 1
 
 
 def _written(op: torch._ops.OpOverload, args: Sequence[object]) -> Iterator[torch.Tensor]:

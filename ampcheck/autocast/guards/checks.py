@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -84,11 +85,11 @@ def check_state(stats: GuardStats) -> Iterator[Finding]:
 
 def check_scope(stats: GuardStats) -> Iterator[Finding]:
     """`autocast-scope`: no backward pass and no optimizer step inside a region."""
-    sites: dict[tuple[str, bool, str, int | None], list[tuple[Crossing, int]]] = defaultdict(list)
+    sites: dict[tuple[str, bool, Where], list[tuple[Crossing, int]]] = defaultdict(list)
     for crossing, count in stats.crossings.items():
-        sites[crossing.what, crossing.differentiable, crossing.file, crossing.line].append((crossing, count))
+        sites[crossing.what, crossing.differentiable, crossing.where].append((crossing, count))
     steps_inside = _steps_in_one_region(stats)
-    for (what, differentiable, file, line), crossings in sites.items():
+    for (what, differentiable, where), crossings in sites.items():
         times = sum(count for _, count in crossings)
         backward = what == "backward calls"
         message = (
@@ -106,7 +107,6 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
             verdict = Verdict.WARN
             message += "; it is differentiable itself (create_graph), so it belongs to a forward"
             hint = "compute such a gradient inside torch.autocast(..., enabled=False), and the rest under autocast"
-        where = Where("backward" if backward else "update", file=file, line=line)
         yield AUTOCAST_SCOPE.finding(verdict, stats.subject, message, where=where, observed=times, limit=0, hint=hint)
     if sites:
         return
@@ -143,8 +143,7 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
                 "the cache does not compare dtypes"
             )
             hint = "leave the outer region before the dtype changes, or pass cache_enabled=False to one of them"
-        where = Where("forward", file=first.file, line=first.line)
-        yield AUTOCAST_CACHE.fail(stats.subject, message, where=where, observed=len(uses), limit=0, hint=hint)
+        yield AUTOCAST_CACHE.fail(stats.subject, message, where=first.where, observed=len(uses), limit=0, hint=hint)
     if not groups:
         message = "{} casts of weights were kept and none was used after its weight changed"
         yield _clean(AUTOCAST_CACHE, stats, "cached casts", "autocast kept no cast of a weight", message)
@@ -170,7 +169,7 @@ def check_bypass(stats: GuardStats) -> Iterator[Finding]:
             message += f"It wrote {short(call.result)}"
         hint = f"call {call.plain_op.removeprefix('aten::').partition('.')[0]} and assign its result"
         yield AUTOCAST_BYPASS.finding(
-            verdict, stats.subject, message, where=_where(call), observed=count, limit=0, hint=hint
+            verdict, stats.subject, message, where=call.where, observed=count, limit=0, hint=hint
         )
     if clean:
         yield _clean(AUTOCAST_BYPASS, stats, "autocast ops", "no op ran under autocast")
@@ -193,7 +192,7 @@ def check_thread(stats: GuardStats) -> Iterator[Finding]:
         f"in {short(dtype)}. The state of autocast belongs to one thread"
     )
     hint = f"enter torch.autocast({call.state.device!r}, dtype={call.state.dtype}) inside the thread's function"
-    yield AUTOCAST_THREAD.fail(stats.subject, message, where=_where(call), observed=len(calls), limit=0, hint=hint)
+    yield AUTOCAST_THREAD.fail(stats.subject, message, where=call.where, observed=len(calls), limit=0, hint=hint)
 
 
 def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
@@ -220,8 +219,7 @@ def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
         "use torch.utils.checkpoint, which restores autocast, or save the state in forward and enter "
         "torch.autocast with it around the recomputation; a flag that chooses the dtype must not change in between"
     )
-    where = Where("backward", op=first.op, file=first.file, line=first.line)
-    yield AUTOCAST_CHECKPOINT.fail(stats.subject, message, where=where, observed=len(ops), limit=0, hint=hint)
+    yield AUTOCAST_CHECKPOINT.fail(stats.subject, message, where=first.where, observed=len(ops), limit=0, hint=hint)
 
 
 def check_function(stats: GuardStats) -> Iterator[Finding]:
@@ -242,9 +240,8 @@ def check_function(stats: GuardStats) -> Iterator[Finding]:
             f"decorate forward with torch.amp.custom_fwd(device_type={call.state.device!r}) and backward with "
             f"torch.amp.custom_bwd(device_type={call.state.device!r})"
         )
-        where = Where("backward", op=call.op, file=call.file, line=call.line)
         verdict = Verdict.WARN if wide else Verdict.FAIL
-        findings.append(AUTOCAST_FUNCTION.finding(verdict, stats.subject, message, where=where, hint=hint))
+        findings.append(AUTOCAST_FUNCTION.finding(verdict, stats.subject, message, where=call.where, hint=hint))
     yield from first_findings(findings, 3)
     if not findings:
         reason = "no autograd.Function whose forward ran under autocast had its Python backward run"
@@ -270,7 +267,7 @@ def check_unregistered(stats: GuardStats) -> Iterator[Finding]:
             hint += ", or give the op a rule with torch.library.register_autocast"
         verdict = Verdict.WARN if call.caught else Verdict.FAIL
         yield POLICY_UNREGISTERED.finding(
-            verdict, stats.subject, message, where=_where(call), observed=count, limit=0, hint=hint
+            verdict, stats.subject, message, where=call.where, observed=count, limit=0, hint=hint
         )
     if clean:
         yield _clean(POLICY_UNREGISTERED, stats, "autocast ops", "no op ran under autocast")
@@ -286,7 +283,7 @@ def check_banned(stats: GuardStats) -> Iterator[Finding]:
             devices[op].append(name)
     for op, names in devices.items():
         first, *others = (line.strip() for line in text.splitlines() if line.strip())
-        where = Where("forward", op=op, file=raised.file if raised else "", line=raised.line if raised else None)
+        where = replace(raised.where if raised else Where(), phase="forward", op=op)
         message = (
             f"an op that autocast bans must not run under it, but {op}, which {' and '.join(names)} bans, was called: "
             f"{first}"
@@ -343,10 +340,6 @@ def _steps_in_one_region(stats: GuardStats) -> int:
     for crossing, count in stats.crossings.items():
         (steps if crossing.what == "optimizer steps" else passes)[crossing.region] += count
     return max((min(count, passes[region]) for region, count in steps.items()), default=0)
-
-
-def _where(call: Call) -> Where:
-    return Where("forward", op=call.op, file=call.file, line=call.line)
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

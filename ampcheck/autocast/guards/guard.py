@@ -87,7 +87,8 @@ class Measurement:
             calls[replace(call, caught=not any(error is cause for cause in causes))] += 1
         raised = None
         if self._error is not None:
-            raised = Raised(type(self._error).__name__, str(self._error), *users_place(self._error))
+            file, line = users_place(self._error)
+            raised = Raised(type(self._error).__name__, str(self._error), Where(file=file, line=line))
         counts = {**recorder.counts, "cached casts": recorder.casts.seen}
         if str(AUTOCAST_STATE) in self.checks:
             counts = {"switches": len(self._before), **counts}
@@ -196,7 +197,7 @@ def _coverage(
     stats: GuardStats, measurement: Measurement, error: BaseException | None, must_run: bool
 ) -> Iterator[Finding]:
     if error is not None:
-        where = Where(file=stats.raised.file, line=stats.raised.line) if stats.raised else Where()
+        where = stats.raised.where if stats.raised else Where()
         message = f"the code must run to its end, but it raised {brief(error)}: later code was not checked"
         yield COVERAGE.fail(stats.subject, message, where=where)
     if stats.raised is not None or any(stats.counts.get(what) for what in _RAN):

@@ -42,8 +42,8 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
             return  # a compiler that traces forward and backward together
         recorder.counts[what] += 1
         if states := _enabled_states():
-            crossing = Crossing(what, differentiable, states[0], recorder.regions, site.file, site.line)
-            recorder.crossings[crossing] += 1
+            where = site.where("backward" if what == "backward calls" else "update")
+            recorder.crossings[Crossing(what, differentiable, states[0], recorder.regions, where)] += 1
 
     def make(run: Function) -> Function:
         def backward(*args: object, **kwargs: object) -> object:

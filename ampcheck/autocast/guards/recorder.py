@@ -54,10 +54,9 @@ class _Thread(threading.local):
 
 @dataclass(slots=True)
 class _ForwardOp:
-    """An op, or a call site, of the forward: its place in the order of call sites, and each state with the dtypes."""
+    """An op, or a call site, of the forward: its number in the order of call sites, and each state with the dtypes."""
 
-    file: str
-    line: int | None
+    site: CallSite
     order: int
     ran: dict[State, set[Dtypes]] = field(default_factory=dict)
 
@@ -161,16 +160,16 @@ class Recorder:
         if (emulation := emulate.active()) is not None and device == "cpu":
             policy = f"{emulation.policy.device} {emulation.policy.torch}, emulated on the CPU"
             self.policies[policy] = emulation.policy
-        name, site = op_name(running.op), running.site
-        plain = plain_overload(running.op) or name
-        has_dtype = running.kwargs.get("dtype") is not None
-        call = Call(how, name, plain, policy, running.state, running.castable, has_dtype, site.file, site.line)
+        name = op_name(running.op)
+        plain, has_dtype = plain_overload(running.op) or name, running.kwargs.get("dtype") is not None
+        where = running.site.where("backward" if how == "function" else "forward", name)
+        call = Call(how, name, plain, policy, running.state, running.castable, has_dtype, where)
         return replace(call, **values)
 
     def _in_forward(self, running: _Running) -> None:
         site, state = running.site, running.state
         for name in ("", op_name(running.op)):
-            new = _ForwardOp(site.file, site.line, len(self._forward))
+            new = _ForwardOp(site, len(self._forward))
             ran = self._forward.setdefault((name, site.key), new).ran
             ran.setdefault(state, set()).add(running.dtypes)
         if not torch.is_grad_enabled():
@@ -186,14 +185,16 @@ class Recorder:
         name, site, state = op_name(running.op), running.site, running.state
         known_site = self._forward.get(("", site.key))
         if known_site is not None and state not in known_site.ran:
-            recompute = Recompute("", next(iter(known_site.ran)), state, (), (), known_site.file, known_site.line)
+            where = known_site.site.where("backward")
+            recompute = Recompute("", next(iter(known_site.ran)), state, (), (), where)
             self.changed_sites.setdefault(site.key, recompute)
         known = self._forward.get((name, site.key))
         if known is not None and known_site is not None and torch.is_grad_enabled():
             changed = None
             if state not in known.ran and not any(running.dtypes in dtypes for dtypes in known.ran.values()):
                 forward_state, dtypes = next((state, next(iter(dtypes))) for state, dtypes in known.ran.items())
-                changed = Recompute(name, forward_state, state, dtypes, running.dtypes, known.file, known.line)
+                where = known.site.where("backward", name)
+                changed = Recompute(name, forward_state, state, dtypes, running.dtypes, where)
             path = engine_path(sys._getframe(2))
             if path.checkpoint or (path.function and (path.module or not path.differentiable)):
                 self._count_recomputed([changed])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ampcheck.autocast.policy import Policy
+from ampcheck.core.run import Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,7 @@ class Call:
     state: State
     dtypes: tuple[torch.dtype, ...]
     dtype_argument: bool
-    file: str
-    line: int | None
+    where: Where
     now: State | None = None
     result: torch.dtype | None = None
     casts: bool = False
@@ -63,8 +63,7 @@ class Crossing:
     differentiable: bool
     state: State
     region: int
-    file: str
-    line: int | None
+    where: Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,7 @@ class StaleCast:
     cast: torch.dtype
     wanted: torch.dtype | None
     changed_by: str
-    file: str
-    line: int | None
+    where: Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +86,7 @@ class Recompute:
     backward: State
     forward_dtypes: tuple[torch.dtype, ...]
     backward_dtypes: tuple[torch.dtype, ...]
-    file: str
-    line: int | None
+    where: Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +95,7 @@ class Raised:
 
     kind: str
     message: str
-    file: str
-    line: int | None
+    where: Where
 
 
 @dataclass(frozen=True, slots=True)
