@@ -225,7 +225,7 @@ class Report:
         if self.settings.update and not written:
             yield (
                 "--ampcheck-update: nothing was written; no test came as far as writing a lock, by "
-                "ampcheck.assert_policy_lock or @pytest.mark.ampcheck(lock=True)"
+                "ampcheck.assert_policy or @pytest.mark.ampcheck(lock=True)"
             )
 
     def _write(self, run: Run) -> Iterator[str]:

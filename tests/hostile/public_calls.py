@@ -199,7 +199,7 @@ CASES = [
     ),
     Case("measure_policy", lambda w: ampcheck.measure_policy("cuda", "bfloat16"), raises=False),
     Case("assert_policy", lambda w: ampcheck.assert_policy(device="cuda", dtype="float16"), raises=False),
-    Case("assert_policy", lambda w: _locked(w), at=1),
+    Case("assert_policy of a lock", lambda w: _locked(w), at=1),
     Case("health_of", lambda w: ampcheck.health_of(w.x.detach(), histogram=True), raises=False),
     Case("lab numbers", lambda w: run_lab(["anatomy", "ulp", "exp"], progress=w.told), at=3),
     Case("lab autocast", lambda w: run_lab(["policy", "flow"], progress=w.told), at=3, slow=True),
@@ -212,7 +212,7 @@ CASES = [
     Case("audit training compiled", lambda w: ampcheck.audit(_loop_of_compiled(w), steps=2), at=6, slow=True),
     Case("assert_compiled", lambda w: ampcheck.assert_compiled(w.model, (w.x,), steps=2), at=4, slow=True),
     Case("assert_compiled emulated", lambda w: _compiled_emulated(w), at=4, slow=True),
-    Case("assert_op_dtypes", lambda w: ampcheck.assert_op_dtypes(w.model, (w.x,)), at=1, slow=True),
+    Case("assert_dtypes of ops", lambda w: ampcheck.assert_dtypes(w.model, (w.x,), {"aten::*": None}), at=1, slow=True),
     Case("blame compiled", lambda w: ampcheck.blame((w.model, (w.x,)), dtype="bfloat16", runs=2), at=9, slow=True),
     Case("watch compiled", _block(lambda w: ampcheck.watch(w.model.compile() or w.model)), own=True, p=0.0, slow=True),
     Case(
