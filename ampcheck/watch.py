@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ampcheck.autocast.guards.guard import GUARD_CHECKS, GuardWatch, guard_run
-from ampcheck.autocast.guards.records import GuardStats
+from ampcheck.autocast.guards.checks import GUARD_CHECKS
+from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
+from ampcheck.autocast.guards.stats import GuardStats
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.compiled.graph.records import GraphStats
@@ -290,17 +291,17 @@ class _Autocast:
     family = "autocast"
 
     def __init__(self, name: str, checks: Collection[str] | None) -> None:
-        self._name, self._watch, self._ended = name, GuardWatch(checks), False
+        self._name, self._observation, self._ended = name, AutocastObservation(checks), False
 
     def enter(self, stack: ExitStack) -> None:
         stack.callback(setattr, self, "_ended", True)
-        stack.enter_context(self._watch)
+        stack.enter_context(self._observation)
 
     def stats(self) -> GuardStats | None:
-        return self._watch.stats(self._name) if self._ended else None
+        return self._observation.stats(self._name) if self._ended else None
 
     def run(self, stats: GuardStats) -> Run:
-        return guard_run(stats, self._watch)
+        return guard_run(self._observation, stats)
 
 
 class _Graphs:

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -30,6 +30,7 @@ from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
 from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.restore import random_back
 from ampcheck.torchtools.source import Scopes, is_users, naming_users_errors, short_path, users_place
 from ampcheck.torchtools.trace import Trace
 
@@ -46,15 +47,15 @@ PYTORCHS_OWN = frozenset(
 class OpCall:
     """One way in which an op is called.
 
-    op: the overload. rule: its rule on the device, empty for none. given: the dtype of each tensor argument, lists in
-    brackets. got: the same after autocast, with `dtype=float32` where the op's dtype argument is set, and `raises` for
-    a banned op. module: the dotted path of the innermost module. file, line: the user's. count: how often.
+    op: the overload. rule: its rule on the device, empty for none. inputs: the dtype of each tensor argument, lists in
+    brackets. passed: the same after autocast, with `dtype=float32` where the op's dtype argument is set, and `raises`
+    for a banned op. module: the dotted path of the innermost module. file, line: the user's. count: how often.
     """
 
     op: str
     rule: str
-    given: str
-    got: str
+    inputs: str
+    passed: str
     module: str
     file: str
     line: int | None
@@ -63,17 +64,17 @@ class OpCall:
     @property
     def dtypes(self) -> str:
         """`float32 float32 -> float16 float16`."""
-        return f"{self.given} -> {self.got}"
+        return f"{self.inputs} -> {self.passed}"
 
     @property
     def where(self) -> Where:
-        """The place of this call, as findings name it."""
+        """The location of this call, as in findings."""
         return Where(phase="forward", module=self.module, op=self.op, file=self.file, line=self.line)
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception of the model: its message, the op that raised it (where one did) and its place."""
+    """An exception of the model: its message, the op that raised it (where one did) and its location."""
 
     message: str
     op: str
@@ -86,19 +87,28 @@ class PolicyCalls:
 
     device, dtype: of autocast; the policy of another device than the CPU is emulated. calls: of ops that have an
     autocast kernel on any device, and of custom ops; sorted. composite: those of them that are made of other ops,
-    which reach autocast by themselves. policy: the device's. raised: what broke forward off. no_backward: what backward
-    raised; it runs without autocast but for checkpoints that recompute, so little is missing then.
+    which reach autocast by themselves. policy: the device's. raised: what ended forward early. no_backward: what
+    backward raised; it runs without autocast but for checkpoints that recompute, so little is missing then.
     """
 
     subject: str
     device: str
     dtype: str
-    torch: str
     policy: Policy
     calls: tuple[OpCall, ...]
     composite: frozenset[str] = frozenset()
     raised: Raised | None = None
     no_backward: str = ""
+
+    @property
+    def torch(self) -> str:
+        """The PyTorch whose policy was followed."""
+        return self.policy.torch
+
+    @property
+    def key(self) -> str:
+        """`cuda/float16`."""
+        return f"{self.device}/{self.dtype}"
 
     @property
     def ruled(self) -> tuple[OpCall, ...]:
@@ -112,7 +122,7 @@ class PolicyCalls:
         return tuple(
             call
             for call in self.calls
-            if is_custom(call.op) and call.op not in known and "float" in call.given.replace("float64", "")
+            if is_custom(call.op) and call.op not in known and "float" in call.inputs.replace("float64", "")
         )
 
 
@@ -128,55 +138,54 @@ def measure_calls(
     """Run forward, loss and backward on the CPU under the device's autocast policy, and record what reached autocast.
 
     subject: a `Subject` of the kinds forward, compile and regional, or its shape. It is copied, never changed; each
-    block runs eager. device: whose policy; it need not be there. dtype: what autocast casts to. release: of PyTorch,
-    whose policy is followed; the installed one by default. An exception of the model is kept in `raised`. Raises
-    `UsageError` for another kind of subject, an unknown device, dtype or release.
+    block runs eager. device: whose policy; the device itself may be absent. dtype: what autocast casts to. release: of
+    PyTorch, whose policy is followed; the installed one by default. An exception of the model is recorded in `raised`.
+    Raises `UsageError` for another kind of subject, an unknown device, dtype or release.
     """
-    made = as_subject(subject)
-    if made.kind in (Kind.TRAINING, Kind.CALL):
-        what = "a training loop" if made.kind is Kind.TRAINING else "a callable without arguments"
+    subject = as_subject(subject)
+    if subject.kind in (Kind.TRAINING, Kind.CALL):
+        what = "a training loop" if subject.kind is Kind.TRAINING else "a callable without arguments"
         raise UsageError(
-            f"{made.name} is {what}: a lock needs a model with its inputs, (module, args); a test that runs anything "
-            "else can be locked with @pytest.mark.ampcheck(lock=True)"
+            f"{subject.name} is {what}: a lock needs a model with its inputs, (module, args); a test that runs "
+            "anything else can be locked with @pytest.mark.ampcheck(lock=True)"
         )
     low = low_dtype(dtype)
-    prepared = prepare(made)
+    prepared = prepare(subject)
     recorder = CallRecorder(device, low, model=prepared.root, release=release)
     trace = Trace(prepared.root)
     error: BaseException | None = None
     no_backward = ""
-    substitutes: AbstractContextManager[Any] = nullcontext() if recorder.device == "cpu" else MissingKernels()
+    substitutes = nullcontext() if recorder.device == "cpu" else MissingKernels()
     with seeded(), warnings.catch_warnings(), recorder, substitutes, trace:
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:
-                total = _forward(prepared.blocks, call, low, made)
-                no_backward = _backward(total) or no_backward
+                loss = _forward(prepared.blocks, call, low, subject)
+                no_backward = _backward(loss) or no_backward
         except BaseException as caught:  # noqa: BLE001  # the user's model: its exception is a result
             error = as_result(caught)
     raised = _raised(error, recorder, trace) if error is not None else None
-    return replace(recorder.calls(made.name, low), raised=raised, no_backward=no_backward)
+    return replace(recorder.calls(subject.name, low), raised=raised, no_backward=no_backward)
 
 
-def _forward(blocks: Sequence[Callable[..., Any]], call: Call, low: torch.dtype, subject: Subject) -> Any:
-    """Run the blocks under autocast; the subject's loss, or the mean of squares of its outputs, which is ours."""
+def _forward(blocks: Sequence[Callable[..., object]], call: Call, low: torch.dtype, subject: Subject) -> object:
+    """Run the blocks under autocast; the subject's loss, or the mean of squares of its outputs."""
     with torch.enable_grad(), torch.autocast("cpu", low):
         result = forward_through(blocks, call)
         if subject.loss is not None:
             return loss_of(subject.loss, result)
-    found = [t for _, t in tensors(result) if t.is_floating_point() and t.requires_grad and t.numel()]
-    parts = [t.float().square().mean() for t in found if t.layout is torch.strided and not t.is_nested]
-    return sum(parts[1:], parts[0]) if parts else None
+    outputs = [t for _, t in tensors(result) if t.is_floating_point() and t.requires_grad and t.numel()]
+    losses = [t.float().square().mean() for t in outputs if t.layout is torch.strided and not t.is_nested]
+    return sum(losses[1:], losses[0]) if losses else None
 
 
-def _backward(total: Any) -> str:
-    """Run backward where there is a loss with a gradient; what it raises."""
-    if not isinstance(total, torch.Tensor) or not total.requires_grad:
-        return ""
-    try:
-        total.backward()  # type: ignore[no-untyped-call]
-    except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
-        return brief(as_result(error))
+def _backward(loss: object) -> str:
+    """Run backward where there is a loss with a gradient; the message of its exception."""
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
+            return brief(as_result(error))
     return ""
 
 
@@ -194,8 +203,8 @@ def _raised(error: BaseException, recorder: CallRecorder, trace: Trace) -> Raise
 class CallRecorder:
     """Entered, the CPU follows the device's policy and every call that reaches autocast is recorded.
 
-    device: whose policy. dtype: for which the policy is read; calls are kept for every dtype that autocast has inside.
-    model: whose module paths are told. release: of PyTorch, whose policy is followed; the installed one by default.
+    device: whose policy. dtype: for which the policy is read; calls are recorded for every dtype of autocast inside.
+    model: whose module paths are recorded. release: of PyTorch, whose policy is followed; the installed one by default.
     """
 
     def __init__(
@@ -210,13 +219,15 @@ class CallRecorder:
         self.policy = emulated_policy(self.device, dtype, release)
         self.banned: OpCall | None = None
         self._scopes = Scopes(model)
-        self._seen: dict[torch.dtype, Counter[OpCall]] = {}
+        self._counts: dict[torch.dtype, Counter[OpCall]] = {}
         self._open = ExitStack()
 
     def __enter__(self) -> CallRecorder:
+        ops = {op for device in devices() for op in registered(device)}
+        ops |= {op for op in torch._C._dispatch_get_all_op_names() if is_custom(op)}
         with ExitStack() as opening:
             opening.enter_context(self._scopes.watched())
-            opening.enter_context(Emulation(self.policy, observe=self._observe, also=_watched()))
+            opening.enter_context(Emulation(self.policy, observe=self._observe, also=ops))
             self._open = opening.pop_all()
         return self
 
@@ -225,46 +236,39 @@ class CallRecorder:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """What autocast was asked to cast to while calls were recorded."""
-        return tuple(self._seen)
+        """The dtypes of autocast while calls were recorded."""
+        return tuple(self._counts)
 
     def calls(self, subject: str, dtype: torch.dtype) -> PolicyCalls:
-        """What was recorded while autocast cast to `dtype`."""
-        seen = self._seen.get(dtype, Counter())
-        counted = [_counted(call, count) for call, count in seen.items()]
-        composite = frozenset(op for op in {call.op for call in counted} if _is_composite(op))
-        name = str(dtype).removeprefix("torch.")
-        return PolicyCalls(
-            subject,
-            self.device,
-            name,
-            self.policy.torch,
-            self.policy,
-            tuple(sorted(counted, key=_order)),
-            composite,
+        """The calls that were recorded while autocast cast to `dtype`."""
+        counts = self._counts.get(dtype, Counter())
+        calls = sorted(
+            (replace(call, count=count) for call, count in counts.items()),
+            key=lambda call: (call.op, call.inputs, call.passed, call.module, call.file, call.line or 0),
         )
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        composite = {op for op in {call.op for call in calls} if has_kernel(op, "CompositeImplicitAutograd")}
+        name = str(dtype).removeprefix("torch.")
+        return PolicyCalls(subject, self.device, name, self.policy, tuple(calls), frozenset(composite))
 
     def _observe(
-        self, op: str, rule: str, args: tuple[Any, ...], kwargs: dict[str, Any], cast: torch.dtype | None
+        self, op: str, rule: str, args: tuple[object, ...], kwargs: dict[str, object], cast: torch.dtype | None
     ) -> None:
         values = (*args, *kwargs.values())
-        given = " ".join(text for value in values if (text := _dtypes(value, None)))
-        got = " ".join(text for value in values if (text := _dtypes(value, cast)))
+        inputs = " ".join(text for value in values if (text := _dtypes(value, None)))
+        passed = " ".join(text for value in values if (text := _dtypes(value, cast)))
         if rule == BANNED:
-            got = "raises"
-        elif rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0], "cpu"):
-            chosen = any(isinstance(value, torch.dtype) for value in values)
-            got += "" if chosen else " dtype=float32"
-        module, _ = self._scopes.current
-        file, line = _users_line(sys._getframe())
-        call = OpCall(op, rule, given, got, module, file, line)
-        self._seen.setdefault(torch.get_autocast_dtype("cpu"), Counter())[call] += 1
+            passed = "raises"
+        elif rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0]):
+            passed += "" if any(isinstance(value, torch.dtype) for value in values) else " dtype=float32"
+        call = OpCall(op, rule, inputs, passed, self._scopes.current[0], *_users_line(sys._getframe()))
+        self._counts.setdefault(torch.get_autocast_dtype("cpu"), Counter())[call] += 1
         if rule == BANNED:
             self.banned = call
 
 
 def _users_line(frame: FrameType | None) -> tuple[str, int | None]:
-    """The innermost line of the model's code, never one of the code that asked for the recording."""
+    """The innermost line of the model's code, never one of the code that called `measure_calls`."""
     while frame is not None and frame.f_code not in (_forward.__code__, _backward.__code__):
         if is_users(frame.f_code.co_filename):
             return short_path(frame.f_code.co_filename), frame.f_lineno
@@ -272,47 +276,26 @@ def _users_line(frame: FrameType | None) -> tuple[str, int | None]:
     return "", None
 
 
-def _watched() -> set[str]:
-    """Every overload with an autocast kernel on any device, and every custom one."""
-    ruled = {op for device in devices() for op in registered(device)}
-    return ruled | {op for op in torch._C._dispatch_get_all_op_names() if is_custom(op)}
-
-
-def _is_composite(op: str) -> bool:
-    composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(op, "CompositeImplicitAutograd")
-    return composite
-
-
-def _dtypes(value: Any, cast: torch.dtype | None) -> str:
+def _dtypes(value: object, cast: torch.dtype | None) -> str:
     """The dtypes of an argument's tensors after a cast of the eligible ones; empty where it holds no tensor."""
     if isinstance(value, torch.Tensor):
-        dtype = cast if cast is not None and eligible(value, "cpu") else value.dtype
+        dtype = cast if cast is not None and eligible(value) else value.dtype
         return str(dtype).removeprefix("torch.")
     if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
         return f"[{'|'.join(sorted({text for item in value if (text := _dtypes(item, cast))}))}]"
     return ""
 
 
-def _counted(call: OpCall, count: int) -> OpCall:
-    return OpCall(call.op, call.rule, call.given, call.got, call.module, call.file, call.line, count)
-
-
-def _order(call: OpCall) -> tuple[Any, ...]:
-    return call.op, call.given, call.got, call.module, call.file, call.line or 0
-
-
 @contextmanager
 def seeded() -> Iterator[None]:
-    """The same random numbers in every run, and the caller's generators untouched."""
+    """The same random numbers in every run; the caller's generators are restored."""
     import numpy
 
-    held = random.getstate(), numpy.random.get_state()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        random.seed(0)
-        numpy.random.seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(held[0])
-            numpy.random.set_state(held[1])
+    restore = random_back()
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    try:
+        yield
+    finally:
+        restore()

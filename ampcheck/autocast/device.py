@@ -1,4 +1,4 @@
-"""Where a subject runs: on the device asked for, or on the CPU under that device's autocast policy."""
+"""Where a subject runs: on a device, or on the CPU under that device's autocast policy."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Placement:
 
 
 def place(device: str) -> Placement:
-    """Where what is asked for on `device` can run. Raises `UsageError` for what can be neither used nor emulated."""
+    """The placement of a device. Raises `UsageError` for one that can be neither used nor emulated."""
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise UsageError(f"{device!r} is no device; there are cpu, cuda, cuda:N, xpu and mps") from error
     if kind == "meta":
         raise UsageError("device 'meta' holds no values to judge: use --device cpu")
-    if kind != "cpu" and kind in KEYS and not _is_there(kind) and registered(kind):
+    if kind != "cpu" and kind in KEYS and not is_present(kind) and registered(kind):
         return Placement("cpu", kind)
     try:
         torch.empty(1, device=device)
@@ -45,6 +45,7 @@ def place(device: str) -> Placement:
     return Placement(device)
 
 
-def _is_there(kind: str) -> bool:
+def is_present(kind: str) -> bool:
+    """Whether this machine has a device of a type."""
     backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
     return backend is not None and bool(backend.is_available())

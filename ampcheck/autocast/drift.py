@@ -1,31 +1,25 @@
-"""How policies differ: between two PyTorch releases, two devices, and the installed PyTorch and its shipped snapshot.
+"""How policies differ: between two PyTorch releases, two devices, and the installed PyTorch and its snapshot.
 
-Only `assert_policy` needs torch, which it imports when it runs.
+Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot, release_of
-from ampcheck.autocast.snapshots import load_release, nearest, releases
+from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot, load_release, release_of, releases
+from ampcheck.catalog.autocast import POLICY_DRIFT
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, passed, verify
-
-if TYPE_CHECKING:
-    import torch
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 
 UNKNOWN = "unknown"
-"""What stands for the rule of an overload that has an autocast kernel but could not be probed."""
+"""The rule of an overload that has an autocast kernel but could not be probed."""
 
-_OF_A_BUILD = re.compile(r"^ATen/(native/)?(cuda|cudnn|hip|miopen|xpu)/")
+_OF_ACCELERATOR_BUILD = re.compile(r"^ATen/(native/)?(cuda|cudnn|hip|miopen|xpu)/")
 """Source files that only the builds for an accelerator compile."""
-
-_SNAPSHOT_HINT = "write one with `ampcheck policy snapshot` and compare by hand, or install ampcheck anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +30,49 @@ class Change:
     before: OpPolicy | None
     after: OpPolicy | None
 
+    @property
+    def same_rule(self) -> bool:
+        """Whether only the facts behind the rule differ."""
+        return self.before is not None and self.after is not None and self.before.rule == self.after.rule
 
-def diff_policies(one: Policy, other: Policy) -> tuple[Change, ...]:
-    """What `other` does otherwise than `one`, by overload: the rule, the facts, the op called instead, the cast back.
 
-    An overload whose rule only one of them could probe is no change: see `incomparable`. One that only one of them has
-    is a change, its rule `unknown` where it was not probed.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two policies, overload by overload.
+
+    count: how many could be compared. changes: those that differ. of_build: those that only one of the two builds of
+    PyTorch has. unclear: those that both register and at least one could not probe, with its reason.
     """
-    names = sorted({*one.ops, *one.unprobed, *other.ops, *other.unprobed} - set(incomparable(one, other)))
-    changes = (Change(name, _held(one, name), _held(other, name)) for name in names)
-    return tuple(change for change in changes if _behaviour(change.before) != _behaviour(change.after))
+
+    count: int
+    changes: tuple[Change, ...]
+    of_build: tuple[Change, ...]
+    unclear: Mapping[str, str]
 
 
-def incomparable(one: Policy, other: Policy) -> dict[str, str]:
-    """The overloads that both register and that one of them, or both, could not probe, with its reason."""
-    asked = {**other.unprobed, **one.unprobed}
-    both = {*one.ops, *one.unprobed} & {*other.ops, *other.unprobed}
-    return {name: asked[name] for name in sorted(asked) if name in both}
+def compare(first: Policy, second: Policy, first_build: str = "", second_build: str = "") -> Comparison:
+    """What `second` does otherwise than `first`: the rule, the facts, the op called instead, the cast back.
 
-
-def other_build(changes: tuple[Change, ...], one: str, other: str) -> tuple[Change, ...]:
-    """The changes that two builds of PyTorch explain (`cpu` and `cuda 13.0`): kernels that one of them lacks.
-
-    A kernel of which no more is known than that only the accelerator's build has it is explained as well.
+    An overload that only one of them has is a change, its rule `unknown` where it was not probed; builds (`cpu` and
+    `cuda 13.0`) explain it where only the accelerator's build can have it.
     """
-    if _family(one) == _family(other):
-        return ()
+    names, second_names = {*first.ops, *first.unprobed}, {*second.ops, *second.unprobed}
+    reasons = {**second.unprobed, **first.unprobed}
+    unclear = {name: reasons[name] for name in sorted(reasons) if name in names & second_names}
+    compared = sorted((names | second_names).difference(unclear))
+    pairs = (Change(name, _op(first, name), _op(second, name)) for name in compared)
+    changes = [change for change in pairs if _behaviour(change.before) != _behaviour(change.after)]
+    of_build = tuple(change for change in changes if _explained(change, first_build, second_build))
+    drift = tuple(change for change in changes if change not in of_build)
+    return Comparison(len(compared) - len(of_build), drift, of_build, unclear)
 
-    def explained(change: Change) -> bool:
-        if change.before is not None and change.after is not None:
-            return False
-        only, build = (change.before, one) if change.before is not None else (change.after, other)
-        assert only is not None
-        return _family(build) != "cpu" and (only.rule == UNKNOWN or _OF_A_BUILD.match(only.source) is not None)
 
-    return tuple(change for change in changes if explained(change))
+def _explained(change: Change, first_build: str, second_build: str) -> bool:
+    first, second = first_build.partition(" ")[0], second_build.partition(" ")[0]
+    if first == second or (change.before is not None and change.after is not None):
+        return False
+    op, build = (change.before, first) if change.before is not None else (change.after, second)
+    return op is not None and build != "cpu" and (op.rule == UNKNOWN or bool(_OF_ACCELERATOR_BUILD.match(op.source)))
 
 
 def history(op: str, device: str, dtype: str = "float16") -> tuple[tuple[str, str], ...]:
@@ -78,10 +80,10 @@ def history(op: str, device: str, dtype: str = "float16") -> tuple[tuple[str, st
 
     An empty rule: autocast leaves the op alone. Raises `UsageError` for a device that no release knows.
     """
-    held = [snapshot for snapshot in map(load_release, releases()) if device in snapshot.policies]
-    if not held:
+    known = [snapshot for snapshot in map(load_release, releases()) if device in snapshot.policies]
+    if not known:
         raise UsageError(f"no shipped policy is about {device!r}; there are {', '.join(shipped_devices())}")
-    return tuple((snapshot.release, rule_of(snapshot.policy(device, dtype), op)) for snapshot in held)
+    return tuple((snapshot.release, rule_of(snapshot.policy(device, dtype), op)) for snapshot in known)
 
 
 def spans(op: str, device: str, dtype: str = "float16") -> tuple[tuple[str, str, str], ...]:
@@ -91,10 +93,10 @@ def spans(op: str, device: str, dtype: str = "float16") -> tuple[tuple[str, str,
 
 
 def since(op: str, device: str, rule: str, dtype: str = "float16", *, under: str = "") -> str:
-    """From which release on an op has had this rule (empty: none), in words.
+    """The release from which on an op has had this rule (empty: none), in words.
 
     `since 2.12; before: none`, or `since 2.4 or before` from the oldest shipped release on. Of several stretches with
-    the rule the one with the release `under` counts, else the latest; where it has ended that is said.
+    the rule the one with the release `under` counts, else the latest; a stretch that has ended is marked so.
     """
     stretches = spans(op, device, dtype)
     order = releases()
@@ -103,7 +105,7 @@ def since(op: str, device: str, rule: str, dtype: str = "float16", *, under: str
         first, last, _ = stretches[number]
         return under in order and order.index(first) <= order.index(under) <= order.index(last)
 
-    having = [number for number, (_, _, found) in enumerate(stretches) if found == rule]
+    having = [number for number, stretch in enumerate(stretches) if stretch[2] == rule]
     number = max(having, key=lambda number: (around(number), number), default=None)
     if number is None:
         return f"in no release from {stretches[0][0]} to {stretches[-1][1]}"
@@ -111,8 +113,7 @@ def since(op: str, device: str, rule: str, dtype: str = "float16", *, under: str
     ended = f"; until {last}" if number < len(stretches) - 1 else ""
     if number:
         return f"since {first}; before: {stretches[number - 1][2] or 'none'}{ended}"
-    oldest = first == releases()[0]
-    return f"since {first}{' or before' if oldest else f'; before: no autocast on {device}'}{ended}"
+    return f"since {first}{' or before' if first == order[0] else f'; before: no autocast on {device}'}{ended}"
 
 
 def rule_of(policy: Policy, op: str) -> str:
@@ -125,146 +126,98 @@ def shipped_devices() -> tuple[str, ...]:
     return tuple(dict.fromkeys(device for release in releases() for device in load_release(release).policies))
 
 
-def check_policy(measured: Policy, snapshot: Snapshot, *, build: str) -> list[Finding]:
+def judge_drift(measured: Policy, snapshot: Snapshot | None, *, build: str) -> Run:
     """Judge a measured policy by a snapshot: one failure for each overload of PyTorch's own that is treated otherwise.
 
     measured: of any namespaces; custom ops are counted and not compared. build: of the PyTorch that was measured, as
-    `Snapshot.build`; kernels that only one of two builds compiles are no drift.
+    `Snapshot.build`; kernels that only one of two builds compiles are no drift. Without a snapshot: a warning.
     """
-    (dtype,) = measured.dtypes
-    subject = f"PyTorch {measured.torch}, autocast to {dtype} on {measured.device}"
-    against = _named(snapshot, measured.torch)
-    found = measured.of("aten")
-    if measured.device not in snapshot.policies:
-        message = f"{against} has no policy of {measured.device} to compare with; here {found.registered} overloads "
-        verdict = Verdict.WARN if found.registered else Verdict.SKIP
-        return [Finding("policy-drift", verdict, subject, f"{message}of PyTorch's own have autocast kernels")]
-    if not found.registered:
-        kernels = snapshot.policy(measured.device, dtype).registered
-        message = f"autocast should treat {kernels} overloads as in {against}; it has no kernel at all"
-        return [Finding("policy-drift", Verdict.FAIL, subject, message)]
-
-    compared = _compare(measured, snapshot, build)
-    findings = [_drift(change, subject, against) for change in compared.drift]
-    expected = snapshot.policy(measured.device, dtype)
-    if lost := {op: why for op, why in compared.unclear.items() if op in expected.ops}:
-        named = "; ".join(f"{op} ({why})" for op, why in lost.items())
-        message = f"{len(lost)} overloads should be treated as in {against} and could not be probed: {named}"
-        verdict = Verdict.FAIL if len(lost) > compared.count else Verdict.WARN
-        findings.append(Finding("policy-drift", verdict, subject, message))
-    if not compared.drift and not compared.count:
-        message = f"overloads should be compared with {against}; there was none of which both rules are known"
-        findings.append(Finding("policy-drift", Verdict.FAIL, subject, message))
-    elif not compared.drift:
-        message = f"{compared.count} overloads are treated as in {against}"
-        if compared.of_build:
-            names = ", ".join(change.op for change in compared.of_build)
-            message += f"; left out, for only one of the builds ({snapshot.build} and {build}) has it: {names}"
-        if unknown := [op for op in compared.unclear if op in expected.unprobed]:
-            message += f"; of {', '.join(unknown)} the snapshot knows no rule"
-        if custom := measured.registered - found.registered:
-            message += f"; {custom} custom {'op' if custom == 1 else 'ops'} of other namespaces not compared"
-        findings.append(passed("policy-drift", subject, message, compared.count))
-    return findings
-
-
-def assert_policy(device: str = "cuda", dtype: torch.dtype | str = "float16") -> Run:
-    """Assert that autocast of the installed PyTorch treats each op as the shipped snapshot of its release says.
-
-    device: a device type (`cpu`, `cuda`, `xpu`, `mps`, `mtia`, `privateuseone`); it need not be there. dtype: what
-    autocast casts to. Where the installed release has no snapshot the nearest one is the judge, and every message says
-    so; without any snapshot the policy is probed and the verdict is a warning. Returns the run; raises
-    `AssertionError` with every overload that is treated otherwise, and `UsageError` for an unknown device or dtype.
-    """
-    __tracebackhide__ = True
-    from ampcheck.autocast.probe import build, measure_policy
-    from ampcheck.core.environment import environment
-
-    measured = measure_policy(device, dtype)
-    (name,) = measured.dtypes
-    if not releases():
-        subject = f"PyTorch {measured.torch}, autocast to {name} on {measured.device}"
-        message = f"{len(measured.ops)} overloads were probed and compared with nothing: no snapshot was shipped"
-        missing = Finding("policy-drift", Verdict.WARN, subject, message, hint=_SNAPSHOT_HINT)
-        return verify(Run(environment(), (missing,), coverage_of(measured)))
-    snapshot, installed = nearest(measured.torch), build()
-    findings = check_policy(measured, snapshot, build=installed)
-    run = Run(environment(), tuple(findings), coverage_of(measured, snapshot, build=installed))
-    return verify(run)
-
-
-def coverage_of(measured: Policy, snapshot: Snapshot | None = None, *, build: str = "") -> Coverage:
-    """How many overloads were probed and compared, and what was left out."""
-    found = measured.of("aten")
+    subject, policy = _subject(measured), measured.of("aten")
     seen = {"overloads probed": len(measured.ops)}
     unseen = {
         "overloads that could not be probed": len(measured.unprobed),
-        "custom ops, which no snapshot holds": measured.registered - found.registered,
+        "custom ops, which no snapshot holds": measured.registered - policy.registered,
     }
-    if snapshot is not None and measured.device in snapshot.policies:
-        compared = _compare(measured, snapshot, build)
+    if snapshot is None:
+        message = f"{len(measured.ops)} overloads were probed and compared with nothing: no snapshot was shipped"
+        hint = "write one with `ampcheck policy snapshot` and compare by hand, or install ampcheck again"
+        findings = [POLICY_DRIFT.warn(subject, message, hint=hint)]
+    elif measured.device not in snapshot.policies:
+        message = f"{_name(snapshot, measured)} has no policy of {measured.device} to compare with; here "
+        message += f"{policy.registered} overloads of PyTorch's own have autocast kernels"
+        findings = [POLICY_DRIFT.finding(Verdict.WARN if policy.registered else Verdict.SKIP, subject, message)]
+    else:
+        compared = compare(snapshot.policy(measured.device, *measured.dtypes), policy, snapshot.build, build)
+        findings = list(_check(measured, policy, snapshot, compared, build))
         seen["overloads compared"] = compared.count
         unseen["overloads that only one of two builds registers"] = len(compared.of_build)
-        unseen["overloads of which the snapshot knows no rule"] = len({*compared.unclear} & {*found.ops})
-    return Coverage(seen, {reason: count for reason, count in unseen.items() if count})
+        unseen["overloads of which the snapshot knows no rule"] = len({*compared.unclear} & {*policy.ops})
+    coverage = Coverage(seen, {reason: count for reason, count in unseen.items() if count})
+    return Run(findings=tuple(findings), coverage=coverage)
 
 
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """How many overloads were compared, which differ, and which say nothing: of another build, or not probed."""
+def _check(measured: Policy, policy: Policy, snapshot: Snapshot, compared: Comparison, build: str) -> Iterator[Finding]:
+    subject, name = _subject(measured), _name(snapshot, measured)
+    expected = snapshot.policy(measured.device, *measured.dtypes)
+    if not policy.registered:
+        message = f"autocast should treat {expected.registered} overloads as in {name}; it has no kernel at all"
+        yield POLICY_DRIFT.fail(subject, message)
+        return
+    for change in compared.changes:
+        message = f"{change.op} should be treated as in {name}: {_describe(change.before, change.same_rule)}; "
+        message += f"it is: {_describe(change.after, change.same_rule)}"
+        if change.after is not None and change.after.source:
+            message += f", by a kernel of {change.after.source}"
+        hint = (
+            "either a library in this process registers kernels of PyTorch's own ops, or this PyTorch is another than "
+            f"the snapshot's; its history: ampcheck policy explain {change.op}"
+        )
+        yield POLICY_DRIFT.fail(subject, message, where=Where(op=change.op), hint=hint)
+    if lost := [f"{op} ({why})" for op, why in compared.unclear.items() if op in expected.ops]:
+        message = f"{len(lost)} overloads should be treated as in {name} and could not be probed: {'; '.join(lost)}"
+        yield POLICY_DRIFT.finding(Verdict.FAIL if len(lost) > compared.count else Verdict.WARN, subject, message)
+    if compared.changes:
+        return
+    if not compared.count:
+        message = f"overloads should be compared with {name}; there was none of which both rules are known"
+        yield POLICY_DRIFT.fail(subject, message)
+        return
+    message = f"{compared.count} overloads are treated as in {name}"
+    if compared.of_build:
+        names = ", ".join(change.op for change in compared.of_build)
+        message += f"; left out, for only one of the builds ({snapshot.build} and {build}) has it: {names}"
+    if unknown := [op for op in compared.unclear if op in expected.unprobed]:
+        message += f"; of {', '.join(unknown)} the snapshot knows no rule"
+    if custom := measured.registered - policy.registered:
+        message += f"; {custom} custom {'op' if custom == 1 else 'ops'} of other namespaces not compared"
+    yield POLICY_DRIFT.passed(subject, message, compared.count)
 
-    count: int
-    drift: tuple[Change, ...]
-    of_build: tuple[Change, ...]
-    unclear: Mapping[str, str]
+
+def _subject(measured: Policy) -> str:
+    return f"PyTorch {measured.torch}, autocast to {measured.dtypes[0]} on {measured.device}"
 
 
-def _compare(measured: Policy, snapshot: Snapshot, build: str) -> _Compared:
-    expected, found = snapshot.policy(measured.device, *measured.dtypes), measured.of("aten")
-    changes, unclear = diff_policies(expected, found), incomparable(expected, found)
-    of_build = other_build(changes, snapshot.build, build)
-    names = {*expected.ops, *expected.unprobed, *found.ops, *found.unprobed}
-    drift = tuple(change for change in changes if change not in of_build)
-    return _Compared(len(names) - len(of_build) - len(unclear), drift, of_build, unclear)
+def _name(snapshot: Snapshot, measured: Policy) -> str:
+    release = release_of(measured.torch)
+    nearest = "" if snapshot.release == release else f" (the nearest: PyTorch {release} has none)"
+    return f"the snapshot of PyTorch {snapshot.torch}{nearest}"
 
 
-def _drift(change: Change, subject: str, against: str) -> Finding:
-    facts = change.before is not None and change.after is not None and change.before.rule == change.after.rule
-    message = f"{change.op} should be treated as in {against}: {_told(change.before, facts)}; "
-    message += f"it is: {_told(change.after, facts)}"
-    if change.after is not None and change.after.source:
-        message += f", by a kernel of {change.after.source}"
-    hint = "either a library in this process registers kernels of PyTorch's own ops, or this PyTorch is another than "
-    hint += f"the snapshot's; its history: ampcheck policy explain {change.op}"
-    return Finding("policy-drift", Verdict.FAIL, subject, message, Where(op=change.op), hint=hint)
-
-
-def _told(op: OpPolicy | None, facts: bool) -> str:
+def _describe(op: OpPolicy | None, with_facts: bool) -> str:
     if op is None:
         return "left alone"
-    handed = ", ".join(f"{given}: {handed}" for given, handed in op.facts.items()) if facts else ""
+    facts = ", ".join(f"{inputs}: {passed}" for inputs, passed in op.facts.items()) if with_facts else ""
     return (
         op.rule
         + (f" by way of {op.redispatch}" if op.redispatch else "")
         + (", its result cast back" if op.restores else "")
-        + (f" ({handed})" if handed else "")
+        + (f" ({facts})" if facts else "")
     )
 
 
-def _named(snapshot: Snapshot, installed: str) -> str:
-    name = f"the snapshot of PyTorch {snapshot.torch}"
-    if snapshot.release == release_of(installed):
-        return name
-    return f"{name} (the nearest: PyTorch {release_of(installed)} has none)"
-
-
-def _held(policy: Policy, op: str) -> OpPolicy | None:
+def _op(policy: Policy, op: str) -> OpPolicy | None:
     return OpPolicy(UNKNOWN) if op in policy.unprobed else policy.ops.get(op)
 
 
 def _behaviour(op: OpPolicy | None) -> object:
     return op and (op.rule, op.facts, op.redispatch, op.restores)
-
-
-def _family(build: str) -> str:
-    return build.partition(" ")[0]

@@ -1,7 +1,8 @@
 """CPU tensors that follow another device's autocast policy, so that a CPU-only machine sees what a GPU would round.
 
 The rules come from the policy of the installed PyTorch or of a shipped release. Where the CPU's own rule is another, a
-Python kernel takes its place on the CPU's autocast key; all other ops keep PyTorch's kernel.
+Python kernel replaces it on the CPU's autocast key; all other ops keep PyTorch's kernel. `torch.autocast` for the
+emulated device acts on the CPU, and both devices show the same state.
 """
 
 from __future__ import annotations
@@ -11,34 +12,37 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
-import torch as pytorch
+import torch
 
-from ampcheck.autocast.kernels import RECURRENT, CallObserver, CastCache, make_kernel
-from ampcheck.autocast.policy import LOWER, OTHER, OpPolicy, Policy, release_of
+from ampcheck.autocast.kernels import CallObserver, CastCache, make_kernel
+from ampcheck.autocast.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, load_release, release_of, releases
 from ampcheck.autocast.probe import low_dtype, measure_policy
-from ampcheck.autocast.redirect import Redirection
-from ampcheck.autocast.snapshots import load_release, releases
-from ampcheck.autocast.state import autocast_key, device_type, registered
+from ampcheck.autocast.state import autocast_key, device_type, nesting, registered
 from ampcheck.core.errors import UsageError
+from ampcheck.torchtools.patching import replaced
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _active: list[Emulation] = []
 _lock = threading.RLock()
 
 
-def emulate(device: str = "cuda", dtype: pytorch.dtype | str | None = None, *, torch: str | None = None) -> Emulation:
+def emulate(device: str = "cuda", dtype: torch.dtype | str | None = None, *, release: str | None = None) -> Emulation:
     """A context in which CPU tensors follow the autocast policy of `device`.
 
     device: a device type that autocast knows, such as `cuda`. dtype: enter autocast to it, as
     `torch.autocast(device, dtype)` does; None leaves that to the `torch.autocast` regions inside, and `torch.autocast`
-    for the device or for the CPU then means the emulated one. torch: the release whose policy is followed, such as
+    for the device or for the CPU then means the emulated one. release: the PyTorch whose policy is followed, such as
     `2.13`; the installed one by default. Custom ops follow what is registered for the device on entering.
 
-    Works in eager mode, in backward, under torch.compile (Dynamo is reset on the way in and out), under activation
+    Works in eager mode, in backward, under torch.compile (Dynamo is reset on entry and exit), under activation
     checkpointing and in every thread; backward of a checkpoint must run inside, since it computes a forward again.
     Nests, and decorates functions; leaving restores PyTorch's kernels. Dtypes, casts, overflow to infinity and flush
     to zero are those of the device; the order in which a kernel sums is the CPU's. An op for which the CPU has no
@@ -47,66 +51,58 @@ def emulate(device: str = "cuda", dtype: pytorch.dtype | str | None = None, *, t
 
     Raises `UsageError` for an unknown device, dtype or release, and on entering while another thread emulates.
     """
-    return Emulation(emulated_policy(device, dtype, torch), low_dtype(dtype) if dtype is not None else None)
+    return Emulation(emulated_policy(device, dtype, release), low_dtype(dtype) if dtype is not None else None)
 
 
-def emulated_policy(device: str, dtype: pytorch.dtype | str | None = None, release: str | None = None) -> Policy:
+def emulated_policy(device: str, dtype: torch.dtype | str | None = None, release: str | None = None) -> Policy:
     """The policy of a device under a release, custom ops of this process included.
 
-    What only the device's own builds of PyTorch register, such as cuDNN's recurrent layers, is taken from the shipped
-    snapshot where the installed build lacks it.
+    Ops that only the device's own builds of PyTorch register, such as cuDNN's recurrent layers, come from the shipped
+    snapshot where the installed build lacks them.
     """
-    low = low_dtype(dtype if dtype is not None else pytorch.float16)
+    low = low_dtype(dtype if dtype is not None else torch.float16)
     measured = _measured(device_type(device), low)
-    shipped = _shipped(measured, release)
-    if release is not None and shipped is not None:
+    shipped = None
+    if release is not None:
+        shipped = load_release(release).policy(measured.device, *measured.dtypes)
         custom = {name: op for name, op in measured.ops.items() if not name.startswith("aten::")}
         measured = replace(shipped, ops={**shipped.ops, **custom})
-    if any(policy is not None and _CUDNN in (*policy.ops, *policy.unprobed) for policy in (measured, shipped)):
+    elif release_of(measured.torch) in releases():
+        snapshot = load_release(measured.torch)
+        if measured.device in snapshot.policies:
+            shipped = snapshot.policy(measured.device, *measured.dtypes)
+    known = (policy for policy in (measured, shipped) if policy is not None)
+    if any("aten::_cudnn_rnn" in (*policy.ops, *policy.unprobed) for policy in known):
         layers = {name: OpPolicy(LOWER, source="ATen/cudnn/AutocastRNN.cpp") for name in RECURRENT}
         measured = replace(measured, ops={**measured.ops, **layers})
     return measured
 
 
-_CUDNN = "aten::_cudnn_rnn"
-
-
-def _shipped(measured: Policy, release: str | None) -> Policy | None:
-    """The snapshot of the release; without a release that of the installed one, where ampcheck carries it."""
-    low = measured.dtypes[0]
-    if release is not None:
-        return load_release(release).policy(measured.device, low)
-    if release_of(measured.torch) not in releases():
-        return None
-    snapshot = load_release(measured.torch)
-    return snapshot.policy(measured.device, low) if measured.device in snapshot.policies else None
-
-
-_probed: dict[tuple[str, pytorch.dtype], Policy] = {}
-
-
-def _measured(device: str, low: pytorch.dtype) -> Policy:
-    """The policy of the installed PyTorch, probed again when ops were registered since."""
-    known = _probed.get((device, low))
-    if device == "cpu" and _active:  # its kernels are not its own now
+def _measured(device: str, low: torch.dtype) -> Policy:
+    """The policy of the installed PyTorch, probed again when ops were registered since; never that of an emulation."""
+    if device == "cpu" and _active:
         return replace(_active[0]._native, dtypes=(str(low).removeprefix("torch."),))
-    if known is None or registered(device) != tuple(sorted({*known.ops, *known.unprobed})):
-        known = _probed[device, low] = measure_policy(device, low)
-    return known
+    return _probed(device, low, registered(device))
+
+
+@functools.lru_cache(maxsize=32)
+def _probed(device: str, low: torch.dtype, overloads: tuple[str, ...]) -> Policy:
+    return measure_policy(device, low)
 
 
 class Emulation:
     """Entered, the CPU follows `policy`.
 
-    policy: the device's. dtype: autocast to it inside; None leaves autocast as it is. observe: told of each call of an
-    op that has a rule on either device, or that `also` names. `replaced` counts the kernels that stand in for
-    PyTorch's; `unavailable` names the ops of the policy that the installed PyTorch does not have.
+    policy: the device's. dtype: autocast to it inside; None leaves autocast as it is. observe: called for each call of
+    an op that has a rule on either device, or is one of `also`. `unavailable` names the ops of the policy that the
+    installed PyTorch does not have. `made_before` counts the `torch.autocast` regions for the device that were entered,
+    are off, and were made before the emulation: PyTorch does not tell whether that was meant.
     """
 
     def __init__(
         self,
         policy: Policy,
-        dtype: pytorch.dtype | None = None,
+        dtype: torch.dtype | None = None,
         *,
         observe: CallObserver | None = None,
         also: Iterable[str] = (),
@@ -116,14 +112,13 @@ class Emulation:
             raise UsageError(f"{', '.join(unknown)} on {policy.device} follow no rule that can be emulated")
         self.policy = policy
         self.dtype = dtype
-        self.replaced = 0
         self.unavailable: tuple[str, ...] = ()
+        self.made_before = 0
         self._observe = observe
         self._also = frozenset(also) if observe is not None else frozenset()
         self._thread = 0
         self._native = policy
         self._cache = CastCache()
-        self._redirection = Redirection(policy.device, self._cache)
         self._overridden: set[str] = set()
         self._open = ExitStack()
 
@@ -137,13 +132,13 @@ class Emulation:
             self._install(opening)
             opening.callback(_active.remove, self)
             _active.append(self)
-            opening.enter_context(self._redirection.entered())
-            if (config := _functorch_config()) is not None:  # its key does not know of our kernels
+            opening.enter_context(self._redirected())
+            if (config := _functorch_config()) is not None:  # its cache key does not include our kernels
                 opening.enter_context(config.patch(enable_autograd_cache=False))
-            _reset_dynamo()
-            opening.callback(_reset_dynamo)
+            reset_dynamo()
+            opening.callback(reset_dynamo)
             if self.dtype is not None:
-                opening.enter_context(pytorch.autocast("cpu", self.dtype))
+                opening.enter_context(torch.autocast("cpu", self.dtype))
             self._open = opening.pop_all()
         return self
 
@@ -152,45 +147,129 @@ class Emulation:
             self._open.__exit__(None, None, None)
             self._cache.clear()
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
         """`function`, each call of which runs under an emulation of its own."""
 
         @functools.wraps(function)
-        def emulated(*args: Any, **kwargs: Any) -> Any:
+        def emulated(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             with Emulation(self.policy, self.dtype, observe=self._observe, also=self._also):
                 return function(*args, **kwargs)
 
         return emulated
 
-    @property
-    def made_before(self) -> int:
-        """How often a `torch.autocast` region for the device was entered that was off and made before the emulation."""
-        return self._redirection.made_before
-
     def _install(self, opening: ExitStack) -> None:
-        native = self._native = _native_policy()
-        # Who records a block wants to hear of what an emulation inside it does, too.
-        told = next((one for one in (self, *reversed(_active)) if one._observe is not None), self)
+        native = self._native = _active[0]._native if _active else _measured("cpu", torch.float16)
+        # An observer of an outer emulation observes the calls inside of this one too.
+        observing = next(
+            (emulation for emulation in (self, *reversed(_active)) if emulation._observe is not None), self
+        )
         outer = set().union(*(emulation._overridden for emulation in _active))
-        libraries: dict[str, pytorch.library.Library] = {}
+        libraries: dict[str, torch.library.Library] = {}
         missing = []
         self._overridden.clear()
-        for name in sorted({*self.policy.ops, *native.ops, *told._also, *outer}):
+        for name in sorted({*self.policy.ops, *native.ops, *observing._also, *outer}):
             wanted, own = self.policy.ops.get(name), native.ops.get(name)
-            if told._observe is None and name not in outer and _same(wanted, own):
+            if observing._observe is None and name not in outer and _effect(wanted) == _effect(own):
                 continue
             namespace, _, rest = name.partition("::")
             try:
-                kernel = make_kernel(name, wanted, self._cache, told._observe)
+                kernel = make_kernel(name, wanted, self._cache, observing._observe)
             except (AttributeError, RuntimeError):
                 missing.append(name)
                 continue
             if namespace not in libraries:
-                library = libraries[namespace] = pytorch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+                library = libraries[namespace] = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
                 opening.callback(library._destroy)
             _implement(libraries[namespace], rest, kernel)
             self._overridden.add(name)
-        self.replaced, self.unavailable = len(self._overridden), tuple(missing)
+        self.unavailable = tuple(missing)
+
+    @contextmanager
+    def _redirected(self) -> Iterator[None]:
+        """`torch.autocast` for the emulated device acts on the CPU.
+
+        On a machine without CUDA a region of `torch.autocast("cuda")` would switch itself off, and code that calls
+        `torch.is_autocast_enabled("cuda")`, such as `torch.amp.custom_fwd`, would see it off.
+        """
+        device, module = self.policy.device, torch.amp.autocast_mode
+        arguments: WeakKeyDictionary[torch.autocast, tuple[object, ...]] = WeakKeyDictionary()
+
+        def make_init(original: Callable[..., object]) -> Callable[..., object]:
+            def __init__(  # noqa: N807
+                region: torch.autocast,
+                device_type: str,
+                dtype: torch.dtype | None = None,
+                enabled: bool = True,
+                cache_enabled: bool | None = None,
+            ) -> None:
+                arguments[region] = (device_type, dtype, enabled, cache_enabled)
+                if device_type in (device, "cpu"):
+                    dtype = torch.get_autocast_dtype(device) if dtype is None else dtype
+                    device_type = "cpu"
+                wide = device == "cuda" and device_type == "cpu" and enabled and dtype is torch.float32
+                # The CPU refuses float32, with a warning; CUDA takes it.
+                original(region, device_type, torch.float16 if wide else dtype, enabled, cache_enabled)
+                if wide:
+                    region.fast_dtype = torch.float32
+
+            return __init__
+
+        def make_enter(original: Callable[..., object]) -> Callable[..., object]:
+            def __enter__(region: torch.autocast) -> object:  # noqa: N807
+                moved = device != "cpu" and region.device == device and region not in arguments
+                if moved:
+                    self.made_before += not region._enabled
+                    region.device = "cpu"
+                mirrored = region.device == "cpu" and device != "cpu"
+                before = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) if mirrored else None
+                region.__dict__.setdefault("_ampcheck_before", []).append((before, moved))
+                result = original(region)
+                if mirrored:
+                    torch.set_autocast_dtype(device, region.fast_dtype)
+                    torch.set_autocast_enabled(device, region._enabled)
+                return result
+
+            return __enter__
+
+        def make_exit(original: Callable[..., object]) -> Callable[..., object]:
+            def __exit__(region: torch.autocast, *exc: object) -> object:  # noqa: N807
+                result = original(region, *exc)
+                stack = region.__dict__.get("_ampcheck_before")
+                before, moved = stack.pop() if stack else (None, False)
+                if before is not None:
+                    torch.set_autocast_enabled(device, before[0])
+                    torch.set_autocast_dtype(device, before[1])
+                if moved:
+                    region.device = device
+                if nesting() == 0:
+                    self._cache.clear()
+                return result
+
+            return __exit__
+
+        def make_cast(original: Callable[..., object]) -> Callable[..., object]:
+            return lambda value, kind, dtype: original(value, "cpu" if kind == device else kind, dtype)
+
+        def make_clear(original: Callable[..., object]) -> Callable[..., object]:
+            def clear() -> None:
+                original()
+                self._cache.clear()
+
+            return clear
+
+        def restore() -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that the device is not there
+                for region, values in list(arguments.items()):
+                    module.autocast.__init__(region, *values)  # type: ignore[arg-type]  # a region that is used later means its own device again
+
+        with ExitStack() as stack:
+            stack.callback(restore)  # last, with PyTorch's own functions
+            for name, make in (("__init__", make_init), ("__enter__", make_enter), ("__exit__", make_exit)):
+                stack.enter_context(replaced(module.autocast, name, make))
+            stack.enter_context(replaced(module, "_cast", make_cast))
+            stack.enter_context(replaced(torch, "clear_autocast_cache", make_clear))
+            yield
 
 
 def active() -> Emulation | None:
@@ -198,27 +277,24 @@ def active() -> Emulation | None:
     return _active[-1] if _active else None
 
 
-def _same(one: OpPolicy | None, other: OpPolicy | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (one.rule, one.redispatch, one.restores) == (other.rule, other.redispatch, other.restores)
+def reset_dynamo() -> None:
+    """Drop compiled code, which is guarded by autocast's state and not by its kernels."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
-def _implement(library: pytorch.library.Library, name: str, kernel: Callable[..., Any]) -> None:
-    """Register a kernel on the CPU's autocast key over the one that stands there."""
-    options: dict[str, Any] = {"with_keyset": kernel is not pytorch.library.fallthrough_kernel}
+def _effect(op: OpPolicy | None) -> tuple[str, str, bool] | None:
+    return None if op is None else (op.rule, op.redispatch, op.restores)
+
+
+def _implement(library: torch.library.Library, name: str, kernel: Callable[..., Any]) -> None:
+    """Register a kernel on the CPU's autocast key over the present one."""
+    options: dict[str, Any] = {"with_keyset": kernel is not torch.library.fallthrough_kernel}
     if "allow_override" in inspect.signature(library.impl).parameters:
         options["allow_override"] = True
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is overridden is what we want
+        warnings.simplefilter("ignore")  # that a kernel is overridden is intended
         library.impl(name, kernel, autocast_key("cpu"), **options)  # type: ignore[no-untyped-call]
-
-
-def _native_policy() -> Policy:
-    """The CPU's own policy, never that of an emulation."""
-    if _active:
-        return _active[0]._native
-    return _measured("cpu", pytorch.float16)
 
 
 def _functorch_config() -> Any:
@@ -227,9 +303,3 @@ def _functorch_config() -> Any:
     except ImportError:
         return None
     return config if hasattr(config, "enable_autograd_cache") else None
-
-
-def _reset_dynamo() -> None:
-    """Compiled code is guarded by autocast's state, not by its kernels."""
-    if "torch._dynamo" in sys.modules:
-        pytorch._dynamo.reset()

@@ -1,34 +1,112 @@
-"""What an audit says of autocast itself: which ops a model sends through it, and how code uses it."""
+"""Verdicts on autocast itself: `assert_policy`, and for `audit` the ops that a model sends through it and its use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import traceback
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ampcheck.autocast.calls import measure_calls
+from ampcheck.autocast.drift import judge_drift
 from ampcheck.autocast.emulate import active
-from ampcheck.autocast.guards.guard import GUARD_CHECKS as GUARD_CHECKS
+from ampcheck.autocast.guards.checks import GUARD_CHECKS as GUARD_CHECKS
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.autocast.locks.checks import check_banned, check_gap, check_unregistered
+from ampcheck.autocast.locks.file import is_updating
+from ampcheck.autocast.locks.lock import (
+    Devices,
+    Dtypes,
+    LockTarget,
+    PathLike,
+    callers_folder,
+    compare_lock,
+    write_lock,
+)
+from ampcheck.autocast.policy import load_release, nearest, releases
+from ampcheck.autocast.probe import build, measure_policy
+from ampcheck.catalog.autocast import POLICY_BANNED, POLICY_GAP, POLICY_UNREGISTERED
+from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Coverage, Finding, Run, Table
+from ampcheck.core.run import Coverage, Finding, Run, Table, verify
 from ampcheck.core.subject import Kind, Subject
+from ampcheck.torchtools.restore import restoring
+from ampcheck.torchtools.source import is_users
 
-POLICY_CHECKS = ("policy-banned", "policy-unregistered", "policy-gap")
+POLICY_CHECKS = (POLICY_BANNED.slug, POLICY_UNREGISTERED.slug, POLICY_GAP.slug)
 CHECKS = (*dict.fromkeys((*GUARD_CHECKS, *POLICY_CHECKS)),)
 
 STEPS = 3
-"""How many steps of a training loop run: the first fills the optimizer's state, the second uses it, the third a scale
-that the scaler has had the chance to change."""
+"""How many steps of a training loop run: the first fills the optimizer's state, the second uses it, the third uses a
+scale that the scaler may have changed."""
+
+
+@restoring
+def assert_policy(
+    target: Any = None,
+    *,
+    release: str | None = None,
+    lock: PathLike | None = None,
+    device: Devices | None = None,
+    dtype: Dtypes | None = None,
+    name: str = "",
+) -> Run:
+    """Assert that autocast treats ops as expected: those of a model as its lock says, or without a model all of them.
+
+    Without `target`, autocast of the installed PyTorch is compared with the shipped snapshot: of `release`, by default
+    its own, else the nearest, which every message then says. device: one device type, `cuda` by default; the device
+    itself may be absent. dtype: one that autocast casts to, `float16` by default.
+
+    With `target`, a model must send the same ops through autocast, under the same rules and in the same dtypes, as its
+    lock says. target: `package.module:factory`, `path/to/file.py:factory`, a `Subject` or one of its shapes; a relative
+    file is searched in the working directory, then next to the calling test and in the folders above it, up to the
+    project's. lock: the file or its folder; by default `ampcheck.lock.json` next to the file of the factory, or of the
+    caller. device, dtype: one or several of those that were locked; all by default. release: whose policy is followed
+    instead of that of the installed PyTorch. name: of the entry, where the target is no text. Under
+    `pytest --ampcheck-update` the entries are written instead.
+
+    Returns the run. Raises `AssertionError` with each op that differs, and where there is no lock; `UsageError` for an
+    unknown device, dtype or release, and for a lock that is damaged, of a newer schema or without an entry for the
+    model.
+    """
+    __tracebackhide__ = True
+    if target is None:
+        if lock is not None or name:
+            raise UsageError("lock and name are about a model: give assert_policy the model or its factory as target")
+        return verify(_judge_installed(device or "cuda", dtype or "float16", release))
+    try:
+        locked = LockTarget.of(target, lock, name, near=callers_folder())
+    except UsageError as error:
+        raise error.with_traceback(None) from _users_own(error.__cause__)
+    try:
+        update = is_updating() and release is None
+        run = write_lock(locked, device, dtype) if update else compare_lock(locked, device, dtype, release=release)
+    except UsageError as error:
+        raise error.with_traceback(None) from None  # the lock's fault: the traceback of ampcheck does not help
+    return verify(run)
+
+
+def _judge_installed(device: Devices, dtype: Dtypes, release: str | None) -> Run:
+    if not isinstance(device, str) or not isinstance(dtype, (str, torch.dtype)):
+        raise UsageError("without a model assert_policy compares one device and one dtype; call it for each")
+    measured = measure_policy(device, dtype)
+    snapshot = load_release(release) if release is not None else nearest(measured.torch) if releases() else None
+    return replace(judge_drift(measured, snapshot, build=build()), environment=environment())
+
+
+def _users_own(cause: BaseException | None) -> BaseException | None:
+    """The cause of an error where the user's code raised it, whose lines are worth reading."""
+    frames = traceback.walk_tb(cause.__traceback__) if cause is not None else ()
+    return cause if any(is_users(frame.f_code.co_filename) for frame, _ in frames) else None
 
 
 def judge_policy(
     subject: Subject, device: str, dtypes: Sequence[torch.dtype], checks: Collection[str] | None = None
 ) -> Run:
-    """What autocast on a device type does to the ops that a model calls, in each dtype; for another than the CPU also
-    where it differs from the CPU's. checks: of `POLICY_CHECKS`, all by default.
+    """What autocast on a device type does to the ops that a model calls, in each dtype; for another device than the
+    CPU also where it differs from the CPU's. checks: of `POLICY_CHECKS`, all by default.
     """
     wanted = [slug for slug in POLICY_CHECKS if checks is None or slug in checks]
     findings: list[Finding] = []
@@ -38,9 +116,9 @@ def judge_policy(
         calls = measure_calls(subject, device=device, dtype=dtype)
         findings += [*check_banned(calls), *check_unregistered(calls)]
         seen["ops under autocast"] = seen.get("ops under autocast", 0) + len({call.op for call in calls.calls})
-        if device != "cpu" and "policy-gap" in wanted:
-            found, table = check_gap(measure_calls(subject, device="cpu", dtype=dtype), calls)
-            findings += found
+        if device != "cpu" and POLICY_GAP.slug in wanted:
+            gap, table = check_gap(measure_calls(subject, device="cpu", dtype=dtype), calls)
+            findings += gap
             tables.append(table)
     return Run(findings=tuple(f for f in findings if f.check in wanted), coverage=Coverage(seen), tables=tuple(tables))
 
@@ -48,8 +126,8 @@ def judge_policy(
 def judge_use(subject: Subject, checks: Collection[str] | None = None) -> Run:
     """Run a callable, or the first steps of a training loop, under the guards.
 
-    checks: of `GUARD_CHECKS`, all by default. Under an emulation every finding says so. A training loop that runs no op
-    fails. Raises `UsageError` where none of those asked for is one.
+    checks: of `GUARD_CHECKS`, all by default. Under an emulation every finding names the device. A training loop that
+    runs no op fails. Raises `UsageError` where no name is one of them.
     """
     wanted = None if checks is None else [slug for slug in GUARD_CHECKS if slug in checks]
     if wanted == []:
@@ -59,14 +137,12 @@ def judge_use(subject: Subject, checks: Collection[str] | None = None) -> Run:
         )
     emulation = active()
     name = subject.name if emulation is None else f"{subject.name} [{emulation.policy.device} emulated]"
-    return judge_call(_body(subject), name, wanted, must_run=subject.kind is Kind.TRAINING)
 
+    def body() -> object:
+        if subject.kind is Kind.CALL:
+            return subject.run_call()
+        if callable(run := subject.shape.get("run")):
+            return run()
+        return [subject.run_step(number) for number in range(STEPS)]
 
-def _body(subject: Subject) -> Callable[[], Any]:
-    if subject.kind is Kind.CALL:
-        return subject.run_call
-    whole = subject.shape.get("run")
-    if callable(whole):
-        loop: Callable[[], Any] = whole
-        return loop
-    return lambda: [subject.run_step(number) for number in range(STEPS)]
+    return judge_call(body, name, wanted, must_run=subject.kind is Kind.TRAINING)

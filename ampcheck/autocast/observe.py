@@ -1,7 +1,7 @@
-"""Which dtypes each op of a model is given, computes in and gives back under autocast, in eager mode and compiled.
+"""The dtypes of each op under autocast: of its inputs, of its computation and of its result, eager and compiled.
 
-The ops are those that reach autocast's dispatch key: with a rule or without, as a whole, before they fall apart into
-others. Each runs again by itself with the arguments that the model gave it.
+The ops are those that reach autocast's dispatch key: with a rule or without, as a whole, before they decompose. Each
+runs again by itself with the arguments that the model gave it.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from ampcheck.autocast.device import is_present
 from ampcheck.autocast.emulate import Emulation, emulated_policy
 from ampcheck.autocast.kernels import eligible
 from ampcheck.autocast.policy import APPEND_DTYPE, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type
-from ampcheck.core.environment import environment
+from ampcheck.catalog.compiled import COMPILED_DTYPE
 from ampcheck.core.errors import UsageError, as_result, brief
-from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, passed, verify
+from ampcheck.core.run import Finding, Table, Verdict, Where
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.torchtools.copying import Prepared, forward_through, prepare
 from ampcheck.torchtools.pytree import map_tensors, tensors
@@ -38,15 +38,15 @@ BATCH = 16
 class OpDtype:
     """One op with tensors of these dtypes.
 
-    op: the overload. rule: autocast's on the device, empty for none. given: the dtypes of its tensors in order of the
-    schema. compute: the same as autocast hands them down. eager, compiled: the dtypes of what it gives back, `empty`
-    for a tensor without elements; where it raised instead, `eager_raised` and `compiled_raised` say so in one line.
-    where: the first place in the model that calls it so.
+    op: the overload. rule: autocast's on the device, empty for none. inputs: the dtypes of its tensors in order of the
+    schema. compute: the same as autocast passes them on. eager, compiled: the dtypes of its results, `empty` for a
+    tensor without elements; where it raised instead, `eager_raised` and `compiled_raised` have the message. where: the
+    first call in the model with these dtypes.
     """
 
     op: str
     rule: str
-    given: tuple[str, ...]
+    inputs: tuple[str, ...]
     compute: tuple[str, ...]
     eager: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
@@ -59,9 +59,9 @@ class OpDtype:
 class OpDtypes:
     """The ops of a model under autocast to `dtype` on `device`.
 
-    emulated: whether the CPU stood in for the device. ops: each op once for each choice of dtypes, in the order in
-    which the model calls them. unavailable: why nothing was compiled; empty where it was. raised: what broke the model
-    off. unseen: calls that were left out, reason to count.
+    emulated: whether the CPU followed the policy of an absent device. ops: each op once for each choice of dtypes, in
+    the order of the model's calls. unavailable: why nothing was compiled; empty where it was. raised: the exception
+    that ended the model early. unseen: calls that were left out, reason to count.
     """
 
     subject: str
@@ -79,7 +79,7 @@ class OpDtypes:
             [
                 o.op,
                 o.rule,
-                " ".join(o.given),
+                " ".join(o.inputs),
                 " ".join(o.compute),
                 " ".join(o.eager) or o.eager_raised,
                 " ".join(o.compiled) or o.compiled_raised,
@@ -87,9 +87,10 @@ class OpDtypes:
             ]
             for o in self.ops
         ]
-        columns = ("op", "rule", "given", "computes in", "eager gives", "compiled gives", "first called in")
-        note = f"The CPU stood in for {self.device}." if self.emulated else ""
-        return Table(f"Ops of {self.subject} under {self.device} {self.dtype}", columns, rows, "compiled-dtype", note)
+        columns = ("op", "rule", "inputs", "computes in", "eager result", "compiled result", "first called in")
+        note = f"The CPU followed the policy of {self.device}." if self.emulated else ""
+        title = f"Ops of {self.subject} under {self.device} {self.dtype}"
+        return Table(title, columns, rows, COMPILED_DTYPE.slug, note)
 
 
 @restoring
@@ -104,140 +105,123 @@ def observe_ops(
 ) -> OpDtypes:
     """Run forward on the CPU, then every op that it sent through autocast by itself, in eager mode and compiled.
 
-    model: a module, a callable or several blocks; inputs: what stands beside it in a subject, such as a tuple of
-    arguments or a mapping of keyword arguments. A whole subject stands alone. Nothing is changed.
-    device: whose autocast policy; where the machine lacks it, the CPU follows its policy. dtype: what autocast casts
-    to. compile: run Inductor too. Raises `UsageError` for an unknown device or dtype, or for what is no subject of
-    the kinds forward, compile and regional.
+    model: a module, a callable or several blocks; inputs: the second part of the subject, such as a tuple of arguments
+    or a mapping of keyword arguments; None where `model` is a whole subject. Nothing is changed. device: whose autocast
+    policy; where the machine lacks it, the CPU follows its policy. dtype: what autocast casts to. compile: run Inductor
+    too. Raises `UsageError` for an unknown device or dtype, or for what is no subject of the kinds forward, compile and
+    regional.
     """
     subject = as_subject(model if inputs is None else (model, inputs), name)
     if subject.kind in (Kind.TRAINING, Kind.CALL):
         raise UsageError(f"{subject.name} is of kind '{subject.kind.value}': its ops can be observed through its model")
     kind, low = device_type(device), low_dtype(dtype)
     policy = emulated_policy(kind, low)
+    emulated = kind != "cpu" and not is_present(kind)
     calls, raised, unseen = _record(subject, policy, low)
-    emulated = kind != "cpu" and not _present(kind)
-    unavailable = "" if compile else "compile=False"
-    with torch.no_grad(), _under(policy, low, emulated), warnings.catch_warnings():
+    context = Emulation(policy, low) if emulated or kind == "cpu" else torch.autocast(kind, low)
+    with torch.no_grad(), context, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kernels that are deprecated or slow
         if not emulated:
-            calls = [replace(call, args=_moved(call.args, kind), kwargs=_moved(call.kwargs, kind)) for call in calls]
-        calls = [call.with_eager() for call in calls]
-        unavailable = unavailable or _no_compiler(kind if not emulated else "cpu")
+            calls = [call.on(kind) for call in calls]
+        ops = [_eager(call) for call in calls]
+        unavailable = "compile=False" if not compile else _no_compiler("cpu" if emulated else kind)
         if not unavailable:
-            calls = _compiled(calls)
-    dtype_name = str(low).removeprefix("torch.")
-    found = tuple(call.found for call in calls)
-    return OpDtypes(subject.name, kind, dtype_name, emulated, found, unavailable, raised, unseen)
+            ops = _compiled(calls, ops)
+    return OpDtypes(subject.name, kind, _name(low), emulated, tuple(ops), unavailable, raised, unseen)
 
 
 def check_op_dtypes(stats: OpDtypes) -> list[Finding]:
     """Whether every op gives the same dtypes compiled as in eager mode, and both accept the same."""
-    check = "compiled-dtype"
     if stats.unavailable and stats.ops:
-        return [Finding(check, Verdict.SKIP, stats.subject, f"nothing was compiled: {stats.unavailable}")]
+        return [COMPILED_DTYPE.skip(stats.subject, f"nothing was compiled: {stats.unavailable}")]
     findings = []
+    both = 0
     for op in stats.ops:
-        call = f"{op.op} given {' '.join(op.given)}"
+        call = f"{op.op} with inputs {' '.join(op.inputs)}"
         if op.eager_raised and op.compiled_raised:
             continue
         if op.eager_raised or op.compiled_raised:
-            one, other = ("in eager mode", "compiled") if op.eager_raised else ("compiled", "in eager mode")
+            raises, runs = ("in eager mode", "compiled") if op.eager_raised else ("compiled", "in eager mode")
             reason = op.eager_raised or op.compiled_raised
-            message = f"what runs {other} must run {one}: {call} raised {one}, and did not {other}: {reason}"
-            hint = "bring its arguments to one dtype before the call"
-            findings.append(Finding(check, Verdict.WARN, stats.subject, message, op.where, hint=hint))
-        elif op.eager != op.compiled:
+            message = f"what runs {runs} must run {raises}: {call} raised {raises}, and did not {runs}: {reason}"
+            hint = "cast its arguments to one dtype before the call"
+            findings.append(COMPILED_DTYPE.warn(stats.subject, message, where=op.where, hint=hint))
+            continue
+        both += 1
+        if op.eager != op.compiled:
             message = (
                 f"a compiled op must give the dtypes of eager mode under autocast: {call} gave {' '.join(op.eager)} "
                 f"in eager mode and {' '.join(op.compiled)} compiled"
             )
             hint = "cast its result where the dtype matters, or call it with autocast disabled"
-            findings.append(Finding(check, Verdict.FAIL, stats.subject, message, op.where, hint=hint))
-    both = sum(bool(not op.eager_raised and not op.compiled_raised) for op in stats.ops)
+            findings.append(COMPILED_DTYPE.fail(stats.subject, message, where=op.where, hint=hint))
     if not both:
         reason = f"the model raised {stats.raised}" if stats.raised else "which proves nothing"
         message = f"ops must be seen in eager mode and compiled: none was, {reason}"
-        findings.append(Finding(check, Verdict.FAIL, stats.subject, message))
+        findings.append(COMPILED_DTYPE.fail(stats.subject, message))
     elif stats.raised:
         message = f"the whole model must be seen: it raised after {len(stats.ops)} ops: {stats.raised}"
-        findings.append(Finding(check, Verdict.WARN, stats.subject, message))
+        findings.append(COMPILED_DTYPE.warn(stats.subject, message))
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         message = f"{both} ops give the same dtypes compiled as in eager mode"
-        findings.append(passed(check, stats.subject, message, both, observed=both, unit="ops"))
+        findings.append(COMPILED_DTYPE.passed(stats.subject, message, both, observed=both, unit="ops"))
     return findings
-
-
-def assert_op_dtypes(
-    model: Any, inputs: Any = None, *, device: str = "cpu", dtype: torch.dtype | str = "bfloat16", name: str = "subject"
-) -> Run:
-    """Raise `AssertionError` where an op of the model gives another dtype compiled than in eager mode."""
-    __tracebackhide__ = True
-    stats = observe_ops(model, inputs, device=device, dtype=dtype, name=name)
-    coverage = Coverage({"ops under autocast": len(stats.ops)}, stats.unseen)
-    return verify(Run(environment(), tuple(check_op_dtypes(stats)), coverage, (stats.table(),)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """An op with the arguments that the model gave it, detached."""
+    """An op with the arguments that the model gave it, detached. op: without results so far."""
 
-    found: OpDtype
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    op: OpDtype
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
 
-    def run(self) -> Any:
-        return overload(self.found.op)(*self.args, **self.kwargs)
-
-    def with_eager(self) -> _Call:
-        try:
-            return replace(self, found=replace(self.found, eager=_dtypes(self.run())))
-        except Exception as error:  # noqa: BLE001  # that it raises is what is told
-            return replace(self, found=replace(self.found, eager_raised=brief(error)))
+    def on(self, device: str) -> _Call:
+        args, kwargs = map_tensors(lambda tensor: tensor.to(device), (self.args, self.kwargs))
+        return _Call(self.op, args, kwargs)
 
 
 def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_Call], str, Mapping[str, int]]:
-    """The calls of a forward run, each op once for each choice of dtypes; what the model raised; what was left out."""
-    found: dict[tuple[Any, ...], _Call] = {}
+    """The calls of a forward run, each op once for each choice of dtypes; the exception; the calls left out."""
+    calls: dict[tuple[object, ...], _Call] = {}
     unseen: Counter[str] = Counter()
     names = _called(prepare(subject), low, policy)
     prepared = prepare(subject)
     scopes = Scopes(prepared.root)
     outside = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
-    def observe(op: str, rule: str, args: tuple[Any, ...], kwargs: dict[str, Any], cast: torch.dtype | None) -> None:
-        given = [tensor for _, tensor in tensors((args, kwargs))]
-        wanted = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
-        key = (op, *(tensor.dtype for tensor in given), *wanted)
-        if key in found or not any(tensor.is_floating_point() for tensor in given):
+    def observe(
+        op: str, rule: str, args: tuple[object, ...], kwargs: dict[str, object], cast: torch.dtype | None
+    ) -> None:
+        inputs = [tensor for _, tensor in tensors((args, kwargs))]
+        dtype_arguments = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
+        key = (op, *(tensor.dtype for tensor in inputs), *dtype_arguments)
+        if key in calls or not any(tensor.is_floating_point() for tensor in inputs):
             return
-        if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in given):
+        if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in inputs):
             unseen["a call with a subclass of Tensor"] += 1
             return
-        module, _ = scopes.current
         file, line = users_line(sys._getframe())
-        handed = torch.float32 if rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0], "cpu") else cast
-        compute = [handed if handed is not None and eligible(tensor, "cpu") else tensor.dtype for tensor in given]
-        where = Where(phase="forward", module=module, op=op, file=file, line=line)
-        told = OpDtype(op, rule, _names([tensor.dtype for tensor in given]), _names(compute), where=where)
+        target = torch.float32 if rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0]) else cast
+        compute = [target if target is not None and eligible(tensor) else tensor.dtype for tensor in inputs]
+        where = Where(phase="forward", module=scopes.current[0], op=op, file=file, line=line)
+        record = OpDtype(op, rule, _names(t.dtype for t in inputs), _names(compute), where=where)
         with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(outside):  # else it would see its own calls
-            held = map_tensors(lambda tensor: tensor.detach().clone(), (args, kwargs))
-        found[key] = _Call(told, *held)
+            calls[key] = _Call(record, *map_tensors(lambda tensor: tensor.detach().clone(), (args, kwargs)))
 
     with scopes.watched():
-        emulation = Emulation(policy, observe=observe, also=names)
-        raised = _run(prepared, low, emulation)
-    return list(found.values()), raised, unseen
+        raised = _run(prepared, low, Emulation(policy, observe=observe, also=names))
+    return list(calls.values()), raised, unseen
 
 
 def _run(prepared: Prepared, low: torch.dtype, emulation: Emulation) -> str:
-    """Forward; what it raised."""
+    """Forward; the message of its exception."""
     with warnings.catch_warnings(), emulation, torch.autocast("cpu", low):
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:
                 forward_through(prepared.blocks, call)
-        except BaseException as error:  # noqa: BLE001  # the user's model: what ran before counts
+        except BaseException as error:  # noqa: BLE001  # the user's model: earlier ops count
             return brief(as_result(error))
     return ""
 
@@ -245,17 +229,18 @@ def _run(prepared: Prepared, low: torch.dtype, emulation: Emulation) -> str:
 def _called(prepared: Prepared, low: torch.dtype, policy: Policy) -> list[str]:
     """The functional overloads of the ops that the model itself calls, not of those that ops are made of.
 
-    What an op is made of has results for PyTorch's own use: the statistics that a norm saves for backward.
+    The latter have results for PyTorch's own use, such as the statistics that a norm saves for backward.
     """
     from torch.autograd.profiler_legacy import profile  # the newer one writes to the terminal
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with profile() as seen:  # type: ignore[no-untyped-call]
+        with profile() as profiled:  # type: ignore[no-untyped-call]
             _run(prepared, low, Emulation(policy))
-    packets = {event.name for event in seen.function_events or () if "::" in event.name and not _inside_op(event)}
+    events = profiled.function_events or ()
+    packets = {event.name for event in events if "::" in event.name and not _inside_op(event)}
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.partition(".")[0] in packets]
-    return [name for name in names if torch._C._dispatch_has_kernel(name) and _is_function(name)]
+    return [name for name in names if torch._C._dispatch_has_kernel(name) and _is_functional(name)]
 
 
 def _inside_op(event: Any) -> bool:
@@ -263,8 +248,8 @@ def _inside_op(event: Any) -> bool:
     return parent is not None and ("::" in parent.name or _inside_op(parent))
 
 
-def _is_function(name: str) -> bool:
-    """Whether an op makes new tensors from others: what writes, or gives a view, has no dtype of its own."""
+def _is_functional(name: str) -> bool:
+    """Whether an op makes new tensors: one that writes, or returns a view, has no dtype of its own."""
     try:
         schema = overload(name)._schema
     except (AttributeError, RuntimeError):  # an overload for TorchScript alone
@@ -273,50 +258,47 @@ def _is_function(name: str) -> bool:
     return not schema.is_mutable and all(value.alias_info is None for value in aliases)
 
 
-@contextmanager
-def _under(policy: Policy, low: torch.dtype, emulated: bool) -> Iterator[None]:
-    if emulated or policy.device == "cpu":
-        with Emulation(policy, low):
-            yield
-    else:
-        with torch.autocast(policy.device, low):
-            yield
+def _eager(call: _Call) -> OpDtype:
+    try:
+        return replace(call.op, eager=_dtypes(overload(call.op.op)(*call.args, **call.kwargs)))
+    except Exception as error:  # noqa: BLE001  # that it raises is a result
+        return replace(call.op, eager_raised=brief(error))
 
 
-def _compiled(calls: Sequence[_Call]) -> list[_Call]:
-    """With what each call gives compiled: several in one graph where all of them compile, otherwise each alone."""
-    done: dict[int, _Call] = {}
-    healthy = [number for number, call in enumerate(calls) if not call.found.eager_raised]
+def _compiled(calls: Sequence[_Call], ops: Sequence[OpDtype]) -> list[OpDtype]:
+    """The ops with their compiled dtypes: several in one graph where all of them compile, otherwise each alone."""
+    results: dict[int, OpDtype] = {}
+
+    def compile_together(numbers: Sequence[int]) -> None:
+        outputs = _in_one_graph([calls[number] for number in numbers])
+        for number, output in zip(numbers, outputs, strict=True):
+            results[number] = replace(ops[number], compiled=_dtypes(output))
+
+    healthy = [number for number, op in enumerate(ops) if not op.eager_raised]
     for begin in range(0, len(healthy), BATCH):
-        numbers = healthy[begin : begin + BATCH]
         try:
-            results = _in_one_graph([calls[number] for number in numbers])
-        except Exception:  # noqa: BLE001  # one of them does; which, is found below
+            compile_together(healthy[begin : begin + BATCH])
+        except Exception:  # noqa: BLE001, PERF203  # by one of them, which the next loop finds
             continue
-        for number, result in zip(numbers, results, strict=True):
-            call = calls[number]
-            done[number] = replace(call, found=replace(call.found, compiled=_dtypes(result)))
-    for number, call in enumerate(calls):
-        if number not in done:
+    for number, op in enumerate(ops):
+        if number not in results:
             try:
-                (result,) = _in_one_graph([call])
-                done[number] = replace(call, found=replace(call.found, compiled=_dtypes(result)))
-            except Exception as error:  # noqa: BLE001  # that it raises is what is told
-                done[number] = replace(call, found=replace(call.found, compiled_raised=brief(error)))
-    return [done[number] for number in range(len(calls))]
+                compile_together([number])
+            except Exception as error:  # noqa: BLE001  # that it raises is a result
+                results[number] = replace(op, compiled_raised=brief(error))
+    return [results[number] for number in range(len(ops))]
 
 
-def _in_one_graph(calls: Sequence[_Call]) -> list[Any]:
-    """What the ops give, compiled together by Inductor without a graph break."""
-    ops: list[Callable[..., Any]] = [overload(call.found.op) for call in calls]
+def _in_one_graph(calls: Sequence[_Call]) -> list[object]:
+    """The results of the ops, compiled together by Inductor without a graph break."""
+    ops: list[Callable[..., object]] = [overload(call.op.op) for call in calls]
 
-    def together(given: list[tuple[Any, Any]]) -> list[Any]:
-        return [op(*args, **kwargs) for op, (args, kwargs) in zip(ops, given, strict=True)]
+    def together(arguments: list[tuple[Any, Any]]) -> list[object]:
+        return [op(*args, **kwargs) for op, (args, kwargs) in zip(ops, arguments, strict=True)]
 
-    torch._dynamo.reset()  # else the limit of recompiles would fall on our batches
-    made = torch.compile(together, fullgraph=True, dynamic=False)
-    results: list[Any] = made([(call.args, call.kwargs) for call in calls])
-    return results
+    torch._dynamo.reset()  # else our batches would reach the limit of recompiles
+    compiled: Callable[..., list[object]] = torch.compile(together, fullgraph=True, dynamic=False)
+    return compiled([(call.args, call.kwargs) for call in calls])
 
 
 def _no_compiler(device: str) -> str:
@@ -329,20 +311,14 @@ def _no_compiler(device: str) -> str:
     return ""
 
 
-def _present(device: str) -> bool:
-    module = getattr(torch, device, None)
-    return module is not None and bool(module.is_available())
+def _dtypes(result: object) -> tuple[str, ...]:
+    """Of every tensor; one without elements is `empty`: batch norm in evaluation returns two such tensors besides."""
+    return tuple(_name(tensor.dtype) if tensor.numel() else "empty" for _, tensor in tensors(result))
 
 
-def _moved(value: Any, device: str) -> Any:
-    return map_tensors(lambda tensor: tensor.to(device), value)
+def _names(dtypes: Iterable[torch.dtype]) -> tuple[str, ...]:
+    return tuple(map(_name, dtypes))
 
 
-def _dtypes(result: Any) -> tuple[str, ...]:
-    """Of every tensor that holds something: batch norm in evaluation returns two empty ones besides."""
-    held = [tensor for _, tensor in tensors(result)]
-    return tuple(_names([tensor.dtype])[0] if tensor.numel() else "empty" for tensor in held)
-
-
-def _names(dtypes: Sequence[torch.dtype]) -> tuple[str, ...]:
-    return tuple(str(dtype).removeprefix("torch.") for dtype in dtypes)
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

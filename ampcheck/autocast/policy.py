@@ -1,15 +1,18 @@
 """What autocast does to each op, as data: one `Policy` a device, one `Snapshot` a PyTorch. No torch here.
 
-A policy maps an overload (`aten::mm`, `aten::norm.Scalar`) to its rule and to the raw facts behind the rule.
+A policy maps an overload (`aten::mm`, `aten::norm.Scalar`) to its rule and to the raw facts behind the rule. ampcheck
+carries one snapshot for each minor release of PyTorch, made by running that release.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +23,8 @@ from ampcheck.core.json_files import read_json
 
 SCHEMA = 1
 """Version of a snapshot's JSON form. 1: the first."""
+
+DATA = Path(__file__).parent / "data"
 
 LOWER, FP32, SET_DTYPE, APPEND_DTYPE = "lower_precision", "fp32", "fp32_set_opt_dtype", "fp32_append_dtype"
 PROMOTE, BANNED, FIXED, OTHER = "promote", "banned", "fixed:", "other"
@@ -38,17 +43,22 @@ RULES: Mapping[str, str] = MappingProxyType(
 )
 """Each rule and what it does to tensors of the device that are floating and not float64."""
 
+RECURRENT = tuple(
+    f"aten::{cell}.{form}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")
+)
+"""Composites that end in cuDNN's fused layer on CUDA, whose autocast kernel casts everything to autocast's dtype
+(`aten/src/ATen/cudnn/AutocastRNN.cpp`). On the CPU they end in other ops and have no float16 kernel."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpPolicy:
-    """The rule of one overload and what the rule was read from.
+    """The rule of one overload and the facts behind it.
 
-    facts: given dtypes to what autocast hands down, `low` standing for autocast's dtype and `other` for the other
-    16-bit one. `low+float32`: the first tensor is low, the rest are float32. One word is handed down where all tensors
-    get the same dtype; a dtype argument that autocast sets is told as `dtype=float32`, a result that it casts as
-    `-> low`, an exception as `raises`.
-    redispatch: the overload that is called instead. restores: the result is cast back. raises: PyTorch's own
-    message. source: the file that registers the kernel.
+    facts: input dtypes to the dtypes that autocast passes to the op. `low` is autocast's dtype, `other` the other
+    16-bit one, `low+float32` a first tensor of low and float32 for the rest. One name is passed on where all tensors
+    get the same dtype; `dtype=float32` is a dtype argument that autocast sets, `-> low` a result that it casts,
+    `raises` an exception. redispatch: the overload that is called instead. restores: the result is cast back. raises:
+    PyTorch's own message. source: the file that registers the kernel.
     """
 
     rule: str
@@ -58,8 +68,8 @@ class OpPolicy:
     raises: str = ""
     source: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """This record without what is empty."""
+    def to_json(self) -> dict[str, object]:
+        """This record without empty fields."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: dict(value) if name == "facts" else value for name, value in values.items() if value}
 
@@ -68,8 +78,8 @@ class OpPolicy:
 class Policy:
     """What autocast does on one device type under one PyTorch.
 
-    dtypes: autocast's dtypes for which this was found. ops: overload to rule. unprobed: overload to the reason why its
-    rule is not known; together they are every overload with an autocast kernel.
+    dtypes: autocast's dtypes for which this was measured. ops: overload to rule. unprobed: overload to the reason why
+    its rule is unknown; together they are every overload with an autocast kernel.
     """
 
     device: str
@@ -92,17 +102,17 @@ class Policy:
         count = Counter("fixed:DTYPE" if op.rule.startswith(FIXED) else op.rule for op in self.ops.values())
         return {rule: count[rule] for rule in RULES if count[rule]}
 
-    def of(self, *namespaces: str) -> Policy:
-        """The part of it that concerns these namespaces, such as `aten`."""
-
-        def inside(name: str) -> bool:
-            return name.partition("::")[0] in namespaces
-
+    def of(self, namespace: str) -> Policy:
+        """The overloads of one namespace, such as `aten`."""
         return replace(
             self,
-            ops={name: op for name, op in self.ops.items() if inside(name)},
-            unprobed={name: reason for name, reason in self.unprobed.items() if inside(name)},
+            ops={name: op for name, op in self.ops.items() if name.startswith(f"{namespace}::")},
+            unprobed={name: why for name, why in self.unprobed.items() if name.startswith(f"{namespace}::")},
         )
+
+    def _to_json(self) -> dict[str, object]:
+        ops = {name: op.to_json() for name, op in self.ops.items()}
+        return {"ops": ops, "unprobed": dict(self.unprobed)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +140,29 @@ class Snapshot:
             raise UsageError(
                 f"PyTorch {self.torch} has no autocast policy for {device!r}; it has {', '.join(self.policies)}"
             )
-        held = self.policies[device]
-        if dtype not in held:
-            raise UsageError(f"the policy of {device} was measured for {' and '.join(held)}, not for {dtype}")
-        return held[dtype]
+        by_dtype = self.policies[device]
+        if dtype not in by_dtype:
+            raise UsageError(f"the policy of {device} was measured for {' and '.join(by_dtype)}, not for {dtype}")
+        return by_dtype[dtype]
 
-    def to_json(self) -> dict[str, Any]:
-        """As data for `json.dumps`. Where two dtypes follow the same policy it stands once."""
-        devices = {device: _held_to_json(held) for device, held in self.policies.items()}
+    def to_json(self) -> dict[str, object]:
+        """As data for `json.dumps`. A policy that two dtypes share is written once."""
+        devices: dict[str, dict[str, object]] = {}
+        for device, by_dtype in self.policies.items():
+            first, *others = (policy._to_json() for policy in by_dtype.values())
+            devices[device] = {"dtypes": list(by_dtype), **first}
+            if any(other != first for other in others):
+                devices[device]["differing"] = dict(zip(list(by_dtype)[1:], others, strict=True))
         head = {"schema": SCHEMA, "torch": self.torch, "build": self.build, "platform": self.platform}
         return {**head, "date": self.date, "devices": devices}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to `path`, one op a line, whole or not at all."""
-        write_atomically(path, _one_op_a_line(self.to_json()))
+        write_atomically(path, one_op_a_line(self.to_json()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Snapshot:
-        """The snapshot kept at `path`. Raises `UsageError` for what is none."""
+        """The snapshot at `path`. Raises `UsageError` for any other file."""
         name = Path(path).name
         try:
             data = read_json(path)
@@ -155,11 +170,11 @@ class Snapshot:
             raise UsageError(f"no autocast snapshot could be read from {name}: {error}") from error
         require_schema(data, name, "autocast snapshot", SCHEMA)
         try:
-            version = _text(data["torch"])
-            policies = {device: _held_from_json(device, version, held) for device, held in data["devices"].items()}
+            torch, build, platform, day = (parse_text(data[key]) for key in ("torch", "build", "platform", "date"))
+            policies = {device: _policies_from(device, torch, by_dtype) for device, by_dtype in data["devices"].items()}
             if not policies:
                 raise ValueError("it names no device")
-            return cls(version, _text(data["build"]), _text(data["platform"]), _text(data["date"]), policies)
+            return cls(torch, build, platform, day, policies)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
                 f"{name} is damaged ({error!r:.300}): write it again with ampcheck policy snapshot"
@@ -171,62 +186,79 @@ def release_of(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def _held_to_json(held: Mapping[str, Policy]) -> dict[str, Any]:
-    first, *others = held.values()
-    data: dict[str, Any] = {"dtypes": list(held), "ops": {name: op.to_json() for name, op in first.ops.items()}}
-    data["unprobed"] = dict(first.unprobed)
-    if any((other.ops, other.unprobed) != (first.ops, first.unprobed) for other in others):
-        data["differing"] = {
-            dtype: {
-                "ops": {name: op.to_json() for name, op in policy.ops.items()},
-                "unprobed": dict(policy.unprobed),
-            }
-            for dtype, policy in held.items()
-            if policy is not first
-        }
-    return data
+@cache
+def releases() -> tuple[str, ...]:
+    """The releases with a snapshot, oldest first: `("2.4", ..., "2.15")`."""
+    return tuple(sorted((path.stem.removeprefix("torch-") for path in DATA.glob("torch-*.json")), key=_number))
 
 
-def _held_from_json(device: str, version: str, data: Mapping[str, Any]) -> dict[str, Policy]:
+@cache
+def load_release(release: str) -> Snapshot:
+    """The shipped snapshot of a release, such as `2.13` or `2.13.0+cpu`. Raises `UsageError` naming those there are."""
+    short = release_of(release)
+    if short not in releases():
+        raise UsageError(f"ampcheck carries no policy of PyTorch {release}; it has {', '.join(releases()) or 'none'}")
+    return Snapshot.load(DATA / f"torch-{short}.json")
+
+
+def nearest(version: str) -> Snapshot:
+    """The snapshot of this version's release; without one that of the newest release before it, else the oldest.
+
+    Raises `UsageError` where nothing was shipped, which is a broken installation.
+    """
+    if not releases():
+        raise UsageError(f"ampcheck's own policy snapshots are missing from {DATA.name}: install ampcheck again")
+    wanted = _number(release_of(version))
+    before = [release for release in releases() if _number(release) <= wanted]
+    return load_release(before[-1] if before else releases()[0])
+
+
+def _number(release: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in release.split("."))
+    except ValueError:
+        raise UsageError(f"{release!r} is no release of PyTorch; write one as 2.13") from None
+
+
+def _policies_from(device: str, version: str, data: Mapping[str, Any]) -> dict[str, Policy]:
     def read(dtype: str) -> Policy:
         part = data.get("differing", {}).get(dtype, data)
-        ops = {name: _op_from_json(op) for name, op in part["ops"].items()}
-        return Policy(device, version, (dtype,), ops, {k: _text(v) for k, v in part["unprobed"].items()})
+        ops = {name: _op_from(op) for name, op in part["ops"].items()}
+        return Policy(device, version, (dtype,), ops, {op: parse_text(why) for op, why in part["unprobed"].items()})
 
     if not isinstance(data["dtypes"], list) or not data["dtypes"]:
         raise ValueError(f"{device} names no dtype")
-    return {_text(dtype): read(dtype) for dtype in data["dtypes"]}
+    return {parse_text(dtype): read(dtype) for dtype in data["dtypes"]}
 
 
-def _op_from_json(data: Mapping[str, Any]) -> OpPolicy:
-    facts = {_text(given): _text(handed) for given, handed in data.get("facts", {}).items()}
-    rule = _text(data["rule"])
+def _op_from(data: Mapping[str, Any]) -> OpPolicy:
+    facts = {parse_text(inputs): parse_text(passed) for inputs, passed in data.get("facts", {}).items()}
+    rule = parse_text(data["rule"])
     if rule not in RULES and not (rule.startswith(FIXED) and rule != FIXED):
         raise ValueError(f"there is no rule {rule!r:.80}")
     restores = data.get("restores", False)
     if not isinstance(restores, bool):
         raise TypeError(f"restores cannot be {restores!r:.40}")
-    texts = {name: _text(data.get(name, "")) for name in ("redispatch", "raises", "source")}
+    texts = {name: parse_text(data.get(name, "")) for name in ("redispatch", "raises", "source")}
     return OpPolicy(rule, facts, restores=restores, **texts)
 
 
-def _text(value: Any) -> str:
+def parse_text(value: object) -> str:
+    """A string of a JSON file. Raises `TypeError` for anything else."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} stands where text belongs")
+        raise TypeError(f"{value!r:.40} is no text")
     return value
 
 
-def _one_op_a_line(data: dict[str, Any]) -> str:
-    """JSON that a line-wise diff of two releases can be read from."""
-    places: list[str] = []
+def one_op_a_line(data: Mapping[str, object]) -> str:
+    """JSON with each object that has a `rule` on one line, so that a line-wise diff can be read."""
+    ops: list[str] = []
 
-    def fold(value: Any) -> Any:
-        if isinstance(value, dict) and "rule" in value:
-            places.append(json.dumps(value))
-            return f"\x00{len(places) - 1}\x00"
+    def fold(value: object) -> object:
+        if isinstance(value, dict) and isinstance(value.get("rule"), str):
+            ops.append(json.dumps(value))
+            return f"\x00{len(ops) - 1}\x00"
         return {key: fold(item) for key, item in value.items()} if isinstance(value, dict) else value
 
     text = json.dumps(fold(data), indent=1)
-    for number, place in enumerate(places):
-        text = text.replace(f'"\\u0000{number}\\u0000"', place, 1)
-    return text + "\n"
+    return re.sub(r'"\\u0000(\d+)\\u0000"', lambda match: ops[int(match[1])], text) + "\n"

@@ -1,9 +1,9 @@
 """Read autocast's policy from the installed PyTorch, for any device, without the device.
 
-PyTorch does not tell which rule an overload follows, so it is asked: the overload is called with two-by-two arguments
-made from its schema, and a recorder on the next dispatch key below autocast (`Autograd<DEVICE>`) sees the dtypes that
-autocast hands down. No kernel runs. The recorders live in the Python dispatcher, which only this thread enters and only
-while it asks; no kernel of the real dispatcher is touched. Other devices than the CPU are posed by data-less tensors.
+PyTorch does not say which rule an overload follows, so the overload is called with two-by-two arguments made from its
+schema, and a recorder on the next dispatch key below autocast (`Autograd<DEVICE>`) sees the dtypes that autocast passes
+on. No kernel runs. The recorders are in the Python dispatcher, which only this thread enters and only while it probes;
+no kernel of the real dispatcher is touched. Other devices than the CPU are imitated by tensors without data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import resolve_key
+from torch._ops import OpOverload, resolve_key
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -37,47 +37,41 @@ from ampcheck.autocast.policy import (
     Snapshot,
 )
 from ampcheck.autocast.state import KEYS, autocast_key, device_type, devices, raw_autocast, registered
-from ampcheck.core.errors import UsageError
+from ampcheck.core.arguments import parse_dtype
 from ampcheck.torchtools.source import op_name, overload
 
 DTYPES = (torch.float16, torch.bfloat16)
 _TENSORS = {"Tensor": 1, "Optional[Tensor]": 1, "List[Tensor]": 2}
-"""Argument types that autocast may cast, and how many tensors stand for each."""
+"""Argument types that autocast may cast, and how many tensors the probe passes for each."""
 _lock = threading.Lock()
 
 
 def measure_policy(device: str = "cuda", dtype: torch.dtype | str = torch.float16) -> Policy:
     """What autocast to `dtype` does to each op on `device`, under the installed PyTorch.
 
-    device: a device type (`cpu`, `cuda`, `xpu`, `mps`, `mtia`, `privateuseone`); it need not be there. Every
+    device: a device type (`cpu`, `cuda`, `xpu`, `mps`, `mtia`, `privateuseone`); the device itself may be absent. Every
     overload with an autocast kernel is in `ops` or, with the reason, in `unprobed`. Raises `UsageError` for an unknown
     device or a dtype that autocast does not cast to.
     """
     kind, low = device_type(device), low_dtype(dtype)
-    name = str(low).removeprefix("torch.")
-    ops: dict[str, OpPolicy] = {}
-    unprobed: dict[str, str] = {}
-    with _lock, _Stage(kind) as stage:
-        for op in registered(kind):
-            found = _probe(stage, op, low)
-            if isinstance(found, OpPolicy):
-                ops[op] = found
-            else:
-                unprobed[op] = found
-    return Policy(kind, torch.__version__, (name,), ops, unprobed)
+    with _lock, _Probe(kind) as probe:
+        results = {op: _probe(probe, op, low) for op in registered(kind)}
+    ops = {op: result for op, result in results.items() if isinstance(result, OpPolicy)}
+    unprobed = {op: result for op, result in results.items() if isinstance(result, str)}
+    return Policy(kind, torch.__version__, (str(low).removeprefix("torch."),), ops, unprobed)
 
 
 def take_snapshot() -> Snapshot:
     """The policies of every device type that has autocast kernels in the installed PyTorch, for `ampcheck policy`."""
     import platform
 
-    held = {}
+    policies = {}
     for device in devices():
         if registered(device):
-            found = [measure_policy(device, dtype).of("aten") for dtype in DTYPES]
-            held[device] = {policy.dtypes[0]: policy for policy in found}
-    where = f"{platform.system()} {platform.machine()}"
-    return Snapshot(torch.__version__, build(), where, date.today().isoformat(), held)
+            measured = [measure_policy(device, dtype).of("aten") for dtype in DTYPES]
+            policies[device] = {policy.dtypes[0]: policy for policy in measured}
+    machine = f"{platform.system()} {platform.machine()}"
+    return Snapshot(torch.__version__, build(), machine, date.today().isoformat(), policies)
 
 
 def build() -> str:
@@ -91,17 +85,15 @@ def build() -> str:
 
 def low_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """One of the two dtypes that autocast casts to. Raises `UsageError` for another."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found not in DTYPES:
-        raise UsageError(f"autocast casts to float16 or bfloat16, not to {str(dtype).removeprefix('torch.')}")
-    return found
+    low: torch.dtype = getattr(torch, parse_dtype(dtype))
+    return low
 
 
 @dataclass
-class _Seen:
-    """What the recorder saw: the overload, the dtypes of its tensors, and its dtype arguments.
+class _Passed:
+    """What autocast passed on: the overload, the dtypes of its tensors, and its dtype arguments.
 
-    returned: what the caller gets back where the recorder returned another dtype: the kernel casts its result.
+    returned: the dtype of the result where it is another one than the op's: the kernel casts its result.
     """
 
     op: str
@@ -109,49 +101,53 @@ class _Seen:
     dtypes: tuple[torch.dtype, ...]
     returned: torch.dtype | None = None
 
+    @property
+    def floats(self) -> set[torch.dtype]:
+        return {dtype for dtype in self.tensors if dtype.is_floating_point}
 
-class _Posed(torch.Tensor):
-    """A two-by-two tensor without data that says it is on a device: it has the dispatch keys, autocast's among them.
+
+class _DeviceTensor(torch.Tensor):
+    """A two-by-two tensor without data that claims to be on a device: it has the dispatch keys, autocast's among them.
 
     PyTorch's own fake tensors would do as well; making the first one imports Dynamo, which takes a second.
     """
 
-    posed: torch.device
+    claimed: torch.device
 
     @staticmethod
-    def __new__(cls, dtype: torch.dtype, device: str) -> _Posed:
+    def __new__(cls, dtype: torch.dtype, device: str) -> _DeviceTensor:
         meta = torch.empty(2, 2, dtype=dtype, device="meta")
-        place = torch.device(device, 0)
-        made: _Posed = torch.Tensor._make_subclass(
-            cls, meta, False, dispatch_device=True, device_for_backend_keys=place
+        claimed = torch.device(device, 0)
+        tensor: _DeviceTensor = torch.Tensor._make_subclass(
+            cls, meta, False, dispatch_device=True, device_for_backend_keys=claimed
         )
-        made.posed = place
-        return made
+        tensor.claimed = claimed
+        return tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.prim.device.default:
-            return args[0].posed
+            return args[0].claimed
         if func is torch.ops.aten._to_copy.default:
-            return cls((kwargs or {}).get("dtype") or args[0].dtype, args[0].posed.type)
+            return cls((kwargs or {}).get("dtype") or args[0].dtype, args[0].claimed.type)
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise NotImplementedError(f"its autocast kernel computes with {op_name(func)}")
 
 
-class _Stage:
-    """Posed tensors of a device, and recorders below autocast, while it is entered."""
+class _Probe:
+    """Entered, `recording` puts recorders below autocast on a device."""
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.seen: _Seen | None = None
+        self.passed: _Passed | None = None
         self._key: torch._C.DispatchKey = torch._C.DispatchKey.__members__[f"Autograd{KEYS[device]}"]
         self._thread = threading.get_ident()
         self._open = ExitStack()
 
-    def __enter__(self) -> _Stage:
+    def __enter__(self) -> _Probe:
         self._open.enter_context(_disable_current_modes())  # fake tensors of the caller would take ours for theirs
         self._open.enter_context(torch.inference_mode(False))  # inference tensors pass the recorders by
         self._open.enter_context(enable_python_dispatcher())
@@ -160,210 +156,183 @@ class _Stage:
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
-    def take(self) -> _Seen | None:
-        """What was seen since the last call."""
-        seen, self.seen = self.seen, None
-        return seen
+    def take(self) -> _Passed | None:
+        """What was passed on since the last call."""
+        passed, self.passed = self.passed, None
+        return passed
 
     def tensor(self, dtype: torch.dtype) -> torch.Tensor:
         """A two-by-two tensor of the device."""
         if self.device == "cpu":
             return torch.zeros(2, 2, dtype=dtype, device="cpu")
-        return _Posed(dtype, self.device)
+        return _DeviceTensor(dtype, self.device)
 
     @contextmanager
-    def recording(self, op: torch._ops.OpOverload) -> Iterator[None]:
+    def recording(self, op: OpOverload) -> Iterator[None]:
         """Recorders on every overload of the op's packet, any of which autocast may call instead."""
         packet = op._overloadpacket
         overloads = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
-        held = [(sibling, sibling.py_kernels.get(self._key)) for sibling in overloads]
+        before = [(sibling, sibling.py_kernels.get(self._key)) for sibling in overloads]
         try:
             for sibling in overloads:
                 sibling.py_kernels[self._key] = self._recorder(sibling)
                 sibling._dispatch_cache.clear()
             yield
         finally:
-            for sibling, kernel in held:
+            for sibling, kernel in before:
                 if kernel is None:
                     sibling.py_kernels.pop(self._key, None)
                 else:
                     sibling.py_kernels[self._key] = kernel
                 sibling._dispatch_cache.clear()
 
-    def _kernel(self, op: torch._ops.OpOverload) -> Callable[..., Any]:
-        """What the Python dispatcher calls where no recorder stands, which need not be a kernel of this very key."""
+    def _kernel(self, op: OpOverload) -> Callable[..., Any]:
+        """What the Python dispatcher calls without a recorder, which need not be a kernel of this very key."""
         try:
             key = resolve_key(op, self._key)
-        except RuntimeError:  # nothing to be found, or an overload of TorchScript, which the dispatcher does not know
+        except RuntimeError:  # no kernel, or an overload of TorchScript, which the dispatcher does not know
             key = self._key
         kernel = op.py_kernels.get(key)
         return kernel if kernel is not None else partial(op._op_dk, key)
 
-    def _recorder(self, op: torch._ops.OpOverload) -> Callable[..., Any]:
+    def _recorder(self, op: OpOverload) -> Callable[..., Any]:
         own = self._kernel(op)
 
         def record(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread:  # another thread that is inside the Python dispatcher, as Dynamo
                 return own(*args, **kwargs)
             leaves = tree_leaves((args, kwargs))
-            dtypes = tuple(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))
-            self.seen = _Seen(op_name(op), dtypes, tuple(leaf for leaf in leaves if isinstance(leaf, torch.dtype)))
-            return _results(op, self.tensor(dtypes[0]))
+            tensors = tuple(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))
+            self.passed = _Passed(op_name(op), tensors, tuple(leaf for leaf in leaves if isinstance(leaf, torch.dtype)))
+            result = self.tensor(tensors[0])
+            kinds = [str(value.type) for value in op._schema.returns]
+            results = [[result] if kind.startswith("List") else result if "Tensor" in kind else 1 for kind in kinds]
+            return results[0] if len(results) == 1 else tuple(results) or None
 
         return record
 
 
-def _probe(stage: _Stage, name: str, low: torch.dtype) -> OpPolicy | str:
-    """What autocast does to one overload, or the reason why it cannot be asked."""
+def _probe(probe: _Probe, name: str, low: torch.dtype) -> OpPolicy | str:
+    """What autocast does to one overload, or the reason why it cannot be probed."""
     op = overload(name)
     count = sum(_TENSORS.get(str(argument.type), 0) for argument in op._schema.arguments)
     if not count:
         return "it takes no tensor"
     wide, other = torch.float32, DTYPES[1 - DTYPES.index(low)]
-    given = {
-        "float32": [wide] * count,
-        "low": [low] * count,
-        "float32+low": [wide] + [low] * (count - 1),
-        "low+float32": [low] + [wide] * (count - 1),
-        "other": [other] * count,
-        "float64": [torch.float64] * count,
-    }
-    seen: dict[str, _Seen | str] = {}
-    with stage.recording(op):
-        for pattern, dtypes in given.items():
-            if count == 1 and "+" in pattern:
-                continue
-            seen[pattern] = _ask(stage, op, dtypes, low)
-    first = seen["float32"]
+    patterns = {"float32": [wide] * count, "low": [low] * count}
+    if count > 1:
+        patterns["float32+low"] = [wide] + [low] * (count - 1)
+        patterns["low+float32"] = [low] + [wide] * (count - 1)
+    patterns |= {"other": [other] * count, "float64": [torch.float64] * count}
+    with probe.recording(op):
+        passed = {pattern: _ask(probe, op, dtypes, low) for pattern, dtypes in patterns.items()}
+    first = passed["float32"]
     if isinstance(first, str) and "unsafe to autocast" not in first:
         return first.splitlines()[0]
-    facts = {pattern: _handed_down(found, low) for pattern, found in seen.items()}
-    redispatch = "" if isinstance(first, str) else first.op
     return OpPolicy(
-        rule=_rule(name, seen, low),
-        facts=facts,
-        redispatch=redispatch if redispatch != name else "",
-        restores=any(isinstance(found, _Seen) and found.returned is not None for found in seen.values()),
+        rule=_rule(name, passed, low),
+        facts={pattern: _fact(result, low) for pattern, result in passed.items()},
+        redispatch=first.op if isinstance(first, _Passed) and first.op != name else "",
+        restores=any(isinstance(result, _Passed) and result.returned is not None for result in passed.values()),
         raises=first if isinstance(first, str) else "",
-        source=_source(name, stage.device),
+        source=_source(name, probe.device),
     )
 
 
-def _ask(stage: _Stage, op: torch._ops.OpOverload, dtypes: Sequence[torch.dtype], low: torch.dtype) -> _Seen | str:
-    """What autocast hands down, or the message of what it raises."""
-    args, kwargs = _arguments(op, iter([stage.tensor(dtype) for dtype in dtypes]), stage.tensor(torch.int64))
-    stage.take()
+def _ask(probe: _Probe, op: OpOverload, dtypes: Sequence[torch.dtype], low: torch.dtype) -> _Passed | str:
+    """What autocast passes on, or the message of what it raises."""
+    args, kwargs = _arguments(op, iter([probe.tensor(dtype) for dtype in dtypes]), probe.tensor(torch.int64))
+    probe.take()
+    out, message = None, "its kernel calls no overload of the op"
     try:
-        with raw_autocast(stage.device, low):
+        with raw_autocast(probe.device, low):
             out = op(*args, **kwargs)
     except Exception as error:  # noqa: BLE001  # whatever an autocast kernel raises is its policy, or our bad argument
-        if not stage.seen:
-            return str(error).strip() or type(error).__name__
-        out = None  # a wrapper that stumbled over the dummy result: what it handed down is known
-    seen = stage.take()
-    if seen is None:
-        return "its kernel calls no overload of the op"
+        message = str(error).strip() or type(error).__name__
+    passed = probe.take()
+    if passed is None:
+        return message  # else an error is a wrapper's that the dummy result broke: what it passed on is known
     returned = next((leaf.dtype for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)), None)
-    seen.returned = returned if returned not in (None, seen.tensors[0]) else None
-    return seen
+    passed.returned = returned if returned not in (None, passed.tensors[0]) else None
+    return passed
 
 
 def _arguments(
-    op: torch._ops.OpOverload, given: Iterator[torch.Tensor], index: torch.Tensor
+    op: OpOverload, tensors: Iterator[torch.Tensor], index: torch.Tensor
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments by the schema: the given tensors in order, defaults left out, the plainest value for the rest."""
+    """Arguments by the schema: the tensors in order, defaults left out, the plainest value for the rest."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for number, argument in enumerate(op._schema.arguments):
         kind = str(argument.type)
         if kind in ("Tensor", "Optional[Tensor]"):
-            value: Any = next(given)
+            value: Any = next(tensors)
         elif kind == "List[Tensor]":
-            value = [next(given), next(given)]
+            value = [next(tensors), next(tensors)]
         elif kind == "List[Optional[Tensor]]":  # lists of indices, in every schema of PyTorch
             value = [index]
         elif argument.has_default_value():
             continue
-        elif (
-            argument.name == "weight_stride0"
-        ):  # aten::_cudnn_rnn of CUDA builds accepts the count of an LSTM's weights
+        elif argument.name == "weight_stride0":  # aten::_cudnn_rnn of CUDA builds accepts the count of weights
             value = 3
         else:
             value = _plainest(kind, op)
-        if argument.kwarg_only or len(args) < number:  # behind a default that was left out
+        if argument.kwarg_only or len(args) < number:  # after a default that was left out
             kwargs[argument.name] = value
         else:
             args.append(value)
     return args, kwargs
 
 
-def _plainest(kind: str, op: torch._ops.OpOverload) -> Any:
+def _plainest(kind: str, op: OpOverload) -> Any:
     name = "dimname::a" if re.search("[dD]imname|names", op._schema.overload_name) else "a"
     plain = {"int": 1, "SymInt": 1, "float": 1.0, "number": 1.0, "bool": False, "str": name, "List[str]": [name]}
     if kind in plain:
         return plain[kind]
-    if kind.startswith("Optional"):
-        return None
-    if inside := re.fullmatch(r"List\[(.*)\]", kind):
-        return [_plainest(inside[1], op)]
-    return None
+    inside = re.fullmatch(r"List\[(.*)\]", kind)
+    return [_plainest(inside[1], op)] if inside else None
 
 
-def _results(op: torch._ops.OpOverload, tensor: torch.Tensor) -> Any:
-    """What an op of this schema returns, all tensors being `tensor`."""
-    kinds = [str(result.type) for result in op._schema.returns]
-    made = [[tensor] if kind.startswith("List") else tensor if "Tensor" in kind else 1 for kind in kinds]
-    return made[0] if len(made) == 1 else tuple(made) or None
-
-
-def _rule(name: str, seen: dict[str, _Seen | str], low: torch.dtype) -> str:
+def _rule(name: str, passed: dict[str, _Passed | str], low: torch.dtype) -> str:
     """The rule that these facts show. Mixed patterns are absent for ops of one tensor, whose rule shows without."""
-    wide, narrow = seen["float32"], seen["low"]
+    wide, narrow = passed["float32"], passed["low"]
     if isinstance(wide, str):
         return BANNED
     if isinstance(narrow, str):
         return OTHER
-    if torch.float32 in narrow.dtypes and _floats(narrow) == {low}:
+    if torch.float32 in narrow.dtypes and narrow.floats == {low}:
         return SET_DTYPE if narrow.op == name else APPEND_DTYPE
-    mixed = {d for pattern, found in seen.items() if "+" in pattern for d in _floats(found)}
-    got = _floats(wide), _floats(narrow), mixed or _floats(wide)
-    if got == ({torch.float32}, {low}, {torch.float32}):
+    mixed = {d for key, result in passed.items() if "+" in key and isinstance(result, _Passed) for d in result.floats}
+    results = wide.floats, narrow.floats, mixed or wide.floats
+    if results == ({torch.float32}, {low}, {torch.float32}):
         return PROMOTE if mixed else OTHER
-    if len(set(map(frozenset, got))) > 1 or len(got[0]) != 1:
+    if len(set(map(frozenset, results))) > 1 or len(wide.floats) != 1:
         return OTHER
-    (target,) = got[0]
+    (target,) = wide.floats
     if target == torch.float32:
         return FP32
     # A custom op may be registered with one dtype for good; then the other 16-bit dtype of autocast shows it.
     return LOWER if target == low else FIXED + str(target).removeprefix("torch.")
 
 
-def _floats(found: _Seen | str) -> set[torch.dtype]:
-    return set() if isinstance(found, str) else {d for d in found.tensors if d.is_floating_point}
-
-
-def _handed_down(found: _Seen | str, low: torch.dtype) -> str:
-    if isinstance(found, str):
+def _fact(passed: _Passed | str, low: torch.dtype) -> str:
+    if isinstance(passed, str):
         return "raises"
-    names = [_dtype_name(dtype, low) for dtype in found.tensors]
+    short = {low: "low", DTYPES[1 - DTYPES.index(low)]: "other"}
+
+    def name(dtype: torch.dtype) -> str:
+        return short.get(dtype, str(dtype).removeprefix("torch."))
+
+    names = [name(dtype) for dtype in passed.tensors]
     names = names[:1] if len(set(names)) == 1 else names
-    names += [f"dtype={_dtype_name(dtype, low)}" for dtype in found.dtypes]
-    return " ".join(names) + (f" -> {_dtype_name(found.returned, low)}" if found.returned else "")
-
-
-def _dtype_name(dtype: torch.dtype, low: torch.dtype) -> str:
-    other = DTYPES[1 - DTYPES.index(low)]
-    return {low: "low", other: "other"}.get(dtype, str(dtype).removeprefix("torch."))
+    names += [f"dtype={name(dtype)}" for dtype in passed.dtypes]
+    return " ".join(names) + (f" -> {name(passed.returned)}" if passed.returned else "")
 
 
 def _source(name: str, device: str) -> str:
     """The file that registers the autocast kernel, as PyTorch's source tree or a package names it."""
-    key = autocast_key(device)
-    found = re.search(rf"^{key}: registered at (\S+?):\d+ ", torch._C._dispatch_dump(name), re.MULTILINE)
-    if found is None:
-        return ""
-    path = found[1]
-    for root in ("aten/src/", "site-packages/"):
-        if root in path:
-            return path.rpartition(root)[2]
-    return path.rpartition("/")[2]
+    line = rf"^{autocast_key(device)}: registered at (\S+?):\d+ "
+    match = re.search(line, torch._C._dispatch_dump(name), re.MULTILINE)
+    path = match[1] if match is not None else ""
+    root = next((root for root in ("aten/src/", "site-packages/", "/") if root in path), "/")
+    return path.rpartition(root)[2]

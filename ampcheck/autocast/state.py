@@ -1,11 +1,11 @@
-"""Autocast's own state: which devices it knows, and how to set it without asking whether the device is there.
+"""Autocast's own state: which devices it knows, and how to set it for a device that is absent.
 
-`torch.autocast("cuda")` switches itself off, with a warning, where PyTorch has no CUDA. The switches below do not ask.
+`torch.autocast("cuda")` switches itself off, with a warning, where PyTorch has no CUDA; `raw_autocast` does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -14,25 +14,19 @@ import torch
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.global_state import nesting as nesting
 
-KEYS = {
-    "cpu": "CPU",
-    "cuda": "CUDA",
-    "xpu": "XPU",
-    "mps": "MPS",
-    "mtia": "MTIA",
-    "privateuseone": "PrivateUse1",
-}
+KEYS = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "mtia": "MTIA", "privateuseone": "PrivateUse1"}
 """Device type to the suffix of its dispatch keys: `AutocastCUDA`, `AutogradCUDA`."""
 
 
+@cache
 def devices() -> tuple[str, ...]:
     """The device types for which this PyTorch has an autocast key."""
-    return tuple(device for device in KEYS if _kernels(device) is not None)
+    return tuple(device for device in KEYS if _has_key(device))
 
 
 def registered(device: str) -> tuple[str, ...]:
     """Every overload with an autocast kernel on a device type, of any namespace, custom ops included."""
-    return tuple(sorted(_kernels(device) or ()))
+    return tuple(sorted(_kernels(device))) if device in devices() else ()
 
 
 def device_type(device: str | torch.device) -> str:
@@ -41,7 +35,7 @@ def device_type(device: str | torch.device) -> str:
     kind = text.partition(":")[0]
     if kind == torch._C._get_privateuse1_backend_name():
         kind = "privateuseone"
-    if kind not in KEYS or _kernels(kind) is None:
+    if kind not in devices():
         raise UsageError(
             f"autocast has no device {text!r} in PyTorch {torch.__version__}; it has {', '.join(devices())}"
         )
@@ -53,30 +47,26 @@ def autocast_key(device: str) -> str:
     return f"Autocast{KEYS[device]}"
 
 
-def _kernels(device: str) -> list[str] | None:
-    if not _has_key(device):
-        return None
+def _kernels(device: str) -> Sequence[str]:
     names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(autocast_key(device))
     return names
 
 
-@cache
 def _has_key(device: str) -> bool:
-    """Whether this PyTorch can parse the key."""
     try:
-        torch._C._dispatch_get_registrations_for_dispatch_key(autocast_key(device))
+        _kernels(device)
     except RuntimeError:
         return False
     return True
 
 
 @contextmanager
-def raw_autocast(device: str, dtype: torch.dtype, *, cache: bool = True) -> Iterator[None]:
+def raw_autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
     """Autocast on for a device type, whether or not such a device is there and supports `dtype`."""
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled()
     torch.set_autocast_dtype(device, dtype)
     torch.set_autocast_enabled(device, True)
-    torch.set_autocast_cache_enabled(cache)
+    torch.set_autocast_cache_enabled(True)
     torch.autocast_increment_nesting()
     try:
         yield

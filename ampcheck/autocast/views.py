@@ -9,35 +9,13 @@ from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ampcheck.autocast.drift import (
-    UNKNOWN,
-    Change,
-    diff_policies,
-    history,
-    incomparable,
-    other_build,
-    rule_of,
-    shipped_devices,
-    since,
-    spans,
-)
-from ampcheck.autocast.policy import FIXED, RULES, OpPolicy, Policy, release_of
-from ampcheck.autocast.snapshots import load_release, releases
+from ampcheck.autocast.drift import UNKNOWN, compare, history, rule_of, shipped_devices, since, spans
+from ampcheck.autocast.policy import FIXED, RECURRENT, RULES, OpPolicy, Policy, load_release, release_of, releases
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Table
 
 NONE = "–"
 """The rule, in a table, of an op that autocast leaves alone."""
-
-NO_DEVICE = (
-    "could not be probed on the machine that made the snapshot (it computes on the device before it calls the op)"
-)
-"""What stands for a device's own error in a snapshot: it speaks of a machine that is not the reader's."""
-
-_NAMES = re.compile(r"dimname|names_", re.IGNORECASE)
-"""Overloads that take the names of dimensions, which hardly anybody calls."""
-
-_ALONE = "autocast leaves the op alone; ops that it is made of follow their own rules"
 
 
 @dataclass(frozen=True)
@@ -50,7 +28,7 @@ class View:
 
 @dataclass(frozen=True)
 class Source:
-    """A PyTorch whose policies can be asked for by device: the installed one, or a release that ampcheck carries."""
+    """A PyTorch whose policies are looked up by device: the installed one, or a release that ampcheck carries."""
 
     torch: str
     build: str
@@ -70,16 +48,22 @@ class Source:
             raise UsageError(f"{self} has no autocast policy for {device!r}; it has {there}") from None
 
     def reason(self, policy: Policy, op: str) -> str:
-        """Why an overload could not be probed, in words that hold on the reader's machine."""
-        reason = policy.unprobed[op]
-        return NO_DEVICE if self.shipped and re.match(r"\w+ error: ", reason) else reason
+        """Why an overload could not be probed; of a snapshot without the error of the machine that made it."""
+        if self.shipped and re.match(r"\w+ error: ", policy.unprobed[op]):
+            machine = "the machine that made the snapshot"
+            return f"could not be probed on {machine} (it computes on the device before it calls the op)"
+        return policy.unprobed[op]
+
+    def unprobed(self, policy: Policy) -> list[str]:
+        """A line for each overload that could not be probed."""
+        return [f"Not probed on {policy.device}: {op}: {self.reason(policy, op)}" for op in policy.unprobed]
 
     def __str__(self) -> str:
         return f"PyTorch {self.torch} ({self.build})"
 
     @property
     def data(self) -> dict[str, str]:
-        """What names it."""
+        """The PyTorch and the dtype, for JSON."""
         return {"torch": self.torch, "build": self.build, "dtype": self.dtype}
 
 
@@ -92,14 +76,12 @@ def source_of(release: str, dtype: str) -> Source:
         from ampcheck.autocast.state import devices, registered
 
         low = low_dtype(dtype)
-        known = tuple(device for device in devices() if registered(device))
-        return Source(
-            torch.__version__, build(), dtype, known, lambda device: measure_policy(device, low), shipped=False
-        )
+        there = tuple(device for device in devices() if registered(device))
+        return Source(torch.__version__, build(), dtype, there, lambda device: measure_policy(device, low), False)
     snapshot = load_release(release)
-    held = tuple(snapshot.policies)
-    snapshot.policy(held[0], dtype)  # raises for a dtype that it lacks
-    return Source(snapshot.torch, snapshot.build, dtype, held, lambda device: snapshot.policy(device, dtype))
+    there = tuple(snapshot.policies)
+    snapshot.policy(there[0], dtype)  # raises for a dtype that it lacks
+    return Source(snapshot.torch, snapshot.build, dtype, there, lambda device: snapshot.policy(device, dtype))
 
 
 def known_best(dtype: str) -> Source:
@@ -114,14 +96,13 @@ def known_best(dtype: str) -> Source:
 def counts_view(source: Source) -> View:
     """How many overloads follow each rule on each device."""
     policies = [source.policy(device) for device in source.devices]
+    counts = [policy.counts() for policy in policies]
     rows: list[tuple[str | int, ...]] = [
-        (rule, *(policy.counts().get(rule, 0) for policy in policies))
-        for rule in RULES
-        if any(rule in policy.counts() for policy in policies)
+        (rule, *(count.get(rule, 0) for count in counts)) for rule in RULES if any(rule in count for count in counts)
     ]
     rows.append(("probed", *(len(policy.ops) for policy in policies)))
     rows.append(("registered", *(policy.registered for policy in policies)))
-    note = "\n".join(line for policy in policies for line in _unprobed(source, policy))
+    note = "\n".join(line for policy in policies for line in source.unprobed(policy))
     table = Table(f"{source}, autocast to {source.dtype}", ("rule", *source.devices), rows, note=note)
     return View((table,), {**source.data, "devices": {policy.device: _counts(source, policy) for policy in policies}})
 
@@ -131,43 +112,43 @@ def policy_view(source: Source, device: str) -> View:
     policy = source.policy(device)
     groups: dict[str, list[str]] = {}
     for name, op in sorted(policy.ops.items()):
-        groups.setdefault(op.rule, []).append(short(name))
+        groups.setdefault(op.rule, []).append(_short(name))
     rules = sorted(groups, key=[*RULES, *sorted(groups)].index)  # `fixed:float32` is none of RULES
     rows = [(rule, len(groups[rule]), " ".join(groups[rule])) for rule in rules]
-    note = [f"Probed {len(policy.ops)} of {policy.registered} registered overloads.", *_unprobed(source, policy)]
-    note += [f"{rule}: {meaning(rule)}" for rule in rules]
+    note = [f"Probed {len(policy.ops)} of {policy.registered} registered overloads.", *source.unprobed(policy)]
+    note += [f"{rule}: {_meaning(rule)}" for rule in rules]
     title = f"{source}, autocast to {source.dtype} on {policy.device}"
     table = Table(title, ("rule", "ops", "overloads"), rows, note="\n".join(note))
     ops = {name: op.to_json() for name, op in policy.ops.items()}
     return View((table,), {**source.data, "device": policy.device, **_counts(source, policy), "ops": ops})
 
 
-def diff_view(one: Source, other: Source, device: str, compared: str) -> View:
-    """Where `one` on `device` and `other` on `compared` differ."""
-    a, b = one.policy(device), other.policy(compared)
-    if one is not other:  # a snapshot holds no custom ops
-        a, b = a.of("aten"), b.of("aten")
-    changes = diff_policies(a, b)
-    of_build = other_build(changes, one.build, other.build)
-    shown = [change for change in changes if change not in of_build]
-    where, labels = f"{one}, {device} and {compared}", (device, compared)
-    if one is not other:
-        where, labels = f"{one} and {other}, {device}", (release_of(one.torch), release_of(other.torch))
-        labels = labels if len(set(labels)) > 1 else (str(one), str(other))
-    unclear = {op: one.reason(a, op) if op in a.unprobed else other.reason(b, op) for op in incomparable(a, b)}
-    note = [f"{len(shown)} of {len({*a.ops, *a.unprobed, *b.ops, *b.unprobed})} overloads differ."]
-    note += [f"Left out, for only one of the builds has it: {change.op}" for change in of_build]
+def diff_view(first: Source, second: Source, device: str, second_device: str) -> View:
+    """Where `first` on `device` and `second` on `second_device` differ."""
+    a, b = first.policy(device), second.policy(second_device)
+    title, labels = f"{first}, {device} and {second_device}", (device, second_device)
+    if first is not second:
+        a, b = a.of("aten"), b.of("aten")  # a snapshot holds no custom ops
+        title, labels = f"{first} and {second}, {device}", (release_of(first.torch), release_of(second.torch))
+        labels = labels if len(set(labels)) > 1 else (str(first), str(second))
+    compared = compare(a, b, first.build, second.build)
+    unclear = {op: first.reason(a, op) if op in a.unprobed else second.reason(b, op) for op in compared.unclear}
+    note = [f"{len(compared.changes)} of {len({*a.ops, *a.unprobed, *b.ops, *b.unprobed})} overloads differ."]
+    note += [f"Left out, for only one of the builds has it: {change.op}" for change in compared.of_build]
     note += [f"Cannot be compared: {op}: {reason}" for op, reason in unclear.items()]
-    rows = [_changed(change) for change in shown]
-    table = Table(f"{where}, autocast to {one.dtype}", ("overload", *labels), rows, note="\n".join(note))
+    rows = [
+        (_short(change.op), _cell(change.before, change.same_rule), _cell(change.after, change.same_rule))
+        for change in compared.changes
+    ]
+    table = Table(f"{title}, autocast to {first.dtype}", ("overload", *labels), rows, note="\n".join(note))
     data = {
-        "one": {**one.data, "device": device},
-        "other": {**other.data, "device": compared},
+        "one": {**first.data, "device": device},
+        "other": {**second.data, "device": second_device},
         "changes": [
             {"op": change.op, "before": _op_to_json(change.before), "after": _op_to_json(change.after)}
-            for change in shown
+            for change in compared.changes
         ],
-        "of_another_build": [change.op for change in of_build],
+        "of_another_build": [change.op for change in compared.of_build],
         "not_comparable": unclear,
     }
     return View((table,), data)
@@ -181,70 +162,69 @@ def explain_view(source: Source, text: str, device: str | None = None) -> View:
     is none, and the devices for one that the source does not know.
     """
     policies = {each: source.policy(each) for each in ([device] if device is not None else source.devices)}
+
+    def rank(name: str) -> tuple[bool, int, str]:
+        ruled = sum(bool(rule_of(policy, name)) for policy in policies.values())
+        by_dimname = re.search("dimname|names_", name.partition(".")[2], re.IGNORECASE) is not None
+        return not ruled or by_dimname, -ruled, name
+
     tables, data = [], []
-    for name in sorted(_find(text, policies.values()), key=lambda name: _place(name, policies.values())):
+    for name in sorted(_find(text, policies.values()), key=rank):
         rows: list[tuple[str, str, str]] = []
-        told: list[str] = []
+        note: list[str] = []
         for device, policy in policies.items():
             rule, op = rule_of(policy, name), policy.ops.get(name)
             stretches = spans(name, device, source.dtype) if device in shipped_devices() else ()
             age = since(name, device, rule, source.dtype, under=release_of(source.torch)) if stretches else ""
             rows.append((device, _cell(op) if op else rule or NONE, age))
-            told.append(f"{rule or NONE}: {op.raises.splitlines()[0] if op and op.raises else meaning(rule)}")
+            note.append(f"{rule or NONE}: {op.raises.splitlines()[0] if op and op.raises else _meaning(rule)}")
             if name in policy.unprobed:
-                told.append(f"Not probed on {device}: {source.reason(policy, name)}")
-            if len(stretches) > 1:
-                told.append(f"{device} over the releases: {', '.join(map(_stretch, stretches))}")
-            past = [{"from": first, "to": last, "rule": held} for first, last, held in stretches]
+                note.append(f"Not probed on {device}: {source.reason(policy, name)}")
+            past = [{"from": first, "to": last, "rule": rule} for first, last, rule in stretches]
+            if len(past) > 1:
+                parts = (
+                    f"{r or 'none'} {first}" + (f" to {last}" if last != first else "") for first, last, r in stretches
+                )
+                note.append(f"{device} over the releases: {', '.join(parts)}")
             data.append({"op": name, "device": device, "rule": rule, "policy": _op_to_json(op), "history": past})
-        told += [*_fused(name, policies), *_facts_by_device(name, policies)]
+        note += [*_recurrent(name, policies), *_facts_by_device(name, policies)]
         title = f"{name} under {source}, autocast to {source.dtype}"
-        tables.append(Table(title, ("device", "rule", "history"), rows, note="\n".join(dict.fromkeys(told))))
+        tables.append(Table(title, ("device", "rule", "history"), rows, note="\n".join(dict.fromkeys(note))))
     return View(tuple(tables), {**source.data, "ops": data})
 
 
-def short(op: str) -> str:
+def _short(op: str) -> str:
     """`mm` of `aten::mm`; ops of other namespaces keep theirs."""
     return op.removeprefix("aten::")
 
 
-def meaning(rule: str) -> str:
-    """What a rule does, in words."""
+def _meaning(rule: str) -> str:
     if rule == UNKNOWN:
         return "it has an autocast kernel that could not be probed"
-    key = "fixed:DTYPE" if rule.startswith(FIXED) else rule
-    return RULES[key] if rule else _ALONE
+    if not rule:
+        return "autocast leaves the op alone; ops that it is made of follow their own rules"
+    return RULES["fixed:DTYPE" if rule.startswith(FIXED) else rule]
 
 
-def _counts(source: Source, policy: Policy) -> dict[str, Any]:
+def _counts(source: Source, policy: Policy) -> dict[str, object]:
     counts = {"counts": policy.counts(), "probed": len(policy.ops), "registered": policy.registered}
     return {**counts, "unprobed": {op: source.reason(policy, op) for op in policy.unprobed}}
 
 
-def _unprobed(source: Source, policy: Policy) -> list[str]:
-    return [f"Not probed on {policy.device}: {op}: {source.reason(policy, op)}" for op in policy.unprobed]
-
-
-def _op_to_json(op: OpPolicy | None) -> dict[str, Any] | None:
+def _op_to_json(op: OpPolicy | None) -> dict[str, object] | None:
     return None if op is None else op.to_json()
 
 
-def _changed(change: Change) -> tuple[str, str, str]:
-    before, after = change.before, change.after
-    facts = before is not None and after is not None and before.rule == after.rule
-    return short(change.op), _cell(before, facts), _cell(after, facts)
-
-
-def _cell(op: OpPolicy | None, facts: bool = False) -> str:
+def _cell(op: OpPolicy | None, with_facts: bool = False) -> str:
     if op is None:
         return NONE
-    calls = f", calls {short(op.redispatch)}" if op.redispatch else ""
+    calls = f", calls {_short(op.redispatch)}" if op.redispatch else ""
     restores = ", casts its result back" if op.restores else ""
-    return op.rule + calls + restores + (f" ({_facts(op)})" if facts else "")
+    return op.rule + calls + restores + (f" ({_facts(op)})" if with_facts else "")
 
 
 def _facts(op: OpPolicy) -> str:
-    return ", ".join(f"{given} → {handed}" for given, handed in op.facts.items())
+    return ", ".join(f"{inputs} → {passed}" for inputs, passed in op.facts.items())
 
 
 def _facts_by_device(name: str, policies: Mapping[str, Policy]) -> list[str]:
@@ -252,57 +232,38 @@ def _facts_by_device(name: str, policies: Mapping[str, Policy]) -> list[str]:
     for device, policy in policies.items():
         if name in policy.ops:
             devices.setdefault(_facts(policy.ops[name]), []).append(device)
-    lines = [f"given → handed down on {', '.join(where)}: {facts}" for facts, where in devices.items()]
+    lines = [f"inputs → passed on, on {', '.join(where)}: {facts}" for facts, where in devices.items()]
     return [*lines, "low is autocast's dtype, other the other 16-bit one."] if lines else []
 
 
-def _fused(name: str, policies: Mapping[str, Policy]) -> list[str]:
-    """What becomes of a recurrent layer, which has no rule of its own."""
-    ruled = (rule for device in shipped_devices() for _, rule in history(name, device))
-    if "cuda" not in policies or any(ruled):
+def _recurrent(name: str, policies: Mapping[str, Policy]) -> list[str]:
+    """The note on a recurrent layer, which has no rule of its own."""
+    if name not in RECURRENT or "cuda" not in policies:
         return []
-    from ampcheck.autocast.kernels import RECURRENT  # with torch, which `_find` has asked for this op already
-
-    if name not in RECURRENT:
+    if any(rule for device in shipped_devices() for _, rule in history(name, device)):
         return []
-    return [
-        f"cuda: {name} ends in aten::_cudnn_rnn, which casts everything to autocast's dtype; that is what ampcheck "
-        "emulates"
-    ]
-
-
-def _place(name: str, policies: Iterable[Policy]) -> tuple[bool, int, str]:
-    """Where an overload stands among those of its op."""
-    ruled = sum(bool(rule_of(policy, name)) for policy in policies)
-    return not ruled or _NAMES.search(name.partition(".")[2]) is not None, -ruled, name
-
-
-def _stretch(stretch: tuple[str, str, str]) -> str:
-    first, last, rule = stretch
-    return f"{rule or 'none'} {first}" + (f" to {last}" if last != first else "")
+    ends = "ends in aten::_cudnn_rnn, which casts everything to autocast's dtype"
+    return [f"cuda: {name} {ends}; that is what ampcheck emulates"]
 
 
 def _find(text: str, policies: Iterable[Policy]) -> list[str]:
     """The overloads that a text names: those with a rule anywhere, else the op itself where PyTorch has it."""
-    held = [
-        *policies,
-        *(load_release(release).policy(d) for release in releases() for d in load_release(release).policies),
-    ]
-    known = sorted({name for policy in held for name in (*policy.ops, *policy.unprobed)})
-    if found := _named(text, known):
-        return found
+    shipped = (snapshot.policy(device) for snapshot in map(load_release, releases()) for device in snapshot.policies)
+    known = sorted({name for policy in (*policies, *shipped) for name in (*policy.ops, *policy.unprobed)})
+    if names := _matching(text, known):
+        return names
     import torch
 
-    everything = torch._C._dispatch_get_all_op_names()
-    if found := _named(text, everything):
-        return found[:1]
-    plain = {short(name).partition(".")[0]: name.partition(".")[0] for name in [*everything, *known]}
+    all_ops = torch._C._dispatch_get_all_op_names()
+    if names := _matching(text, all_ops):
+        return names[:1]
+    plain = {_short(name).partition(".")[0]: name.partition(".")[0] for name in [*all_ops, *known]}
     near = get_close_matches(text.rpartition("::")[2].rpartition(".")[2], plain, 5)
     meant = f"; did you mean {', '.join(plain[name] for name in near)}?" if near else ""
     raise UsageError(f"PyTorch {torch.__version__} has no op {text!r}{meant or '; ampcheck policy show lists ops'}")
 
 
-def _named(text: str, names: Sequence[str]) -> list[str]:
+def _matching(text: str, names: Sequence[str]) -> list[str]:
     """The overloads among `names` that a text means: an exact one, or all overloads of an op."""
     if text in names and "." in text:
         return [text]
@@ -310,6 +271,6 @@ def _named(text: str, names: Sequence[str]) -> list[str]:
     # torch.linalg.vecdot is aten::linalg_vecdot; aten::norm.Scalar is written norm.Scalar as well.
     guesses = [text, f"aten::{text}", *(f"aten::{'_'.join(parts[start:])}" for start in range(len(parts)))]
     for guess in guesses:
-        if found := [name for name in names if name == guess or name.partition(".")[0] == guess]:
-            return sorted(found)
+        if matching := [name for name in names if name == guess or name.partition(".")[0] == guess]:
+            return sorted(matching)
     return []

@@ -10,14 +10,15 @@ POLICY_DRIFT = Check(
     "policy-drift",
     "policy",
     "Autocast of the installed PyTorch treats each op as the shipped snapshot of its release says. Fails for each "
-    "overload whose rule, facts or replacement are others, that appeared, or that is gone. With a lock: the model "
+    "overload whose rule, facts or replacement differ, that appeared, or that is gone. With a lock: the model "
     "sends the same ops through autocast, in the same modules and dtypes; fails for each op that differs.",
-    "Each overload with an autocast kernel is called with small stand-ins, and what autocast hands down is "
-    "compared. No device is needed. Where the release has no snapshot the nearest one is the judge.",
+    "Each overload with an autocast kernel is called with small stand-ins, and the dtypes that it passes on are "
+    "compared. No device is needed. Where the release has no snapshot the nearest one is used.",
     "A library that registers kernels of PyTorch's own ops, a patched or nightly PyTorch, a release newer than "
     "this ampcheck.",
     "Look at ampcheck policy explain OP and ampcheck policy diff X.Y installed, and find who registers the "
     "kernel; cast by hand where the model needs the former rule. A lock is refreshed by pytest --ampcheck-update.",
+    unit="ops",
 )
 
 POLICY_GAP = Check(
@@ -36,14 +37,15 @@ POLICY_GAP = Check(
 POLICY_UNREGISTERED = Check(
     "policy-unregistered",
     "policy",
-    "A custom op that gets floating tensors under autocast tells autocast what to do with them. Warns where it has "
-    "no autocast kernel on the device; fails where it then raised on mixed dtypes.",
+    "A custom op that gets floating tensors under autocast has an autocast kernel. Warns where it has "
+    "none on the device; fails where it then raised on mixed dtypes.",
     "Every op outside of PyTorch's own namespaces that autocast would have acted on is recorded with the dtypes "
     "that it got. Ops that are made of others are left out: those reach autocast themselves. Under a guard, every "
     "op without a rule that raised on mixed dtypes counts, once it is shown to run when all inputs have one dtype.",
     "An op of torch.library.custom_op or TORCH_LIBRARY without an autocast kernel: the op sees float16 from a "
-    "linear beside its own float32 parameter.",
+    "linear together with its own float32 parameter.",
     "Register one, torch.library.register_autocast(op, device, dtype), or cast inside the op.",
+    unit="calls",
     subjects=MODELS,
 )
 
@@ -68,46 +70,50 @@ AUTOCAST_STATE = Check(
     "reduced-precision reductions, fp32_precision, default dtype, default device and determinism are read before "
     "and after: around a block, and around each forward, loss and backward of a model. What differs is put back. "
     "Nothing else is tapped: it costs a fraction of a millisecond.",
-    "A torch.set_autocast_enabled or a precision flag without a way back, autocast entered by hand, an exception "
+    "A torch.set_autocast_enabled or a precision flag that is never restored, autocast entered by hand, an exception "
     "inside a region of a torch.compile'd function, which leaves the region open.",
-    "Use `with torch.autocast(...)`; put flags back in a finally block or a fixture.",
+    "Use `with torch.autocast(...)`; restore flags in a finally block or a fixture.",
+    unit="switches",
     subjects=EVERY,
 )
 
 AUTOCAST_SCOPE = Check(
     "autocast-scope",
     "autocast",
-    "Backward passes and optimizer steps run outside autocast regions. Fails for each place where one does not; "
+    "Backward passes and optimizer steps run outside autocast regions. Fails for each line where one does not; "
     "warns where the gradient is differentiable itself (create_graph) and so belongs to a forward.",
-    "Every way into the autograd engine and every optimizer step is tapped, and autocast's state is asked there. A "
+    "Each entry into the autograd engine and each optimizer step is hooked, and autocast's state is read there. A "
     "backward that runs inside another one, as checkpoints do, does not count.",
-    "A region around the whole step or the whole loop. Then weights keep their first cast, and the loss stands still.",
+    "A region around the whole step or the whole loop. Then weights keep their first cast: no training.",
     "Put the forward and the loss in the region, and nothing else.",
+    unit="times",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 AUTOCAST_CACHE = Check(
     "autocast-cache",
     "autocast",
-    "A cast of a weight that autocast keeps is used only while the weight has the values and the region the dtype "
-    "that it was made for.",
+    "A cast of a weight that autocast caches is used only while the weight is unchanged and the region has the "
+    "dtype of the cast.",
     "Casts of float32 leaves inside a region are followed. When one is used in a forward after its weight was "
-    "written to, also through .data, it is compared with the weight as it is now.",
+    "written to, also through .data, it is compared with the present weight.",
     "An optimizer step, load_state_dict or weight averaging inside a region; a float16 region inside a bfloat16 "
     "one that share a weight.",
     "Change weights outside, call torch.clear_autocast_cache() after the change, or pass cache_enabled=False.",
+    unit="uses",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 AUTOCAST_BYPASS = Check(
     "autocast-bypass",
     "autocast",
-    "No in-place or out= variant stands where autocast would have cast for the plain op. Fails when it raises or "
+    "No in-place or out= variant is called where autocast would have cast for the plain op. Fails when it raises or "
     "writes another dtype than the rule gives; warns when it ran in float32 where it could have run in 16 bits.",
     "Mutating overloads that run with autocast on are matched by their schema to the plain overload, whose rule on "
-    "that device tells what would have been cast. Those of optimizers and of PyTorch's own library do not count.",
+    "that device says what would have been cast. Those of optimizers and of PyTorch's own library do not count.",
     "Calls of addmm_, baddbmm_, exp_, torch.mm(..., out=...): autocast has kernels for plain ops only.",
     "Call the plain op and assign its result.",
+    unit="calls",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
@@ -115,12 +121,13 @@ AUTOCAST_THREAD = Check(
     "autocast-thread",
     "autocast",
     "A thread that was started inside a region computes in the region's dtype, unless it chose another one itself.",
-    "Instances of threading.Thread and tasks of ThreadPoolExecutor are followed. An op counts when autocast, as it "
-    "was where the thread was started, would have cast its inputs. A torch.autocast without dtype is no choice of "
-    "a dtype. Threads of other pools are seen only where they are started inside.",
+    "Instances of threading.Thread and tasks of ThreadPoolExecutor are followed. An op counts when autocast of "
+    "the starting thread would have cast its inputs. A torch.autocast without dtype chooses no dtype. Threads of "
+    "other pools are followed only where they are started inside.",
     "Autocast's state belongs to one thread: a new one starts with it off, and torch.nn.parallel.parallel_apply "
     "passes it on without the dtype.",
     "Enter torch.autocast(device, dtype=...) inside the thread's function.",
+    unit="places",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
@@ -134,6 +141,7 @@ AUTOCAST_CHECKPOINT = Check(
     "A checkpoint written by hand that does not restore autocast; a flag that chooses the dtype and changes before "
     "backward.",
     "Use torch.utils.checkpoint, or keep the state in forward and enter torch.autocast with it in backward.",
+    unit="ops",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
@@ -143,9 +151,9 @@ AUTOCAST_FUNCTION = Check(
     "The Python backward of a torch.autograd.Function runs under the autocast state of its forward. Fails where an "
     "op had mixed dtypes or 16 bits where its rule is float32; warns where it ran in float32 instead of 16 bits, "
     "unless the backward casts by itself.",
-    "The states of a Function's forward are kept with its context, with setup_context by its code. Ops that its "
-    "backward runs with autocast off are looked up in the policy: what counts is whether the rule would have "
-    "changed a dtype. A Function that switched autocast off for a part of its forward is left alone.",
+    "The states of a Function's forward are recorded with its context, with setup_context by its code. Ops that its "
+    "backward runs with autocast off are looked up in the policy: they count where the rule would have changed a "
+    "dtype. A Function that switched autocast off for a part of its forward does not count.",
     "Backward runs outside the region. A plain Function does not restore autocast.",
     "Decorate with torch.amp.custom_fwd and torch.amp.custom_bwd, or enter torch.autocast in backward.",
     subjects=(Kind.TRAINING, Kind.CALL),

@@ -1,18 +1,18 @@
-"""`ampcheck policy`: show, compare and explain what autocast does to each op. Nothing here knows the rules."""
+"""`ampcheck policy`: show, compare and explain what autocast does to each op, and lock the ops of a model."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ampcheck.autocast.drift import shipped_devices
-from ampcheck.autocast.snapshots import releases
+from ampcheck.autocast.policy import releases
 from ampcheck.autocast.views import (
-    Source,
+    View,
     counts_view,
     diff_view,
     explain_view,
@@ -21,14 +21,15 @@ from ampcheck.autocast.views import (
     source_of,
 )
 from ampcheck.cli.output import Stdout
+from ampcheck.core.arguments import LOW
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Table
+from ampcheck.core.run import Scalar, Table
 from ampcheck.report import print_tables
 from ampcheck.report.text import clean
 
 
 def add_commands(commands: Any) -> None:
-    """Add `policy` and what stands below it to the parser's commands."""
+    """Add `policy` and its commands to the parser's commands."""
     policy = commands.add_parser("policy", help="what autocast does to each op, per device and PyTorch release")
     below = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -51,7 +52,7 @@ def add_commands(commands: Any) -> None:
         "is a listing, and ampcheck.assert_policy is the judge.",
     )
     diff.add_argument("one", metavar="A", help="a release (2.6, or installed) or a device (cpu)")
-    diff.add_argument("other", metavar="B", help="another of the same sort")
+    diff.add_argument("other", metavar="B", help="another release or another device")
     diff.add_argument("--device", help="where two releases are compared (default: each device that both know)")
     _add_options(diff, _diff, default="the installed one")
 
@@ -59,7 +60,24 @@ def add_commands(commands: Any) -> None:
     explain.add_argument("op", metavar="OP", help="such as aten::norm.Scalar, layer_norm or torch.nn.functional.gelu")
     explain.add_argument("--device", metavar="DEVICE", help="on one device, such as cuda (default: on every one)")
     _add_options(explain, _explain, default="that of the installed one")
-    _add_lock(below)
+
+    lock = below.add_parser(
+        "lock",
+        help="record which ops a model sends through autocast, and check that they stay",
+        description="Record which ops a model sends through autocast, under which rule, in which dtypes and where, in "
+        "ampcheck.lock.json next to its code. Exit code 0: written, or as locked; 1: findings; 2: usage error.",
+    )
+    lock.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    for option, default in (("--device", "cpu,cuda"), ("--dtype", "both")):
+        meaning = f"separated by commas (default: {default}; with --check all that are locked)"
+        lock.add_argument(option, metavar=f"{option[2:].upper()}S", help=meaning)
+    lock.add_argument("--check", action="store_true", help="compare with the lock and write nothing")
+    lock.add_argument("--path", metavar="PATH", help="the lock, a file or its folder (default: next to the code)")
+    lock.add_argument(
+        "--torch", metavar="RELEASE", help="with --check: what would differ under the policy of a release, such as 2.15"
+    )
+    lock.add_argument("-v", "--verbose", action="store_true", help="print every finding, passes too")
+    lock.set_defaults(command=_lock)
 
 
 def _add_options(parser: Any, command: Callable[[argparse.Namespace], int], *, default: str) -> None:
@@ -71,46 +89,21 @@ def _add_options(parser: Any, command: Callable[[argparse.Namespace], int], *, d
     parser.set_defaults(command=command)
 
 
-def _add_lock(below: Any) -> None:
-    lock = below.add_parser(
-        "lock",
-        help="record which ops a model sends through autocast, and check that they stay",
-        description="Record which ops a model sends through autocast, under which rule, in which dtypes and where, in "
-        "ampcheck.lock.json beside its code. Exit code 0: written, or as locked; 1: findings; 2: usage error.",
-    )
-    lock.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
-    lock.add_argument(
-        "--device", metavar="DEVICES", help="separated by commas (default: cpu,cuda; with --check all that are locked)"
-    )
-    lock.add_argument(
-        "--dtype", metavar="DTYPES", help="separated by commas (default: both; with --check all that are locked)"
-    )
-    lock.add_argument("--check", action="store_true", help="compare with the lock and write nothing")
-    lock.add_argument(
-        "--path", metavar="PATH", help="the lock, a file or its folder (default: beside the model's code)"
-    )
-    lock.add_argument(
-        "--torch", metavar="RELEASE", help="with --check: what would differ under the policy of a release, such as 2.15"
-    )
-    lock.add_argument("-v", "--verbose", action="store_true", help="print every finding, passes too")
-    lock.set_defaults(command=_lock)
-
-
 def _lock(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ampcheck.autocast.locks.lock import DEVICES, LockTarget, compare_lock, write_lock
-    from ampcheck.autocast.probe import DTYPES
     from ampcheck.report import print_run
 
     if options.torch and not options.check:
         raise UsageError("a lock is made under the installed PyTorch: --torch goes with --check")
-    devices, dtypes = _separated(options.device), _separated(options.dtype)
+    names = ((option or "").split(",") for option in (options.device, options.dtype))
+    devices, dtypes = ([name.strip() for name in of_option if name.strip()] for of_option in names)
     target = LockTarget.of(options.target, options.path)
     if options.check:
         run = compare_lock(target, devices, dtypes, release=options.torch)
     else:
-        run = write_lock(target, devices or DEVICES, dtypes or DTYPES)
+        run = write_lock(target, devices or DEVICES, dtypes or LOW)
     console = Console()
     with Stdout() as out:
         print_run(run, console, verbose=options.verbose)
@@ -119,74 +112,62 @@ def _lock(options: argparse.Namespace) -> int:
     return out.code(run.failed)
 
 
-def _separated(given: str | None) -> list[str]:
-    return [part.strip() for part in (given or "").split(",") if part.strip()]
-
-
 def _snapshot(options: argparse.Namespace) -> int:
     from ampcheck.autocast.probe import take_snapshot
 
-    taken = take_snapshot()
-    path = Path(options.path or f"torch-{taken.release}.json")
+    snapshot = take_snapshot()
+    path = Path(options.path or f"torch-{snapshot.release}.json")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-    taken.save(path)
+    snapshot.save(path)
     with Stdout() as out:
-        for device, held in taken.policies.items():
-            for dtype, policy in held.items():
+        for device, by_dtype in snapshot.policies.items():
+            for dtype, policy in by_dtype.items():
                 print(f"{device:14} {dtype:9} {len(policy.ops)} of {policy.registered} overloads, {policy.counts()}")
                 for op, reason in policy.unprobed.items():
                     print(clean(f"{'':24} not probed: {op}: {reason}"))
-        print(f"wrote {path}: PyTorch {taken.torch}, {taken.build}, {taken.platform}")
+        print(f"wrote {path}: PyTorch {snapshot.torch}, {snapshot.build}, {snapshot.platform}")
     return out.code()
 
 
 def _show(options: argparse.Namespace) -> int:
     source = source_of(options.torch or "installed", options.dtype)
-    view = policy_view(source, options.device) if options.device else counts_view(source)
-    return _print(view.tables, view.data, options)
-
-
-def _diff(options: argparse.Namespace) -> int:
-    of_releases = {text == "installed" or re.match(r"\d", text) is not None for text in (options.one, options.other)}
-    if len(of_releases) > 1:
-        valid = f"two releases ({', '.join(releases())}, installed) or two devices ({', '.join(shipped_devices())})"
-        raise UsageError(f"policy diff compares {valid}; found {options.one} and {options.other}")
-    if of_releases == {True}:
-        return _diff_releases(options)
-    if options.device is not None:
-        raise UsageError("--device says where two releases are compared; two devices are compared with --torch RELEASE")
-    source = source_of(options.torch or "installed", options.dtype)
-    view = diff_view(source, source, options.one, options.other)
-    return _print(view.tables, {"comparisons": [view.data]}, options)
-
-
-def _diff_releases(options: argparse.Namespace) -> int:
-    if options.torch is not None:
-        raise UsageError("--torch says under which release two devices are compared; two releases are given already")
-    one, other = source_of(options.one, options.dtype), source_of(options.other, options.dtype)
-    both = [device for device in one.devices if device in other.devices]
-    views = [diff_view(one, other, device, device) for device in ([options.device] if options.device else both)]
-    tables = [table for view in views for table in view.tables]
-    if not options.device:
-        tables += _of_only_one(one, other)
-    return _print(tables, {"comparisons": [view.data for view in views]}, options)
-
-
-def _of_only_one(one: Source, other: Source) -> Iterator[Table]:
-    for has, lacks in ((one, other), (other, one)):
-        for device in has.devices:
-            if device not in lacks.devices:
-                yield Table(f"{device}: {has} has an autocast policy, {lacks} has none", (), ())
+    return _print_view(policy_view(source, options.device) if options.device else counts_view(source), options)
 
 
 def _explain(options: argparse.Namespace) -> int:
     source = source_of(options.torch, options.dtype) if options.torch else known_best(options.dtype)
-    view = explain_view(source, options.op, options.device)
+    return _print_view(explain_view(source, options.op, options.device), options)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    are_releases = {text == "installed" or re.match(r"\d", text) is not None for text in (options.one, options.other)}
+    if len(are_releases) > 1:
+        valid = f"two releases ({', '.join(releases())}, installed) or two devices ({', '.join(shipped_devices())})"
+        raise UsageError(f"policy diff compares {valid}; found {options.one} and {options.other}")
+    if are_releases == {False}:
+        if options.device is not None:
+            raise UsageError("--device is for two releases; two devices are compared with --torch RELEASE")
+        source = source_of(options.torch or "installed", options.dtype)
+        view = diff_view(source, source, options.one, options.other)
+        return _print(view.tables, {"comparisons": [view.data]}, options)
+    if options.torch is not None:
+        raise UsageError("--torch is for two devices; two releases are compared with --device DEVICE")
+    first, second = source_of(options.one, options.dtype), source_of(options.other, options.dtype)
+    both = [device for device in first.devices if device in second.devices]
+    views = [diff_view(first, second, device, device) for device in ([options.device] if options.device else both)]
+    tables = [table for view in views for table in view.tables]
+    for has, lacks in ((first, second), (second, first)) if not options.device else ():
+        missing = [device for device in has.devices if device not in lacks.devices]
+        tables += [Table(f"{device}: {has} has an autocast policy, {lacks} has none", (), ()) for device in missing]
+    return _print(tables, {"comparisons": [view.data for view in views]}, options)
+
+
+def _print_view(view: View, options: argparse.Namespace) -> int:
     return _print(view.tables, view.data, options)
 
 
-def _print(tables: Sequence[Table], data: Any, options: argparse.Namespace) -> int:
+def _print(tables: Sequence[Table], data: Mapping[str, object], options: argparse.Namespace) -> int:
     with Stdout() as out:
         if options.json:
             print(json.dumps(data, indent=1))
@@ -198,7 +179,7 @@ def _print(tables: Sequence[Table], data: Any, options: argparse.Namespace) -> i
 
 
 def _markdown(table: Table) -> str:
-    def line(cells: Sequence[Any]) -> str:
+    def line(cells: Sequence[Scalar]) -> str:
         return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
     parts = [f"### {table.title}"]

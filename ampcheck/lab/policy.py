@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ampcheck import demo
-from ampcheck.autocast.drift import check_policy
+from ampcheck.autocast.drift import judge_drift
 from ampcheck.autocast.observe import OpDtypes, observe_ops
+from ampcheck.autocast.policy import nearest, releases
 from ampcheck.autocast.probe import build
-from ampcheck.autocast.snapshots import nearest, releases
 from ampcheck.autocast.views import Source, View, counts_view, diff_view, policy_view, source_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict
@@ -44,7 +44,7 @@ def measure_policies(device: str = "cpu", *, progress: Progress = silent) -> Pol
     if releases():
         snapshot, installed = nearest(source.torch), build()
         for policy in policies.values():
-            drift += check_policy(policy, snapshot, build=installed)
+            drift += judge_drift(policy, snapshot, build=installed).findings
     changed = len(diff_view(source, source, *PAIR).data["changes"])
     ops = {}
     kinds = list(dict.fromkeys((*PAIR, device.partition(":")[0])))

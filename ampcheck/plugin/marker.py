@@ -82,9 +82,9 @@ def run_marked(item: pytest.Item, arguments: MarkerArguments) -> Iterator[None]:
     __tracebackhide__ = True
     with ExitStack() as stack:
         if arguments.guards:
-            from ampcheck.autocast.guards.guard import guard
+            from ampcheck.watch import watch
 
-            stack.enter_context(guard(*arguments.guards, subject=item.nodeid))
+            stack.enter_context(watch(checks=arguments.guards, name=item.nodeid))
         if arguments.lock is not None:
             from ampcheck.autocast.locks.lock import lock_path, locked_calls
 

@@ -218,7 +218,7 @@ class Report:
             yield f"updated {path}: {', '.join(dict.fromkeys(name for p, name in written if p == path))}"
         if self.options.update and not written:
             yield (
-                "--ampcheck-update: nothing was written; no test reached ampcheck.assert_policy_lock or a body under "
+                "--ampcheck-update: nothing was written; no test reached ampcheck.assert_policy or a body under "
                 "@pytest.mark.ampcheck(lock=True)"
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampcheck import Run, assert_policy_lock
+from ampcheck import Run, assert_policy
 from ampcheck.autocast.locks.file import NAME
 from ampcheck.autocast.locks.lock import LockTarget, write_lock
 
@@ -86,7 +86,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def failure(path: Path, factory: str = "net", **options: Any) -> str:
     with pytest.raises(AssertionError) as caught:
-        assert_policy_lock(f"{path}:{factory}", **options)
+        assert_policy(f"{path}:{factory}", **options)
     return str(caught.value)
 
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck import UsageError, assert_policy, measure_policy
-from ampcheck.autocast import drift, snapshots
-from ampcheck.autocast.drift import check_policy, coverage_of, diff_policies, history, incomparable, since, spans
+from ampcheck.autocast import drift, judge
+from ampcheck.autocast import policy as snapshots
+from ampcheck.autocast.drift import compare, history, judge_drift, since, spans
 from ampcheck.autocast.policy import FP32, LOWER, PROMOTE, OpPolicy, Policy, Snapshot
 from ampcheck.core.run import Finding, Verdict, collect
 
@@ -35,7 +36,7 @@ def snapshot(held: Policy, of_build: str = "cuda 13.0") -> Snapshot:
 
 
 def judged(found: Policy, held: Policy, builds: tuple[str, str] = ("cpu", "cuda 13.0")) -> list[Finding]:
-    return check_policy(found, snapshot(held, builds[1]), build=builds[0])
+    return list(judge_drift(found, snapshot(held, builds[1]), build=builds[0]).findings)
 
 
 def verdicts(findings: list[Finding]) -> list[tuple[Verdict, str]]:
@@ -51,20 +52,20 @@ policies = st.builds(lambda ops: Policy("cuda", "2.13.0", ("float16",), ops), he
 
 @given(policies)
 def test_a_policy_does_not_differ_from_itself(one: Policy) -> None:
-    assert diff_policies(one, one) == ()
+    assert compare(one, one).changes == ()
 
 
 @given(policies, policies)
 def test_the_changes_lead_from_one_policy_to_the_other_and_back(one: Policy, other: Policy) -> None:
     changed = dict(one.ops)
-    for change in diff_policies(one, other):
+    for change in compare(one, other).changes:
         assert changed.get(change.op) == change.before
         changed.pop(change.op, None)
         if change.after is not None:
             changed[change.op] = change.after
     assert changed == other.ops
-    assert [(c.op, c.after, c.before) for c in diff_policies(other, one)] == [
-        (c.op, c.before, c.after) for c in diff_policies(one, other)
+    assert [(c.op, c.after, c.before) for c in compare(other, one).changes] == [
+        (c.op, c.before, c.after) for c in compare(one, other).changes
     ]
 
 
@@ -79,26 +80,26 @@ def test_the_changes_lead_from_one_policy_to_the_other_and_back(one: Policy, oth
     ids=["rule", "redispatch", "restores", "facts"],
 )
 def test_another_behaviour_is_a_change(after: OpPolicy) -> None:
-    (change,) = diff_policies(policy(mm=lower), policy(mm=after))
+    (change,) = compare(policy(mm=lower), policy(mm=after)).changes
     assert (change.op, change.before, change.after) == ("aten::mm", lower, after)
 
 
 def test_where_the_kernel_stands_and_what_it_says_is_no_change() -> None:
     moved = OpPolicy(LOWER, {"low": "low"}, source="elsewhere.cpp", raises="in other words")
-    assert diff_policies(policy(mm=lower), policy(mm=moved)) == ()
+    assert compare(policy(mm=lower), policy(mm=moved)).changes == ()
 
 
 def test_what_one_of_them_could_not_probe_cannot_be_compared() -> None:
     one, other = policy(mm=lower, unprobed={"aten::x": "why"}), policy(x=lower, unprobed={"aten::mm": "no"})
-    assert diff_policies(one, other) == ()
-    assert incomparable(one, other) == {"aten::mm": "no", "aten::x": "why"}
+    assert compare(one, other).changes == ()
+    assert compare(one, other).unclear == {"aten::mm": "no", "aten::x": "why"}
 
 
 def test_what_only_one_registers_is_a_change_even_where_it_was_not_probed() -> None:
-    (change,) = diff_policies(policy(unprobed={"aten::x": "why"}), policy())
+    (change,) = compare(policy(unprobed={"aten::x": "why"}), policy()).changes
     assert change.before is not None
     assert (change.before.rule, change.after) == ("unknown", None)
-    assert incomparable(policy(unprobed={"aten::x": "why"}), policy()) == {}
+    assert compare(policy(unprobed={"aten::x": "why"}), policy()).unclear == {}
 
 
 # The judgement ------------------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def test_a_kernel_that_only_one_build_compiles_is_no_drift_between_builds_and_is
     (finding,) = judged(found, held, builds)
     assert finding.verdict is Verdict.PASS
     assert f"only one of the builds ({builds[1]} and {builds[0]}) has it: aten::_cudnn_rnn" in finding.message
-    coverage = coverage_of(found, snapshot(held, builds[1]), build=builds[0])
+    coverage = judge_drift(found, snapshot(held, builds[1]), build=builds[0]).coverage
     assert coverage.seen["overloads compared"] == 1
     assert coverage.unseen == {"overloads that only one of two builds registers": 1}
 
@@ -173,7 +174,7 @@ def test_an_overload_of_which_the_snapshot_knows_no_rule_is_told_and_not_counted
     (finding,) = judged(policy(mm=lower, x=lower), held, ("cuda 13.0", "cuda 13.0"))
     assert finding.verdict is Verdict.PASS
     assert "of aten::x the snapshot knows no rule" in finding.message
-    coverage = coverage_of(policy(mm=lower, x=lower), snapshot(held), build="cuda 13.0")
+    coverage = judge_drift(policy(mm=lower, x=lower), snapshot(held), build="cuda 13.0").coverage
     assert coverage.seen == {"overloads probed": 2, "overloads compared": 1}
     assert coverage.unseen == {"overloads of which the snapshot knows no rule": 1}
 
@@ -182,7 +183,7 @@ def test_custom_ops_are_counted_and_not_compared() -> None:
     found = policy(mm=lower, mine__scaled=fp32, unprobed={"mine::odd": "why"})
     (finding,) = judged(found, policy(mm=lower))
     assert "2 custom ops of other namespaces not compared" in finding.message
-    coverage = coverage_of(found, snapshot(policy(mm=lower)), build="cpu")
+    coverage = judge_drift(found, snapshot(policy(mm=lower)), build="cpu").coverage
     assert coverage.unseen["custom ops, which no snapshot holds"] == 2
 
 
@@ -209,7 +210,7 @@ def test_nothing_compared_is_no_pass() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "mps"])
 def test_the_installed_pytorch_does_what_its_snapshot_says(device: str, dtype: str | torch.dtype) -> None:
     with collect() as runs:
-        run = assert_policy(device, dtype)
+        run = assert_policy(device=device, dtype=dtype)
     assert runs == [run]
     assert [finding.verdict for finding in run.findings] == [Verdict.PASS]
     assert run.coverage.seen["overloads compared"] > 90
@@ -223,7 +224,7 @@ import torch, ampcheck
 library = torch.library.Library("aten", "IMPL")
 {kernel}
 try:
-    print(ampcheck.assert_policy("cuda").findings)
+    print(ampcheck.assert_policy(device="cuda").findings)
 except AssertionError as error:
     print(error)
 """
@@ -233,6 +234,7 @@ except AssertionError as error:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_planted_kernel_on_an_op_of_pytorch_is_found_and_named() -> None:
     said = planted("""
 off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
@@ -248,6 +250,7 @@ library.impl("relu", lambda x: torch.ops.aten.relu.default(x.float()), "Autocast
     assert "aten::relu should be treated as in" in said
 
 
+@pytest.mark.slow
 def test_without_a_planted_kernel_that_process_passes() -> None:
     assert "Verdict.PASS" in planted("")
 
@@ -256,8 +259,8 @@ def test_without_snapshots_the_policy_is_probed_and_the_verdict_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "DATA", tmp_path)
-    monkeypatch.setattr(drift, "releases", snapshots.releases.__wrapped__)
-    run = assert_policy("cuda")
+    monkeypatch.setattr(judge, "releases", snapshots.releases.__wrapped__)
+    run = assert_policy(device="cuda")
     (finding,) = run.findings
     assert finding.verdict is Verdict.WARN
     assert "no snapshot was shipped" in finding.message
@@ -267,7 +270,7 @@ def test_without_snapshots_the_policy_is_probed_and_the_verdict_is_a_warning(
 def test_a_release_that_was_not_shipped_is_held_against_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     with collect() as runs, suppress(AssertionError):  # whether 2.99 would be the same is not what is asked here
-        assert_policy("mps")
+        assert_policy(device="mps")
     (run,) = runs
     assert run.findings
     assert all("(the nearest: PyTorch 2.99 has none)" in finding.message for finding in run.findings)
@@ -276,7 +279,7 @@ def test_a_release_that_was_not_shipped_is_held_against_the_nearest(monkeypatch:
 @pytest.mark.parametrize("device", ["gpu", "tpu"])
 def test_an_unknown_device_lists_the_devices(device: str) -> None:
     with pytest.raises(UsageError, match="it has cpu, cuda, xpu"):
-        assert_policy(device)
+        assert_policy(device=device)
 
 
 # History ------------------------------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ def test_emulations_nest_and_each_end_brings_back_the_one_around_it(restored: No
     older = (torch.float32, torch.float16)
     accelerator = (torch.float32, torch.float32)
     assert rules() == own
-    with emulate("cpu", torch="2.4"):
+    with emulate("cpu", release="2.4"):
         assert rules() == older
         with emulate("xpu"):
             assert rules() == accelerator
@@ -348,7 +348,7 @@ def test_an_exception_on_entry_leaves_nothing_behind(restored: None, monkeypatch
 
     emulation = emulate("cuda", torch.float16)
     with monkeypatch.context() as patch:
-        patch.setattr("ampcheck.autocast.emulate._reset_dynamo", stumble)
+        patch.setattr("ampcheck.autocast.emulate.reset_dynamo", stumble)
         with pytest.raises(ZeroDivisionError), emulation:
             pass
     with emulation:
@@ -380,14 +380,14 @@ def test_who_records_hears_of_an_emulation_inside(restored: None) -> None:
 
 
 def test_ops_that_this_pytorch_lacks_are_named() -> None:
-    with emulate("cpu", torch="2.4") as emulation:
+    with emulate("cpu", release="2.4") as emulation:
         known = set(torch._C._dispatch_get_all_op_names())
         assert set(emulation.unavailable) == {name for name in emulation.policy.ops if name not in known}
 
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [({"device": "cud"}, "cuda"), ({"torch": "1.0"}, "2.13"), ({"dtype": "float8"}, "float16 or bfloat16")],
+    [({"device": "cud"}, "cuda"), ({"release": "1.0"}, "2.13"), ({"dtype": "float64"}, "float16, bfloat16")],
 )
 def test_what_cannot_be_emulated_is_told_with_what_can(asked: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):

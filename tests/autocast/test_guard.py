@@ -18,7 +18,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ampcheck
-from ampcheck.autocast.guards.guard import GUARD_CHECKS, guard, judge_call
+from ampcheck.autocast.guards.checks import GUARD_CHECKS
+from ampcheck.autocast.guards.guard import judge_call
+from guarded import guard
 from ampcheck.autocast.state import nesting
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict, collect

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from locked_model import MODEL, failure, lock, model, text_of
 
-from ampcheck import Coverage, UsageError, Verdict, assert_policy_lock, collect, demo
+from ampcheck import Coverage, UsageError, Verdict, assert_policy, collect, demo
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.locks.checks import check_lock
 from ampcheck.autocast.locks.file import NAME, updating
@@ -45,7 +45,7 @@ BAD = {
     "a number": (a_lock(torch=2), "is damaged"),
     "no ops": (a_lock(ops=1), "is damaged"),
     "half a place": (a_lock(ops={"a": {"rule": "fp32", "calls": {"a -> b": [["m"]]}}}), "is damaged"),
-    "another dtype": (a_lock(key="cpu/float8"), "float16 or bfloat16"),
+    "another dtype": (a_lock(key="cpu/float64"), "float16, bfloat16"),
 }
 
 
@@ -54,7 +54,7 @@ def test_a_bad_lock_is_one_clear_sentence_and_never_a_pass(model: Path, kind: st
     text, message = BAD[kind]
     (model.parent / NAME).write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=message) as caught:
-        assert_policy_lock(f"{model}:net")
+        assert_policy(f"{model}:net")
     assert "\n" not in str(caught.value)
 
 
@@ -62,13 +62,13 @@ def test_a_device_that_was_not_locked_is_refused_with_those_that_were(model: Pat
     lock(model, device="cuda", dtype="float16")
     for options in ({"device": "cpu"}, {"dtype": "bfloat16"}, {"device": ("cuda", "mps")}):
         with pytest.raises(UsageError, match="for cuda/float16, not for"):
-            assert_policy_lock(f"{model}:net", **options)
+            assert_policy(f"{model}:net", **options)
 
 
 def test_an_update_of_a_damaged_lock_is_refused(model: Path) -> None:
     (model.parent / NAME).write_text("{", encoding="utf-8")
     with pytest.raises(UsageError, match="damaged"), updating():
-        assert_policy_lock(f"{model}:net")
+        assert_policy(f"{model}:net")
     assert text_of(model) == "{"
 
 
@@ -142,12 +142,12 @@ def test_what_would_work_is_told_in_as_many_commands_as_it_takes(model: Path) ->
     assert told == "--device cpu --dtype bfloat16, then --device cuda --dtype float16,bfloat16"
     for options in told.split(", then "):
         assert main(["policy", "lock", f"{model}:mixed", *options.split()]) == 0
-    assert_policy_lock(f"{model}:mixed")
+    assert_policy(f"{model}:mixed")
 
 
 def test_an_update_that_raises_names_the_arguments_that_would_work(model: Path) -> None:
     with pytest.raises(UsageError, match=r"device=\('cpu', 'cuda'\), dtype=\('float16',\)"), updating():
-        assert_policy_lock(f"{model}:half_broken")
+        assert_policy(f"{model}:half_broken")
 
 
 @pytest.mark.parametrize("factory", ["loop", "call"])
@@ -161,9 +161,9 @@ def test_what_is_no_model_with_inputs_is_told_what_a_lock_needs(model: Path, fac
 def test_an_entry_that_is_missing_is_told_with_the_ways_to_add_it(model: Path) -> None:
     lock(model, device="cuda", dtype="float16")
     with pytest.raises(UsageError, match="add it with pytest --ampcheck-update, or ampcheck policy lock TARGET"):
-        assert_policy_lock(f"{model}:attention")
+        assert_policy(f"{model}:attention")
     with pytest.raises(UsageError, match=r"add it with pytest --ampcheck-update$"):
-        assert_policy_lock(demo.subject(), path=model.parent)
+        assert_policy(demo.subject(), lock=model.parent)
 
 
 # The command -----------------------------------------------------------------------------------------------------
@@ -198,5 +198,5 @@ def test_the_command_says_what_is_wrong(model: Path, capsys: pytest.CaptureFixtu
 def test_the_run_of_an_assert_is_emitted(model: Path) -> None:
     lock(model, device="cuda", dtype="float16")
     with collect() as runs:
-        assert_policy_lock(f"{model}:net")
+        assert_policy(f"{model}:net")
     assert [run.coverage for run in runs] == [Coverage({"ops": 2, "calls": 3})]

@@ -111,7 +111,7 @@ def test_an_op_made_of_others_of_which_none_is_low_precision_is_a_warning_and_na
     assert finding.verdict is Verdict.WARN
     assert finding.where.op == "aten::einsum"
     assert "aten::einsum computed in float16 there and wider on the cpu" in finding.message
-    assert "by what it is given, is aten::cat" in finding.message
+    assert "because of its inputs, is aten::cat" in finding.message
 
 
 @pytest.mark.parametrize(("factory", "verdict"), [("gpt2", "pass"), ("vit", "pass"), ("t5", "warn")])

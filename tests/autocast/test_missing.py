@@ -66,7 +66,7 @@ def test_recurrent_layers_run_in_16_bits_as_cudnn_runs_them(layer: type[nn.RNNBa
     """The CPU's own autocast has other rules for them, and no float16 kernel."""
     torch.manual_seed(0)
     made, x = layer(8, 8), torch.randn(5, 2, 8)
-    with emulate("cuda", torch="2.13"), torch.autocast("cuda", dtype):
+    with emulate("cuda", release="2.13"), torch.autocast("cuda", dtype):
         out, _ = made(x)
         out.float().sum().backward()
     assert out.dtype is dtype

@@ -111,7 +111,7 @@ def test_regions_of_nested_emulations_are_put_back() -> None:
 def test_a_recurrent_layer_leaves_float64_and_lengths_alone(dtype: torch.dtype) -> None:
     layer, x = nn.LSTM(4, 4).to(dtype), torch.ones(3, 2, 4, dtype=dtype)
     packed = nn.utils.rnn.pack_padded_sequence(x, [3, 2])
-    with emulate("cuda", HALF, torch="2.13"):
+    with emulate("cuda", HALF, release="2.13"):
         out, _ = layer(x)
         lengths = layer(packed)[0].batch_sizes
     assert out.dtype is (HALF if dtype is FULL else dtype)

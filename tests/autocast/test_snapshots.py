@@ -10,10 +10,23 @@ import pytest
 import torch
 
 from ampcheck import UsageError
-from ampcheck.autocast import snapshots
-from ampcheck.autocast.drift import diff_policies
-from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FP32, LOWER, OTHER, PROMOTE, SET_DTYPE, Policy, Snapshot
-from ampcheck.autocast.snapshots import DATA, load_release, nearest, releases
+from ampcheck.autocast import policy as snapshots
+from ampcheck.autocast.drift import compare
+from ampcheck.autocast.policy import (
+    APPEND_DTYPE,
+    BANNED,
+    DATA,
+    FP32,
+    LOWER,
+    OTHER,
+    PROMOTE,
+    SET_DTYPE,
+    Policy,
+    Snapshot,
+    load_release,
+    nearest,
+    releases,
+)
 
 ALL = tuple(f"2.{minor}" for minor in range(4, 16))
 
@@ -102,7 +115,7 @@ def test_between_two_releases_these_overloads_changed_and_no_others(before: str,
     one, other = load_release(before), load_release(after)
     for device in [device for device in other.policies if device in one.policies]:
         found = {}
-        for change in diff_policies(one.policy(device, dtype), other.policy(device, dtype)):
+        for change in compare(one.policy(device, dtype), other.policy(device, dtype)).changes:
             assert (change.before is None) != (change.after is None), f"{change.op} has another rule"
             for sign, op in (("-", change.before), ("+", change.after)):
                 if op is not None:
@@ -188,7 +201,7 @@ def test_a_damaged_shipped_file_is_one_sentence(few: Path) -> None:
 def test_without_any_the_installation_is_said_to_be_broken(few: Path) -> None:
     for path in few.iterdir():
         path.unlink()
-    with pytest.raises(UsageError, match="install ampcheck anew"):
+    with pytest.raises(UsageError, match="install ampcheck again"):
         nearest(torch.__version__)
     with pytest.raises(UsageError, match="it has none"):
         load_release("2.13")

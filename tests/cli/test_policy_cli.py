@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from ampcheck import measure_policy
-from ampcheck.autocast.policy import RULES, release_of
-from ampcheck.autocast.snapshots import load_release, releases
+from ampcheck.autocast.policy import RULES, load_release, release_of, releases
 from ampcheck.cli.main import main
 
 INSTALLED_IS_SHIPPED = release_of(torch.__version__) in releases()
@@ -347,7 +346,7 @@ def test_the_help_of_diff_documents_its_exit_code(capsys: pytest.CaptureFixture[
         ("show gpu --torch 2.13", ["'gpu'", "cpu, cuda, xpu, mps"]),
         ("show --torch 2.99", ["2.99", "2.4", "2.15"]),
         ("show --torch newest", ["newest", "2.4", "2.15"]),
-        ("show cuda --dtype float32", ["float16 or bfloat16", "float32"]),
+        ("show cuda --dtype float32", ["float16, bfloat16", "float32"]),
         ("show cuda --torch 2.13 --dtype float32", ["float16 and bfloat16", "float32"]),
         ("diff 2.6 cuda", ["2.4", "2.15", "installed", "cpu, cuda", "2.6 and cuda"]),
         ("diff 2.6 2.99", ["2.99", "2.4", "2.15"]),

@@ -205,8 +205,8 @@ CASES = [
         own=True,
     ),
     Case("measure_policy", lambda w: ampcheck.measure_policy("cuda", "bfloat16"), raises=False),
-    Case("assert_policy", lambda w: ampcheck.assert_policy("cuda", "float16"), raises=False),
-    Case("assert_policy_lock", lambda w: _locked(w), at=1),
+    Case("assert_policy", lambda w: ampcheck.assert_policy(device="cuda", dtype="float16"), raises=False),
+    Case("assert_policy of a lock", lambda w: _locked(w), at=1),
     Case("health_of", lambda w: ampcheck.health_of(w.x.detach(), histogram=True), raises=False),
     Case("lab numbers", lambda w: run_lab(["anatomy", "ulp", "exp"], progress=w.told), at=3),
     Case("lab autocast", lambda w: run_lab(["policy", "flow"], progress=w.told), at=3, slow=True),
@@ -219,7 +219,7 @@ CASES = [
     Case("audit training compiled", lambda w: ampcheck.audit(_loop_of_compiled(w), steps=2), at=6, slow=True),
     Case("assert_compiled", lambda w: ampcheck.assert_compiled(w.model, (w.x,), steps=2), at=4, slow=True),
     Case("assert_compiled emulated", lambda w: _compiled_emulated(w), at=4, slow=True),
-    Case("assert_op_dtypes", lambda w: ampcheck.assert_op_dtypes(w.model, (w.x,)), at=1, slow=True),
+    Case("assert_dtypes of ops", lambda w: ampcheck.assert_dtypes(w.model, (w.x,), {"aten::*": None}), at=1, slow=True),
     Case("blame compiled", lambda w: ampcheck.blame((w.model, (w.x,)), dtype="bfloat16", runs=2), at=9, slow=True),
     Case("watch compiled", _block(lambda w: ampcheck.watch(w.model.compile() or w.model)), own=True, p=0.0, slow=True),
     Case(
@@ -239,7 +239,7 @@ def _compiled_emulated(world: World) -> Any:
 def _locked(world: World) -> Any:
     path, other = world.folder / "ampcheck.lock.json", World(Plan(), world.folder)
     write_lock(LockTarget.of((other.model, (other.x,)), path, "net"), "cpu", "bfloat16")
-    return ampcheck.assert_policy_lock((world.model, (world.x,)), path=path, name="net")
+    return ampcheck.assert_policy((world.model, (world.x,)), lock=path, name="net")
 
 
 QUICK = (

@@ -354,3 +354,39 @@ def test_the_assertion_hides_its_frames(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*test_the_assertion_hides_its_frames.py:4: AssertionError"])
     result.stdout.no_fnmatch_line("*dtypes.py:*")
+
+
+# Ops, and autocast that assert_dtypes enters itself -----------------------------------------------------------------
+
+
+class Exponential(nn.Module):
+    """exp has a rule on CUDA (float32), and none on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).exp()
+
+
+@pytest.mark.parametrize(("device", "exp"), [("cpu", "bfloat16"), ("cuda", "float32")])
+def test_ops_and_modules_are_declared_together_under_the_policy_of_a_device(device: str, exp: str) -> None:
+    declared = {"aten::linear": "bfloat16", "aten::exp": exp, "inner": torch.bfloat16, "": exp}
+    run = assert_dtypes(Exponential(), (torch.ones(2, 4),), declared, device=device, dtype="bfloat16")
+    assert [finding.check for finding in run.findings] == ["dtype"] * 4 + ["compiled-dtype"]
+    assert all(finding.verdict is Verdict.PASS for finding in run.findings)
+    assert run.coverage.seen["ops under autocast"] == 2
+    with pytest.raises(AssertionError, match="aten::exp must give float16"):
+        assert_dtypes(Exponential(), (torch.ones(2, 4),), {"aten::exp": "float16"}, device=device)
+
+
+def test_ops_follow_the_callers_autocast_and_bfloat16_without_one() -> None:
+    assert_dtypes(torch.mm, (torch.ones(2, 2),) * 2, {"aten::mm": torch.bfloat16})
+    with torch.autocast("cpu", torch.float16):
+        assert_dtypes(torch.mm, (torch.ones(2, 2),) * 2, {"aten::mm": torch.float16})
+
+
+def test_a_pattern_that_matches_no_op_fails_and_lists_those_there_are() -> None:
+    with pytest.raises(AssertionError, match=r"'aten::softmax' must match an op .* it matches none \(aten::mm"):
+        assert_dtypes(torch.mm, (torch.ones(2, 2),) * 2, {"aten::softmax": "float32", "aten::m*": None})

@@ -1,4 +1,4 @@
-"""Locks in a test session: the marker, `assert_policy_lock`, `--ampcheck-update`; and `--ampcheck-guard`."""
+"""Locks in a test session: the marker, `assert_policy`, `--ampcheck-update`; and `--ampcheck-guard`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ import ampcheck
 @pytest.mark.parametrize("factory", ["net", "attention"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_lock(factory, device):
-    ampcheck.assert_policy_lock(f"models.py:{factory}", device=device, dtype="float16")
+    ampcheck.assert_policy(f"models.py:{factory}", device=device, dtype="float16")
 """
 
 MARKED = """
@@ -77,7 +77,7 @@ def entries(pytester: pytest.Pytester) -> set[str]:
     return set(held)
 
 
-# assert_policy_lock ----------------------------------------------------------------------------------------------
+# assert_policy ----------------------------------------------------------------------------------------------
 
 
 def test_an_update_makes_the_lock_and_the_next_session_passes(models: pytest.Pytester, spread: str) -> None:
@@ -149,7 +149,7 @@ def test_a_lock_of_another_release_fails_with_what_changed(models: pytest.Pytest
 
 
 def test_a_damaged_lock_is_told_under_the_tests_own_line_alone(models: pytest.Pytester) -> None:
-    models.makepyfile("import ampcheck\n\ndef test_lock():\n    ampcheck.assert_policy_lock('models.py:net')")
+    models.makepyfile("import ampcheck\n\ndef test_lock():\n    ampcheck.assert_policy('models.py:net')")
     (models.path / NAME).write_text("{", encoding="utf-8")
     for options in ((), ("--ampcheck-update",)):
         result = models.runpytest("-n0", *options)
@@ -164,7 +164,7 @@ def test_a_damaged_lock_is_told_under_the_tests_own_line_alone(models: pytest.Py
 def test_a_factory_that_raises_is_shown_with_its_own_line(models: pytest.Pytester) -> None:
     models.makepyfile(
         broken_model="def net():\n    raise KeyError('weights')",
-        test_it="import ampcheck\n\ndef test_lock():\n    ampcheck.assert_policy_lock('broken_model.py:net')",
+        test_it="import ampcheck\n\ndef test_lock():\n    ampcheck.assert_policy('broken_model.py:net')",
     )
     result = models.runpytest("-n0")
     result.assert_outcomes(failed=1)

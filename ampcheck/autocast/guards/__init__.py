@@ -1,1 +1,1 @@
-"""The guards: what a block of code does with autocast, noted while it runs (`ops`, `hooks`), then judged (`checks`)."""
+"""How a block of code uses autocast: recorded while it runs (`recorder`, `hooks`), then judged (`checks`)."""

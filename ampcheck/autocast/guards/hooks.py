@@ -1,4 +1,4 @@
-"""Taps on backward passes, optimizer steps, autocast regions and threads. All are gone when their block ends."""
+"""Hooks on backward passes, optimizer steps, autocast regions and threads. All are gone when their block ends."""
 
 from __future__ import annotations
 
@@ -15,44 +15,47 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
-from ampcheck.autocast.guards.call_sites import spot_of
-from ampcheck.autocast.guards.ops import Notes, OpsMode, autocast_devices, current_state
-from ampcheck.autocast.guards.records import Crossing, State
+from ampcheck.autocast.guards.call_sites import call_site
+from ampcheck.autocast.guards.recorder import OpsMode, Recorder, autocast_devices, current_state
+from ampcheck.autocast.guards.stats import Crossing, State
 from ampcheck.autocast.state import nesting
 from ampcheck.torchtools.patching import replaced
 
+Function = Callable[..., object]
 
-def states_on() -> tuple[State, ...]:
-    """The devices for which autocast is on in this thread."""
-    found = (current_state(device) for device in autocast_devices())
-    return tuple(state for state in found if state.dtype is not None)
+
+def _enabled_states() -> tuple[State, ...]:
+    """The states of the devices for which autocast is on in this thread."""
+    states = (current_state(device) for device in autocast_devices())
+    return tuple(state for state in states if state.dtype is not None)
 
 
 @contextmanager
-def watched_scope(notes: Notes) -> Iterator[None]:
-    """Count backward passes and optimizer steps, and note those inside a region."""
+def backward_and_steps(recorder: Recorder) -> Iterator[None]:
+    """Count backward passes and optimizer steps, and record those inside a region."""
 
-    def cross(what: str, part: bool = False) -> None:
-        if not (notes.open and notes.here.watched):
+    def record(what: str, differentiable: bool = False) -> None:
+        if not (recorder.active and recorder.thread.followed):
             return
-        spot = spot_of(sys._getframe(2), backward=False)
-        if spot is None or spot.compiled:
+        site = call_site(sys._getframe(2), backward=False)
+        if site is None or site.compiled:
             return  # a compiler that traces forward and backward together
-        notes.counts[what] += 1
-        if states := states_on():
-            notes.crossings[Crossing(what, part, states, notes.region, spot.file, spot.line)] += 1
+        recorder.counts[what] += 1
+        if states := _enabled_states():
+            where = site.where("backward" if what == "backward calls" else "update")
+            recorder.crossings[Crossing(what, differentiable, states[0], recorder.regions, where)] += 1
 
-    def make(run: Any) -> Any:
-        def backward(*args: Any, **kwargs: Any) -> Any:
+    def make(run: Function) -> Function:
+        def backward(*args: object, **kwargs: object) -> object:
             if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
-                cross("backward calls", part=len(args) > 3 and args[3] is True)  # its create_graph
+                record("backward calls", len(args) > 3 and args[3] is True)  # its create_graph
             return run(*args, **kwargs)
 
         return backward
 
     # The one function through which Tensor.backward, autograd.backward and autograd.grad enter the engine.
     with replaced(torch.autograd, "_engine_run_backward", make):
-        handle = register_optimizer_step_pre_hook(lambda *_: cross("optimizer steps"))
+        handle = register_optimizer_step_pre_hook(lambda *_: record("optimizer steps"))
         try:
             yield
         finally:
@@ -60,105 +63,101 @@ def watched_scope(notes: Notes) -> Iterator[None]:
 
 
 @contextmanager
-def watched_regions(notes: Notes) -> Iterator[None]:
-    """Count the outermost regions, and note which regions a thread enters with a choice of its own."""
-    region = torch.amp.autocast_mode.autocast
+def regions(recorder: Recorder) -> Iterator[None]:
+    """Count the outermost regions, and record the regions in which a thread names a dtype itself."""
 
-    def begin(original: Any) -> Any:
+    def make_init(original: Function) -> Function:
         def __init__(  # noqa: N807
-            self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+            self: Any, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: object = None
         ) -> None:
             original(self, device_type, dtype, enabled, cache_enabled)
             self._ampcheck_explicit = dtype is not None or not enabled
 
         return __init__
 
-    def enter(original: Any) -> Any:
-        def __enter__(self: Any) -> Any:  # noqa: N807
-            if notes.open and nesting() == 0:
-                notes.region += 1
-            notes.here.chosen.append((self.device, getattr(self, "_ampcheck_explicit", True)))
+    def make_enter(original: Function) -> Function:
+        def __enter__(self: Any) -> object:  # noqa: N807
+            if recorder.active and nesting() == 0:
+                recorder.regions += 1
+            recorder.thread.regions.append((self.device, getattr(self, "_ampcheck_explicit", True)))
             return original(self)
 
         return __enter__
 
-    def leave(original: Any) -> Any:
-        def __exit__(self: Any, *exc: Any) -> Any:  # noqa: N807
-            if notes.here.chosen:
-                notes.here.chosen.pop()
-            left = original(self, *exc)
-            if notes.open and nesting() == 0:
-                notes.casts.forget()
-            return left
+    def make_exit(original: Function) -> Function:
+        def __exit__(self: torch.autocast, *exc: object) -> object:  # noqa: N807
+            if recorder.thread.regions:
+                recorder.thread.regions.pop()
+            result = original(self, *exc)
+            if recorder.active and nesting() == 0:
+                recorder.casts.clear()
+            return result
 
         return __exit__
 
-    with (
-        replaced(region, "__init__", begin),
-        replaced(region, "__enter__", enter),
-        replaced(region, "__exit__", leave),
-    ):
+    with ExitStack() as stack:
+        for name, make in (("__init__", make_init), ("__enter__", make_enter), ("__exit__", make_exit)):
+            stack.enter_context(replaced(torch.amp.autocast_mode.autocast, name, make))
         yield
 
 
 @contextmanager
-def watched_threads(notes: Notes) -> Iterator[None]:
-    """Follow the ops of threads that are started, and of work that is handed to a pool of threads."""
+def threads(recorder: Recorder) -> Iterator[None]:
+    """Follow the ops of threads that are started, and of work that is submitted to a pool of threads."""
 
-    def start(original: Any) -> Any:
-        def begin(self: threading.Thread) -> None:
-            if notes.open and notes.here.watched and not _works_for_a_pool(self):
-                self.run = _followed(notes, self.run)  # type: ignore[method-assign]
+    def follows() -> bool:
+        return recorder.active and recorder.thread.followed
+
+    def make_start(original: Function) -> Function:
+        def start(self: threading.Thread) -> None:
+            module = getattr(getattr(self, "_target", None), "__module__", "")
+            if follows() and module not in ("concurrent.futures.thread", "multiprocessing.pool"):  # a pool's worker
+                self.run = _followed(recorder, self.run)  # type: ignore[method-assign,assignment]
             original(self)
 
-        return begin
+        return start
 
-    def submit(original: Any) -> Any:
-        def hand_over(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-            followed = _followed(notes, fn) if notes.open and notes.here.watched else fn
-            return original(self, followed, *args, **kwargs)
+    def make_submit(pool: type) -> Callable[[Function], Function]:
+        def make(original: Function) -> Function:
+            def submit(self: object, *args: Any, **kwargs: Any) -> object:
+                if follows() and isinstance(self, pool):
+                    if args:
+                        args = _followed(recorder, args[0]), *args[1:]
+                    elif "func" in kwargs:  # of a pool, which takes it by name too
+                        kwargs["func"] = _followed(recorder, kwargs["func"])
+                return original(self, *args, **kwargs)
 
-        return hand_over
+            return submit
 
-    def hand_on(original: Any) -> Any:
-        def call(self: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
-            follows = isinstance(self, ThreadPool) and notes.open and notes.here.watched
-            return original(self, _followed(notes, func) if follows else func, *args, **kwargs)
-
-        return call
+        return make
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(threading.Thread, "start", start))
-        stack.enter_context(replaced(ThreadPoolExecutor, "submit", submit))
+        stack.enter_context(replaced(threading.Thread, "start", make_start))
+        stack.enter_context(replaced(ThreadPoolExecutor, "submit", make_submit(ThreadPoolExecutor)))
         for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # all others call one of these
-            stack.enter_context(replaced(Pool, name, hand_on))
+            stack.enter_context(replaced(Pool, name, make_submit(ThreadPool)))
         yield
 
 
-def _works_for_a_pool(thread: threading.Thread) -> bool:
-    target = getattr(thread, "_target", None)
-    return getattr(target, "__module__", "") in ("concurrent.futures.thread", "multiprocessing.pool")
-
-
-def _followed(notes: Notes, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, to be called in another thread and followed there, with this thread's autocast state as its parent's."""
-    parent = {state.device: state for state in states_on()}
+def _followed(recorder: Recorder, run: Function) -> Function:
+    """`run`, to be recorded in another thread, with this thread's autocast state as its parent's."""
+    parent = {state.device: state for state in _enabled_states()}
     if parent:
-        notes.counts["threads"] += 1
+        recorder.counts["threads"] += 1
 
     @functools.wraps(run)
-    def follow(*args: Any, **kwargs: Any) -> Any:
-        here = notes.here
-        held = here.watched, here.parent, here.chosen
-        here.watched, here.parent, here.chosen = True, parent, []
+    def follow(*args: object, **kwargs: object) -> object:
+        thread = recorder.thread
+        before = thread.followed, thread.parent, thread.regions
+        thread.followed, thread.parent, thread.regions = True, parent, []
         # The stack of modes belongs to the thread; the mode's own __enter__ also sets flags of the process, which a
         # thread that outlives the block would set back wrongly.
-        mode = OpsMode(notes)  # PyTorch 2.4 keeps no reference of its own
+        mode = OpsMode(recorder)  # PyTorch 2.4 keeps no reference of its own
         _push_mode(mode)
         try:
             return run(*args, **kwargs)
         finally:
             _pop_mode()
-            here.watched, here.parent, here.chosen = held
+            thread.followed, thread.parent, thread.regions = before
 
     return follow

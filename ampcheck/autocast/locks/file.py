@@ -1,8 +1,7 @@
-"""The lock file: which ops each model sends through autocast, as data kept beside its code. No torch here."""
+"""The lock file: which ops each model sends through autocast, as data in a file next to its code. No torch here."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ampcheck.autocast.policy import one_op_a_line, parse_text
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.file_lock import only_writer
 from ampcheck.core.files import write_atomically
@@ -20,27 +20,27 @@ SCHEMA = 1
 
 NAME = "ampcheck.lock.json"
 BY_PYTEST = "pytest --ampcheck-update"
-ANY_WAY = f"{BY_PYTEST}, or ampcheck policy lock TARGET"
-"""How an entry is made or refreshed; that of a marked test by pytest alone."""
+ANY_COMMAND = f"{BY_PYTEST}, or ampcheck policy lock TARGET"
+"""The commands that write or refresh an entry; that of a marked test by pytest alone."""
 
 PATIENCE = 60.0
 """How many seconds a writer waits for another to finish."""
 
-Places = tuple[tuple[str, str], ...]
-"""Module path and `file:line`, of each place that calls an op in the same way."""
+CallSites = tuple[tuple[str, str], ...]
+"""Module path and `file:line` of each call with the same dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockedOp:
-    """One op of a model. rule: on the device. calls: `given -> got` dtypes to the places where they are so."""
+    """One op of a model. rule: on the device. calls: `input -> passed on` dtypes to the call sites with these."""
 
     rule: str
-    calls: Mapping[str, Places]
+    calls: Mapping[str, CallSites]
 
     @property
     def used(self) -> frozenset[tuple[str, str]]:
         """The dtypes and the module of each call; lines, which move with every edit, are left out."""
-        return frozenset((dtypes, module) for dtypes, places in self.calls.items() for module, _ in places)
+        return frozenset((dtypes, module) for dtypes, sites in self.calls.items() for module, _ in sites)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,14 @@ class Locked:
     torch: str
     build: str
     ops: Mapping[str, LockedOp]
+
+    def to_json(self) -> dict[str, object]:
+        """As data for `json.dumps`, in a fixed order."""
+        ops = {
+            name: {"rule": op.rule, "calls": {key: sorted(map(list, at)) for key, at in sorted(op.calls.items())}}
+            for name, op in sorted(self.ops.items())
+        }
+        return {"torch": self.torch, "build": self.build, "ops": ops}
 
 
 Entries = Mapping[str, Locked]
@@ -62,23 +70,20 @@ class LockFile:
 
     targets: Mapping[str, Entries]
 
-    def entries(self, name: str, file: str = NAME, ways: str = ANY_WAY) -> Entries:
-        """What was locked of a model. Raises `UsageError` naming those that there are and `ways` to add this one."""
+    def entries(self, name: str, file: str = NAME, command: str = ANY_COMMAND) -> Entries:
+        """The entries of a model. Raises `UsageError` naming those that there are and the command to add this one."""
         if name not in self.targets:
             there = ", ".join(self.targets) or "none"
-            raise UsageError(f"{file} has no entry for {name}; it has {there}; add it with {ways}")
+            raise UsageError(f"{file} has no entry for {name}; it has {there}; add it with {command}")
         return self.targets[name]
-
-    def with_(self, name: str, entries: Entries, *, whole: bool = False) -> LockFile:
-        """This file with these entries of one model; its others are kept unless these are the `whole` of it."""
-        kept = {} if whole else self.targets.get(name, {})
-        return LockFile({**self.targets, name: {**kept, **entries}})
 
     def to_text(self) -> str:
         """JSON in a fixed order, one op a line, so that two runs give the same bytes and a diff can be read."""
-        lines = ["{", f' "schema": {SCHEMA},', ' "targets": {']
-        lines += _block([(name, _entries_lines(held)) for name, held in sorted(self.targets.items())], "  ")
-        return "\n".join([*lines, " }", "}"]) + "\n"
+        targets = {
+            name: {key: entry.to_json() for key, entry in sorted(entries.items())}
+            for name, entries in sorted(self.targets.items())
+        }
+        return one_op_a_line({"schema": SCHEMA, "targets": targets})
 
     @classmethod
     def from_text(cls, text: str, file: str = NAME) -> LockFile:
@@ -89,7 +94,7 @@ class LockFile:
             raise UsageError(f"{file} is damaged ({error}): restore it, or delete it and lock again") from error
         require_schema(data, file, "lock of ampcheck", SCHEMA)
         try:
-            return cls({_text(name): _entries_from(held) for name, held in data["targets"].items()})
+            return cls({parse_text(name): _entries_from(entries) for name, entries in data["targets"].items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{file} is damaged ({error!r:.300}): restore it, or delete it and lock again") from error
 
@@ -104,16 +109,17 @@ class LockFile:
 
 
 def update(path: Path, name: str, entries: Entries, *, whole: bool = False) -> None:
-    """Write the entries of one model into the file at `path`, those of other models kept.
+    """Write the entries of one model into the file at `path`; those of other models stay.
 
     whole: entries of this model for other devices and dtypes are dropped.
 
     Several processes may do so at once: none loses what another wrote, where the system can lock files. Raises
-    `UsageError` where it cannot be written, or is damaged: it stays then.
+    `UsageError` where it cannot be written, or is damaged: then it stays unchanged.
     """
     with only_writer(path, PATIENCE):
-        held = LockFile.load(path) if path.exists() else LockFile({})
-        text = held.with_(name, entries, whole=whole).to_text()
+        targets = LockFile.load(path).targets if path.exists() else {}
+        others = {} if whole else targets.get(name, {})
+        text = LockFile({**targets, name: {**others, **entries}}).to_text()
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_atomically(path, text)
     written = _updating.get()
@@ -140,51 +146,19 @@ def is_updating() -> bool:
 _updating: ContextVar[list[tuple[str, str]] | None] = ContextVar("ampcheck_updating", default=None)
 
 
-def _block(items: list[tuple[str, list[str] | str]], indent: str) -> list[str]:
-    """`"key": value` lines of a JSON object; a value of several lines is an object of its own."""
-    lines: list[str] = []
-    for number, (key, value) in enumerate(items):
-        comma = "," if number < len(items) - 1 else ""
-        if isinstance(value, str):
-            lines.append(f"{indent}{json.dumps(key)}: {value}{comma}")
-        else:
-            lines += [f"{indent}{json.dumps(key)}: {{", *(f"{indent}{line}" for line in value), f"{indent}}}{comma}"]
-    return lines
-
-
-def _entries_lines(entries: Entries) -> list[str]:
-    return _block([(key, _locked_lines(held)) for key, held in sorted(entries.items())], " ")
-
-
-def _locked_lines(locked: Locked) -> list[str]:
-    ops = [(name, json.dumps(_op_to_json(op))) for name, op in sorted(locked.ops.items())]
-    head: list[tuple[str, list[str] | str]] = [("torch", json.dumps(locked.torch)), ("build", json.dumps(locked.build))]
-    return _block([*head, ("ops", _block([*ops], " "))], " ")
-
-
-def _op_to_json(op: LockedOp) -> dict[str, Any]:
-    return {"rule": op.rule, "calls": {dtypes: sorted(map(list, at)) for dtypes, at in sorted(op.calls.items())}}
-
-
 def _entries_from(data: Mapping[str, Any]) -> Entries:
     entries = {}
-    for key, held in data.items():
+    for key, entry in data.items():
         if len(key.split("/")) != 2:
             raise ValueError(f"{key!r:.80} is no device/dtype")
-        ops = {_text(name): _op_from(op) for name, op in held["ops"].items()}
-        entries[key] = Locked(_text(held["torch"]), _text(held["build"]), ops)
+        ops = {parse_text(name): _op_from(op) for name, op in entry["ops"].items()}
+        entries[key] = Locked(parse_text(entry["torch"]), parse_text(entry["build"]), ops)
     return entries
 
 
 def _op_from(data: Mapping[str, Any]) -> LockedOp:
     calls = {
-        _text(dtypes): tuple((_text(module), _text(place)) for module, place in places)
-        for dtypes, places in data["calls"].items()
+        parse_text(dtypes): tuple((parse_text(module), parse_text(line)) for module, line in sites)
+        for dtypes, sites in data["calls"].items()
     }
-    return LockedOp(_text(data["rule"]), calls)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} stands where text belongs")
-    return value
+    return LockedOp(parse_text(data["rule"]), calls)

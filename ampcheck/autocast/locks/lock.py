@@ -1,10 +1,9 @@
-"""Lock which ops a model sends through autocast, under which rules and in which dtypes, and assert that it stays so."""
+"""Lock which ops a model sends through autocast, under which rules and in which dtypes, and compare them later."""
 
 from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +15,9 @@ from typing import Any, TypeAlias
 import torch
 
 from ampcheck.autocast.calls import CallRecorder, PolicyCalls, measure_calls, seeded
-from ampcheck.autocast.locks.checks import check_banned, check_gap, check_lock, check_unregistered, refresh, subject_of
+from ampcheck.autocast.locks.checks import check_banned, check_gap, check_lock, check_unregistered, subject_of
 from ampcheck.autocast.locks.file import (
-    ANY_WAY,
+    ANY_COMMAND,
     BY_PYTEST,
     NAME,
     Entries,
@@ -29,96 +28,64 @@ from ampcheck.autocast.locks.file import (
     update,
 )
 from ampcheck.autocast.policy import BANNED
-from ampcheck.autocast.probe import DTYPES, build, low_dtype
+from ampcheck.autocast.probe import build
 from ampcheck.autocast.state import device_type
+from ampcheck.catalog.autocast import POLICY_DRIFT
+from ampcheck.core.arguments import LOW, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, passed, verify
+from ampcheck.core.run import Coverage, Finding, Run, Table, verify
 from ampcheck.core.subject import Subject, as_subject, load_subject
-from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import is_users
 
 DEVICES = ("cpu", "cuda")
-"""What is locked unless other devices are asked for."""
+"""Locked unless other devices are named."""
 
+PathLike: TypeAlias = "str | os.PathLike[str]"
 Devices: TypeAlias = "str | Sequence[str]"
 Dtypes: TypeAlias = "str | torch.dtype | Sequence[str | torch.dtype]"
 
 
-@restoring
-def assert_policy_lock(
-    target: Any,
-    *,
-    path: str | os.PathLike[str] | None = None,
-    device: Devices | None = None,
-    dtype: Dtypes | None = None,
-    name: str = "",
-) -> Run:
-    """Assert that a model sends the same ops through autocast, under the same rules and in the same dtypes, as locked.
-
-    target: `package.module:factory`, `path/to/file.py:factory`, a `Subject` or one of its shapes; a relative file is
-    searched in the working directory, then beside the calling test and in the folders above it, up to the project's.
-    path: the lock, a file or its folder; by default `ampcheck.lock.json` beside the file of the factory, or of the
-    caller. device, dtype: one or several of those that were locked; all of them by default. name: of the entry, where
-    the target is no text.
-
-    Under `pytest --ampcheck-update` the entries are written anew instead. Returns the run; raises `AssertionError` with
-    each op that differs, since which release and in which modules, and where there is no lock; `UsageError` for a lock
-    that is damaged, of a newer schema or without an entry for the model.
-    """
-    __tracebackhide__ = True
-    try:
-        found = LockTarget.of(target, path, name, near=_callers_folder())
-    except UsageError as error:
-        raise error.with_traceback(None) from _users_own(error.__cause__)
-    try:
-        run = write_lock(found, device, dtype) if is_updating() else compare_lock(found, device, dtype)
-    except UsageError as error:
-        raise error.with_traceback(None) from None  # the lock's fault: nobody has to read our source
-    return verify(run)
-
-
 @dataclass(frozen=True, slots=True)
 class LockTarget:
-    """What is locked, the name of its entry, the file, and how the entry is written."""
+    """The model that is locked, the name of its entry, the file, and the command that writes the entry."""
 
     subject: Subject
     entry: str
     file: Path
-    ways: str = ANY_WAY
+    command: str = ANY_COMMAND
 
     @classmethod
-    def of(
-        cls, target: Any, path: str | os.PathLike[str] | None = None, name: str = "", *, near: Path | None = None
-    ) -> LockTarget:
+    def of(cls, target: Any, path: PathLike | None = None, name: str = "", *, near: Path | None = None) -> LockTarget:
         """Load the target; its entry is named `file.py:factory`, however the target was spelled.
 
         near: a relative file is searched there and in the folders above, up to the project's, where the working
-        directory has none. Raises `UsageError` naming the folders where it lies in none of them.
+        directory has none. Raises `UsageError` naming the folders where none of them has it.
         """
-        if isinstance(target, str):
-            place, _, attribute = target.rpartition(":")
-            place = str(_found(Path(place), near)) if place.endswith(".py") else place
-            loaded = f"{place}:{attribute}" if place else target
-            with seeded():  # weights decide which experts a router calls; the same ones each time
-                subject = load_subject(loaded)
-            subject = replace(subject, name=target) if subject.name == loaded else subject
-            source = Path(place if place.endswith(".py") else sys.modules[place].__file__ or place)
-            entry, folder = name or f"{source.name}:{attribute}", source.parent
-            ways = BY_PYTEST if name else ANY_WAY  # the command names entries by their factory
-        else:
-            ways = BY_PYTEST
+        if not isinstance(target, str):
             subject = as_subject(target, name or "subject")
-            entry, folder = name or subject.name, _callers_folder()
+            entry = name or subject.name
             if entry == "subject":
-                raise UsageError("a lock needs a name for the model: assert_policy_lock(..., name='my model')")
-        return cls(subject, entry, lock_path(path, folder), ways)
+                raise UsageError("a lock needs a name for the model: assert_policy(..., name='my model')")
+            return cls(subject, entry, lock_path(path, callers_folder()), BY_PYTEST)
+        module, _, factory = target.rpartition(":")
+        module = str(_search(Path(module), near)) if module.endswith(".py") else module
+        loaded = f"{module}:{factory}" if module else target
+        with seeded():  # weights decide which experts a router calls; the same ones each time
+            subject = load_subject(loaded)
+        subject = replace(subject, name=target) if subject.name == loaded else subject
+        source = Path(module if module.endswith(".py") else sys.modules[module].__file__ or module)
+        command = BY_PYTEST if name else ANY_COMMAND  # the command line names entries by their factory
+        return cls(subject, name or f"{source.name}:{factory}", lock_path(path, source.parent), command)
 
 
-def _found(file: Path, near: Path | None) -> Path:
+def _search(file: Path, near: Path | None) -> Path:
+    """A file in the working directory, else in `near` or a folder above it, up to the project's own."""
     if file.is_file() or file.is_absolute():
         return file
-    folders = _up_to_the_project(near) if near is not None else []
+    folders = [near, *near.parents] if near is not None else []
+    tops = (n for n, each in enumerate(folders) if (each / "pyproject.toml").is_file() or (each / ".git").exists())
+    folders = folders[: next(tops, 0) + 1]  # without a project the folder alone
     for folder in folders:
         if (folder / file).is_file():
             return folder / file
@@ -126,51 +93,52 @@ def _found(file: Path, near: Path | None) -> Path:
     raise UsageError(f"there is no file {file}; searched in {searched}")
 
 
-def _up_to_the_project(folder: Path) -> list[Path]:
-    """The folder and those above it, up to the project's own; without a project the folder alone."""
-    above = [folder, *folder.parents]
-    tops = (n for n, each in enumerate(above) if (each / "pyproject.toml").is_file() or (each / ".git").exists())
-    return above[: next(tops, 0) + 1]
-
-
-def lock_path(path: str | os.PathLike[str] | None, folder: Path) -> Path:
+def lock_path(path: PathLike | None, folder: Path) -> Path:
     """The lock at `path`, a file or a folder; by default in `folder`."""
-    given = Path(folder if path is None else path)
-    return (given / NAME if given.is_dir() else given).absolute()
+    location = Path(folder if path is None else path)
+    return (location / NAME if location.is_dir() else location).absolute()
+
+
+def callers_folder() -> Path:
+    """The folder of the file that calls from outside of this package."""
+    frame = sys._getframe()
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return Path(frame.f_code.co_filename).parent
 
 
 def write_lock(target: LockTarget, device: Devices | None = None, dtype: Dtypes | None = None) -> Run:
     """Record and write the entries; by default those that are there, else of the CPU and CUDA in both dtypes.
 
     Raises `UsageError`, and writes nothing, where no op reaches autocast and where the model raises, unless at an op
-    that autocast bans on the device; it names each device and dtype of which that is so, and those that can be locked.
+    that autocast bans on the device; it lists these devices and dtypes, and those that can be locked.
     """
-    held = LockFile.load(target.file).targets.get(target.entry, {}) if target.file.exists() else {}
-    known = [key.split("/") for key in held]
+    entries = LockFile.load(target.file).targets.get(target.entry, {}) if target.file.exists() else {}
+    known = [key.split("/") for key in entries]
     devices = _devices(device) or tuple(dict.fromkeys(key[0] for key in known)) or DEVICES
-    dtypes = _dtypes(dtype) or tuple(dict.fromkeys(key[1] for key in known)) or _dtypes(DTYPES)
+    dtypes = _dtypes(dtype) or tuple(dict.fromkeys(key[1] for key in known)) or LOW
     measured = [measure_calls(target.subject, device=key[0], dtype=key[1]) for key in product(devices, dtypes)]
-    _require_whole(measured)
-    update(target.file, target.entry, {_key(calls): to_locked(calls, target.file.parent) for calls in measured})
-    return _run(measured, [_locked_anew(calls, target.file) for calls in measured])
+    _require_complete(measured)
+    update(target.file, target.entry, {calls.key: to_locked(calls, target.file.parent) for calls in measured})
+    return _run(measured, [_written(calls, target.file) for calls in measured])
 
 
 def compare_lock(
     target: LockTarget, device: Devices | None = None, dtype: Dtypes | None = None, *, release: str | None = None
 ) -> Run:
-    """Record and compare the entries that were asked for, by default all; `verify` raises what it finds.
+    """Record and compare the entries of these devices and dtypes, by default all.
 
     release: of PyTorch, whose shipped policy is followed, to see what an update would change; the installed by default.
     """
     if not target.file.exists():
-        return Run(environment(), (_missing(target.subject.name, target.entry, target.file, target.ways),))
-    held = LockFile.load(target.file).entries(target.entry, target.file.name, target.ways)
-    keys = _asked(held, _devices(device), _dtypes(dtype), target)
-    pairs = (key.split("/") for key in keys)
-    measured = [measure_calls(target.subject, device=d, dtype=t, release=release) for d, t in pairs]
-    findings = []
-    for calls in measured:
-        findings += check_lock(calls, held[_key(calls)], to_locked(calls, target.file.parent), target.ways)
+        return Run(environment(), (_no_file(target.subject.name, target.entry, target.file, target.command),))
+    entries = LockFile.load(target.file).entries(target.entry, target.file.name, target.command)
+    findings, measured = [], []
+    for key in _chosen(entries, _devices(device), _dtypes(dtype), target):
+        kind, low = key.split("/")
+        calls = measure_calls(target.subject, device=kind, dtype=low, release=release)
+        measured.append(calls)
+        findings += check_lock(calls, entries[calls.key], to_locked(calls, target.file.parent), target.command)
     return _run(measured, findings)
 
 
@@ -178,8 +146,8 @@ def compare_lock(
 def locked_calls(entry: str, file: Path, *, device: str = "cpu") -> Iterator[None]:
     """Compare what the block sends through autocast with the lock's entry, or write it under `--ampcheck-update`.
 
-    device: whose policy the block follows. A damaged lock is told before the block runs; else the block's own exception
-    comes first. Raises as `assert_policy_lock`.
+    device: whose policy the block follows. A damaged lock raises before the block runs; else the block's own exception
+    comes first. Raises as `assert_policy`.
     """
     __tracebackhide__ = True
     lock = LockFile.load(file) if file.exists() else None
@@ -189,40 +157,41 @@ def locked_calls(entry: str, file: Path, *, device: str = "cpu") -> Iterator[Non
     measured = [calls for calls in measured if calls.ruled]
     if not measured:
         message = "a lock needs an op that autocast acts on; none ran on tensors of the CPU inside a region of autocast"
-        verify(Run(environment(), (Finding("policy-drift", Verdict.FAIL, entry, message),)))
-    now = {_key(calls): to_locked(calls, file.parent) for calls in measured}
+        verify(Run(environment(), (POLICY_DRIFT.fail(entry, message),)))
+    now = {calls.key: to_locked(calls, file.parent) for calls in measured}
     findings = []
     if is_updating():
         update(file, entry, now, whole=True)
-        findings = [_locked_anew(calls, file) for calls in measured]
+        findings = [_written(calls, file) for calls in measured]
     elif lock is None:
-        findings = [_missing(entry, entry, file, BY_PYTEST)]
+        findings = [_no_file(entry, entry, file, BY_PYTEST)]
     else:
-        held = lock.entries(entry, file.name, BY_PYTEST)
+        entries = lock.entries(entry, file.name, BY_PYTEST)
         for calls in measured:
-            key = _key(calls)
-            findings += check_lock(calls, held[key], now[key], BY_PYTEST) if key in held else []
-        if held.keys() != now.keys():
-            message = f"autocast must be used as locked, on {_listed(held)}; it is used on {_listed(now)}"
-            findings.append(Finding("policy-drift", Verdict.FAIL, entry, message, hint=refresh(BY_PYTEST)))
+            if calls.key in entries:
+                findings += check_lock(calls, entries[calls.key], now[calls.key], BY_PYTEST)
+        if entries.keys() != now.keys():
+            message = f"autocast must be used as locked, on {_keys(entries)}; it is used on {_keys(now)}"
+            hint = f"where the change is meant, refresh the lock: {BY_PYTEST}"
+            findings.append(POLICY_DRIFT.fail(entry, message, hint=hint))
     verify(_run(measured, findings))
 
 
 def to_locked(calls: PolicyCalls, folder: Path) -> Locked:
-    """The entry that these calls make in a lock that lies in `folder`: ops with a rule alone."""
-    ops: dict[str, LockedOp] = {}
-    for op in sorted({call.op for call in calls.ruled}):
-        places: dict[str, set[tuple[str, str]]] = {}
-        for call in calls.ruled:
-            if call.op == op:
-                place = f"{_portable(call.file, folder)}:{call.line}" if call.file else ""
-                places.setdefault(call.dtypes, set()).add((call.module, place))
-        ops[op] = LockedOp(calls.policy.rule(op), {dtypes: tuple(sorted(at)) for dtypes, at in sorted(places.items())})
+    """The entry that these calls make in a lock in `folder`: ops with a rule alone."""
+    sites: dict[str, dict[str, set[tuple[str, str]]]] = {}
+    for call in calls.ruled:
+        line = f"{_portable(call.file, folder)}:{call.line}" if call.file else ""
+        sites.setdefault(call.op, {}).setdefault(call.dtypes, set()).add((call.module, line))
+    ops = {
+        op: LockedOp(calls.policy.rule(op), {dtypes: tuple(sorted(at)) for dtypes, at in sorted(by_dtypes.items())})
+        for op, by_dtypes in sorted(sites.items())
+    }
     return Locked(calls.torch, build(), ops)
 
 
 def _portable(file: str, folder: Path) -> str:
-    """A source file relative to the lock's folder, or to the folder that its package lies in."""
+    """A source file relative to the lock's folder, or to the folder of its package."""
     path = Path(file).resolve()
     if not path.is_file():  # relative to site-packages already
         return Path(file).as_posix()
@@ -234,114 +203,88 @@ def _portable(file: str, folder: Path) -> str:
     return path.relative_to(top).as_posix()
 
 
-def _require_whole(measured: Sequence[PolicyCalls]) -> None:
-    reasons: dict[str, list[str]] = {}
+def _require_complete(measured: Sequence[PolicyCalls]) -> None:
+    keys_by_reason: dict[str, list[str]] = {}
+    complete = []
     for calls in measured:
-        if reason := _not_whole(calls):
-            reasons.setdefault(reason, []).append(_key(calls))
-    if not reasons:
-        return
-    told = "; ".join(f"on {', '.join(keys)} {reason}" for reason, keys in reasons.items())
-    whole = [calls for calls in measured if not _not_whole(calls)]
-    mend = f"these work: {_options(whole)}" if whole else "none of them works"
-    raise UsageError(f"{measured[0].subject} cannot be locked: {told}; nothing was locked; {mend}")
-
-
-def _not_whole(calls: PolicyCalls) -> str:
-    raised = calls.raised
-    if raised is not None and calls.policy.rule(raised.op) != BANNED:
-        return f"it raised {raised.message} ({raised.where})"
-    return "" if calls.ruled else "no op reaches autocast, there is nothing to lock"
+        raised = calls.raised
+        if raised is not None and calls.policy.rule(raised.op) != BANNED:
+            keys_by_reason.setdefault(f"it raised {raised.message} ({raised.where})", []).append(calls.key)
+        elif not calls.ruled:
+            keys_by_reason.setdefault("no op reaches autocast, there is nothing to lock", []).append(calls.key)
+        else:
+            complete.append(calls)
+    if keys_by_reason:
+        reasons = "; ".join(f"on {', '.join(keys)} {reason}" for reason, keys in keys_by_reason.items())
+        works = f"these work: {_options(complete)}" if complete else "none of them works"
+        raise UsageError(f"{measured[0].subject} cannot be locked: {reasons}; nothing was locked; {works}")
 
 
 def _options(measured: Sequence[PolicyCalls]) -> str:
-    """What to ask for so that these are locked: `--device cpu --dtype bfloat16, then --device cuda --dtype ...`."""
+    """The options that lock these: `--device cpu --dtype bfloat16, then --device cuda --dtype ...`."""
     dtypes: dict[str, list[str]] = {}
     for calls in measured:
         dtypes.setdefault(calls.device, []).append(calls.dtype)
     devices: dict[tuple[str, ...], list[str]] = {}
-    for device, held in dtypes.items():
-        devices.setdefault(tuple(held), []).append(device)
+    for device, of_device in dtypes.items():
+        devices.setdefault(tuple(of_device), []).append(device)
     if is_updating():
-        calls_ = (f"device={tuple(names)}, dtype={held}" for held, names in devices.items())
-        return ", and in a second call ".join(calls_)
-    return ", then ".join(f"--device {','.join(names)} --dtype {','.join(held)}" for held, names in devices.items())
+        return ", and in a second call ".join(f"device={tuple(d)}, dtype={t}" for t, d in devices.items())
+    return ", then ".join(f"--device {','.join(d)} --dtype {','.join(t)}" for t, d in devices.items())
 
 
-def _missing(subject: str, entry: str, file: Path, ways: str) -> Finding:
+def _no_file(subject: str, entry: str, file: Path, command: str) -> Finding:
     message = f"{entry} must be locked in {file.name}; there is no such file in {file.parent}"
-    hint = f"make it with {ways}, and commit it"
-    return Finding("policy-drift", Verdict.FAIL, subject, message, hint=hint)
+    return POLICY_DRIFT.fail(subject, message, hint=f"make it with {command}, and commit it")
 
 
-def _locked_anew(calls: PolicyCalls, file: Path) -> Finding:
+def _written(calls: PolicyCalls, file: Path) -> Finding:
     ops = len({call.op for call in calls.ruled})
     ended = f"; it ends where {calls.raised.op} is banned" if calls.raised else ""
     message = f"{ops} ops are locked in {file.name} as PyTorch {calls.torch} treats them{ended}"
-    return passed("policy-drift", subject_of(calls), message, ops, observed=float(ops), limit=1.0, unit="ops")
+    return POLICY_DRIFT.passed(subject_of(calls), message, ops, observed=ops, limit=1)
 
 
-def _run(measured: Sequence[PolicyCalls], findings: Iterable[Finding]) -> Run:
-    found, tables = list(findings), list[Table]()
+def _run(measured: Sequence[PolicyCalls], lock_findings: Iterable[Finding]) -> Run:
+    findings, tables = list(lock_findings), list[Table]()
     for calls in measured:
-        found += [*check_banned(calls), *check_unregistered(calls)]
+        findings += [*check_banned(calls), *check_unregistered(calls)]
     on_cpu = {calls.dtype: calls for calls in measured if calls.device == "cpu"}
     for calls in measured:
         if calls.device != "cpu" and calls.dtype in on_cpu:
             gap, table = check_gap(on_cpu[calls.dtype], calls)
-            found += gap
-            tables.append(table)
+            findings += gap
+            tables += [table] if table.rows else []
     seen = {
         "ops": sum(len({call.op for call in calls.calls}) for calls in measured),
         "calls": sum(call.count for calls in measured for call in calls.calls),
     }
     unseen = Counter(f"backward, which raised {calls.no_backward}" for calls in measured if calls.no_backward)
-    return Run(environment(), tuple(found), Coverage(seen, unseen), tuple(table for table in tables if table.rows))
+    return Run(environment(), tuple(findings), Coverage(seen, unseen), tuple(tables))
 
 
-def _asked(held: Entries, devices: tuple[str, ...], dtypes: tuple[str, ...], target: LockTarget) -> list[str]:
-    keys = [
-        key
-        for key in held
-        if (not devices or key.split("/")[0] in devices) and (not dtypes or key.split("/")[1] in dtypes)
-    ]
-    wanted = {f"{device}/{dtype}" for device, dtype in product(devices, dtypes)}
-    lacking = wanted.difference(held) or {d for d in devices or dtypes if not any(d in key.split("/") for key in keys)}
-    if lacking or not keys:
+def _chosen(entries: Entries, devices: tuple[str, ...], dtypes: tuple[str, ...], target: LockTarget) -> list[str]:
+    """The entries of these devices and dtypes. Raises `UsageError` naming those that are missing."""
+    pairs = {key: key.split("/") for key in entries}
+    keys = [key for key, (d, t) in pairs.items() if (not devices or d in devices) and (not dtypes or t in dtypes)]
+    missing = {f"{device}/{dtype}" for device, dtype in product(devices, dtypes)}.difference(entries)
+    missing = missing or {name for name in devices or dtypes if not any(name in pairs[key] for key in keys)}
+    if missing or not keys:
         raise UsageError(
-            f"{target.file.name} holds {target.entry} for {_listed(held)}, not for "
-            f"{', '.join(sorted(lacking)) or 'any device'}: lock that too with {target.ways}"
+            f"{target.file.name} holds {target.entry} for {_keys(entries)}, not for "
+            f"{', '.join(sorted(missing)) or 'any device'}: lock that too with {target.command}"
         )
     return keys
 
 
-def _devices(given: Devices | None) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, (str, torch.device)) else tuple(given or ())
+def _devices(devices: Devices | None) -> tuple[str, ...]:
+    names = (devices,) if isinstance(devices, (str, torch.device)) else tuple(devices or ())
     return tuple(dict.fromkeys(device_type(name) for name in names))
 
 
-def _dtypes(given: Dtypes | None) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, (str, torch.dtype)) else tuple(given or ())
-    return tuple(dict.fromkeys(str(low_dtype(name)).removeprefix("torch.") for name in names))
+def _dtypes(dtypes: Dtypes | None) -> tuple[str, ...]:
+    return tuple(parse_dtypes(dtypes)) if dtypes else ()
 
 
-def _key(calls: PolicyCalls) -> str:
-    return f"{calls.device}/{calls.dtype}"
-
-
-def _listed(entries: Entries) -> str:
+def _keys(entries: Entries) -> str:
     return ", ".join(sorted(entries)) or "nothing"
-
-
-def _users_own(cause: BaseException | None) -> BaseException | None:
-    """The cause of an error where it arose in the user's code, whose lines are worth reading."""
-    frames = traceback.walk_tb(cause.__traceback__) if cause is not None else ()
-    return cause if any(is_users(frame.f_code.co_filename) for frame, _ in frames) else None
-
-
-def _callers_folder() -> Path:
-    """Of the file that calls us from outside of this package."""
-    frame = sys._getframe()
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return Path(frame.f_code.co_filename).parent

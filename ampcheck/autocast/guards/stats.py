@@ -1,27 +1,27 @@
-"""What the guards saw: frozen records that `check_guard` judges without running PyTorch."""
+"""What a guard recorded: frozen records that `check_guard` judges without running PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from ampcheck.autocast.policy import Policy
+from ampcheck.core.run import Where
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Autocast on one device at one moment; `dtype` is None where it is off. emulated: whose policy it follows then."""
+    """Autocast on one device; `dtype` is None where it is off. emulated: the device whose policy is emulated on it."""
 
     device: str
     dtype: torch.dtype | None
     emulated: str = ""
 
     def __str__(self) -> str:
-        place = f"{self.device} ({self.emulated} emulated)" if self.emulated else self.device
-        return f"{short(self.dtype)} on {place}" if self.dtype is not None else f"off on {place}"
+        device = f"{self.device} ({self.emulated} emulated)" if self.emulated else self.device
+        return f"{short(self.dtype)} on {device}" if self.dtype is not None else f"off on {device}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +29,24 @@ class Call:
     """An op that ran where autocast could not act, or not as it acts elsewhere.
 
     how: `bypass` (in-place or out=), `thread`, `function` (Python backward) or `mixed` (raised on mixed dtypes).
-    rule_of: the overload whose rule tells what autocast would have done. state: autocast's state for which the rule is
-    asked. given: the dtypes of the tensors that autocast may cast. asked: a dtype was given to the op. result: the
-    dtype of what it wrote. cast: the code around it casts to a dtype that it names. now: autocast's state where it ran.
-    raised: PyTorch's message, `caught` when the block went on. runs_in: for `mixed`, the dtype in which the same op
-    runs when all inputs have it.
+    plain_op: the overload whose rule says what autocast would have done. policy: its key in `GuardStats.policies`.
+    state: the autocast state for which the rule is looked up. dtypes: of the tensors that autocast may cast.
+    dtype_argument: a dtype was passed to the op. now: the autocast state in which it ran. result: the dtype it wrote.
+    casts: the code around it casts to a dtype that it names. raised: PyTorch's message; `caught` when the block
+    continued. runs_in: for `mixed`, the dtype in which the same op runs when all inputs have it.
     """
 
     how: str
     op: str
-    rule_of: str
+    plain_op: str
     policy: str
     state: State
-    given: tuple[torch.dtype, ...]
-    asked: bool
-    file: str
-    line: int | None
+    dtypes: tuple[torch.dtype, ...]
+    dtype_argument: bool
+    where: Where
     now: State | None = None
     result: torch.dtype | None = None
-    cast: bool = False
+    casts: bool = False
     raised: str = ""
     caught: bool = False
     runs_in: torch.dtype | None = None
@@ -57,40 +56,37 @@ class Call:
 class Crossing:
     """A backward pass or an optimizer step inside an autocast region.
 
-    region: counts the outermost regions. part: the gradient is itself differentiable, so that it belongs to a forward.
+    region: the number of the outermost region. differentiable: the gradient is part of a forward (create_graph).
     """
 
     what: str
-    part: bool
-    states: tuple[State, ...]
+    differentiable: bool
+    state: State
     region: int
-    file: str
-    line: int | None
+    where: Where
 
 
 @dataclass(frozen=True, slots=True)
 class StaleCast:
-    """A cached cast used although its weight changed (`changed_by` says where), or another dtype is asked for."""
+    """A cached cast used although its weight changed (at `changed_by`), or where autocast casts to `wanted`."""
 
     shape: tuple[int, ...]
     cast: torch.dtype
     wanted: torch.dtype | None
     changed_by: str
-    file: str
-    line: int | None
+    where: Where
 
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """An op of a forward that ran again in backward under another state, and the dtypes of its inputs in both."""
+    """An op of a forward that backward computed again under another state, and the dtypes of its inputs in both."""
 
     op: str
     forward: State
     backward: State
     forward_dtypes: tuple[torch.dtype, ...]
     backward_dtypes: tuple[torch.dtype, ...]
-    file: str
-    line: int | None
+    where: Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +95,20 @@ class Raised:
 
     kind: str
     message: str
-    file: str
-    line: int | None
+    where: Where
 
 
 @dataclass(frozen=True, slots=True)
 class GuardStats:
-    """Everything that was seen. The mappings from records count how often each was seen.
+    """Everything that was recorded. The mappings from records count how often each was seen.
 
-    settings: how many switches were compared; changed: those that differ, before and after. counts: what was looked
-    at. regions: how many outermost autocast regions were entered. policies: the rules that `Call.policy` names.
+    settings: how many settings were compared; changed: those that differ, before and after. regions: how many
+    outermost autocast regions were entered. policies: the rules that `Call.policy` names.
     """
 
     subject: str
     settings: int
-    changed: Mapping[str, tuple[Any, Any]]
+    changed: Mapping[str, tuple[object, object]]
     counts: Mapping[str, int] = field(default_factory=dict)
     regions: int = 0
     unseen: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,335 @@
+"""A dispatch mode that records each op together with the autocast state of its caller."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.autocast import emulate
+from ampcheck.autocast.guards.call_sites import CallSite, call_site, engine_path, function_context, in_optimizer
+from ampcheck.autocast.guards.casts import CachedCasts
+from ampcheck.autocast.guards.stats import Call, Crossing, Recompute, State
+from ampcheck.autocast.policy import Policy
+from ampcheck.autocast.state import devices
+from ampcheck.core.errors import brief
+from ampcheck.torchtools.source import op_name
+
+Op = torch._ops.OpOverload
+Dtypes = tuple[torch.dtype, ...]
+
+_STATES, _CASTS = "_ampcheck_states", "_ampcheck_casts"
+"""Attributes of a Function's context: autocast's states in its forward, and whether its backward casts by itself."""
+
+
+@dataclass(slots=True)
+class _Rerun:
+    """Ops of the forward that a hook runs again: a recomputation once a second call site follows in forward order."""
+
+    call: Hashable = None
+    order: int = -1
+    recomputes: bool = False
+    pending: list[Recompute | None] = field(default_factory=list)
+
+
+class _Thread(threading.local):
+    """parent: the autocast states of the thread that started it. regions: those it entered, and if they name a dtype"""
+
+    def __init__(self) -> None:
+        self.followed = False
+        self.parent: dict[str, State] = {}
+        self.regions: list[tuple[str, bool]] = []
+        self.rerun = _Rerun()
+
+
+@dataclass(slots=True)
+class _ForwardOp:
+    """An op, or a call site, of the forward: its number in the order of call sites, and each state with the dtypes."""
+
+    site: CallSite
+    order: int
+    ran: dict[State, set[Dtypes]] = field(default_factory=dict)
+
+
+class _Running(NamedTuple):
+    op: Op
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
+    inputs: list[torch.Tensor]
+    state: State
+    site: CallSite
+
+    @property
+    def dtypes(self) -> Dtypes:
+        return tuple(t.dtype for t in self.inputs if t.is_floating_point())
+
+    @property
+    def castable(self) -> Dtypes:
+        """The dtypes of the inputs that autocast may cast; no rule is made for 8-bit floats."""
+        wide = (torch.float16, torch.bfloat16, torch.float32)
+        return tuple(t.dtype for t in self.inputs if t.device.type == self.state.device and t.dtype in wide)
+
+
+class Recorder:
+    """Records while `active`. Shared by the modes of all threads."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self.thread = _Thread()
+        self.regions = 0
+        self.counts: Counter[str] = Counter()
+        self.unseen: Counter[str] = Counter()
+        self.calls: Counter[Call] = Counter()
+        self.crossings: Counter[Crossing] = Counter()
+        self.recomputed: Counter[Recompute] = Counter()
+        self.raising: list[tuple[Call, BaseException]] = []
+        self.casts = CachedCasts()
+        self.policies: dict[str, Policy] = {}
+        self.autocast_devices: set[str] = set()
+        self.changed_sites: dict[Hashable, Recompute] = {}
+        self._forward: dict[tuple[str, Hashable], _ForwardOp] = {}
+        self._function_states: dict[CodeType | None, set[State]] = {}
+
+    def before(self, op: Op, args: Sequence[object], kwargs: Mapping[str, object]) -> _Running | None:
+        """Record an op that is about to run; None where it does not count."""
+        inputs = _tensors(args, kwargs)
+        device = next((t.device.type for t in inputs if t.is_floating_point()), inputs[0].device.type if inputs else "")
+        if device not in autocast_devices():
+            return None
+        backward = torch._C._current_graph_task_id() != -1
+        site = call_site(sys._getframe(2), backward)
+        if site is None or (backward and not site.file and site.key is None):
+            return None  # our own probe; or the engine's own op, whose dtypes the forward decided
+        if site.compiled:
+            self.unseen["ops of code that torch.compile wrote"] += 1
+            return None
+        # Below autocast its key is excluded. The caller's state is the one with which the dispatcher was first entered.
+        with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+            state = current_state(device)
+        running = _Running(op, args, kwargs, inputs, state, site)
+        self.counts["ops"] += 1
+        if state.dtype is not None:
+            self.counts["autocast ops"] += 1
+            self.autocast_devices.add(device)
+        self.casts.before(op, args, inputs, state, site)
+        (self._in_backward if backward else self._in_forward)(running)
+        parent = self.thread.parent.get(state.device)
+        if parent is not None:
+            self.counts["thread ops"] += 1
+            explicit = any(explicit for device, explicit in self.thread.regions if device == state.device)
+            if state != parent and not explicit:
+                self.calls[self._call("thread", running, state=parent, now=state)] += 1
+        return running
+
+    def after(self, running: _Running, out: object) -> None:
+        """Record the result of an op."""
+        self.casts.after(running.op, running.inputs, out, running.state)
+        if running.state.dtype is None or not plain_overload(running.op):
+            return
+        self.counts["in-place ops"] += 1
+        if running.site.direct:
+            first = out[0] if isinstance(out, (list, tuple)) and out else out
+            call = self._call("bypass", running, result=first.dtype if isinstance(first, torch.Tensor) else None)
+            if call in self.calls or not in_optimizer(sys._getframe()):
+                self.calls[call] += 1
+
+    def failed(self, running: _Running, error: BaseException) -> None:
+        """Record an op that raised under autocast where the reason is that its inputs have several dtypes."""
+        low = running.state.dtype
+        if low is None or len(set(running.castable)) < 2:
+            return
+        dtype = next((dtype for dtype in (low, torch.float32) if _runs(running, dtype)), None)
+        if dtype is None or in_optimizer(sys._getframe()):
+            return
+        text = brief(error).removeprefix(f"{type(error).__name__}: ")
+        how = "bypass" if plain_overload(running.op) else "mixed"
+        self.raising.append((self._call(how, running, raised=text, runs_in=dtype), error))
+
+    def _call(self, how: str, running: _Running, **values: Any) -> Call:
+        device, policy = running.state.device, running.state.device
+        if (emulation := emulate.active()) is not None and device == "cpu":
+            policy = f"{emulation.policy.device} {emulation.policy.torch}, emulated on the CPU"
+            self.policies[policy] = emulation.policy
+        name = op_name(running.op)
+        plain, has_dtype = plain_overload(running.op) or name, running.kwargs.get("dtype") is not None
+        where = running.site.where("backward" if how == "function" else "forward", name)
+        call = Call(how, name, plain, policy, running.state, running.castable, has_dtype, where)
+        return replace(call, **values)
+
+    def _in_forward(self, running: _Running) -> None:
+        site, state = running.site, running.state
+        for name in ("", op_name(running.op)):
+            new = _ForwardOp(site, len(self._forward))
+            ran = self._forward.setdefault((name, site.key), new).ran
+            ran.setdefault(state, set()).add(running.dtypes)
+        if not torch.is_grad_enabled():
+            context = function_context(sys._getframe(3))
+            if isinstance(context, list):
+                for code in context:
+                    self._function_states.setdefault(code, set()).add(state)
+            else:
+                vars(context).setdefault(_STATES, set()).add(state)
+
+    def _in_backward(self, running: _Running) -> None:
+        """Python code that the engine runs: a forward that is computed again, or the backward of a Function."""
+        name, site, state = op_name(running.op), running.site, running.state
+        known_site = self._forward.get(("", site.key))
+        if known_site is not None and state not in known_site.ran:
+            where = known_site.site.where("backward")
+            recompute = Recompute("", next(iter(known_site.ran)), state, (), (), where)
+            self.changed_sites.setdefault(site.key, recompute)
+        known = self._forward.get((name, site.key))
+        if known is not None and known_site is not None and torch.is_grad_enabled():
+            changed = None
+            if state not in known.ran and not any(running.dtypes in dtypes for dtypes in known.ran.values()):
+                forward_state, dtypes = next((state, next(iter(dtypes))) for state, dtypes in known.ran.items())
+                where = known.site.where("backward", name)
+                changed = Recompute(name, forward_state, state, dtypes, running.dtypes, where)
+            path = engine_path(sys._getframe(2))
+            if path.checkpoint or (path.function and (path.module or not path.differentiable)):
+                self._count_recomputed([changed])
+                return
+            if not path.function:
+                self._in_hook(path.top, known_site.order, changed)
+                return
+        node: Any = torch._C._current_autograd_node()
+        if not isinstance(node, BackwardCFunction):
+            return
+        states: set[State] = vars(node).get(_STATES) or self._function_states.get(_forward_code(node), set())
+        if len(states) != 1:
+            return  # no op was seen there, or it used another state for a part: then backward may do so too
+        (forward,) = states
+        if forward.device != state.device or forward.dtype is None:
+            return
+        self.counts["Function ops"] += 1
+        if running.op is torch.ops.aten._to_copy.default and running.kwargs.get("dtype") is not None:
+            vars(node)[_CASTS] = True
+        if state.dtype is None:
+            casts = vars(node).get(_CASTS, False)
+            self.calls[self._call("function", running, state=forward, now=state, casts=casts)] += 1
+
+    def _count_recomputed(self, changed: Sequence[Recompute | None]) -> None:
+        """Count ops of a forward that ran again, each with its change or None."""
+        self.counts["recomputed ops"] += len(changed)
+        self.recomputed.update(op for op in changed if op is not None)
+
+    def _in_hook(self, call: int, order: int, changed: Recompute | None) -> None:
+        """A hook runs a line of the forward: by chance, unless another line of the forward follows in its order."""
+        task, rerun = torch._C._current_graph_task_id(), self.thread.rerun
+        if rerun.call != (task, call) or (order < rerun.order and not rerun.recomputes):
+            rerun = self.thread.rerun = _Rerun((task, call), order)
+        rerun.recomputes = rerun.recomputes or order > rerun.order
+        rerun.order = order
+        rerun.pending.append(changed)
+        if rerun.recomputes:
+            self._count_recomputed(rerun.pending)
+            rerun.pending = []
+
+
+class OpsMode(TorchDispatchMode):
+    """Records ops of the thread that enters it. Compiled code runs compiled under it, and is seen only in part."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Dynamo compiles as usual. An older one, which does not call this, skips code that it meets under a mode."""
+        return True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs, running = kwargs or {}, None
+        if self._recorder.active:
+            if isinstance(func, torch._ops.OpOverload):
+                running = self._recorder.before(func, args, kwargs)
+            else:
+                self._recorder.unseen["higher-order ops"] += 1
+        if running is None:
+            return func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except BaseException as error:
+            self._recorder.failed(running, error)
+            raise
+        self._recorder.after(running, out)
+        return out
+
+
+def current_state(device: str) -> State:
+    """Autocast's state of this thread for a device."""
+    if not torch.is_autocast_enabled(device):
+        return _state(device, None, "")
+    emulation = emulate.active() if device == "cpu" else None
+    return _state(device, torch.get_autocast_dtype(device), emulation.policy.device if emulation is not None else "")
+
+
+_state = cache(State)  # made once, for it is a key of every op
+
+
+@cache
+def autocast_devices() -> tuple[str, ...]:
+    """The device types that autocast knows, as tensors name them."""
+    renamed = torch._C._get_privateuse1_backend_name()
+    return tuple(renamed if device == "privateuseone" else device for device in devices())
+
+
+def _forward_code(node: object) -> CodeType | None:
+    forward = getattr(getattr(node, "_forward_cls", None), "forward", None)
+    return getattr(inspect.unwrap(forward), "__code__", None) if callable(forward) else None
+
+
+def _runs(running: _Running, dtype: torch.dtype) -> bool:
+    """Whether the op runs on copies of its inputs that all have one dtype."""
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            floating = value.is_floating_point() and value.dtype is not torch.float64
+            return value.detach().to(dtype if floating else value.dtype, copy=True)
+        return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+
+    try:
+        with torch.no_grad():
+            running.op(*map(copied, running.args), **{name: copied(value) for name, value in running.kwargs.items()})
+    except Exception:  # noqa: BLE001  # whatever it raises, the dtypes were not all that was wrong
+        return False
+    return True
+
+
+@cache
+def plain_overload(op: Op) -> str:
+    """The overload without side effect that an in-place or out= overload replaces; empty where there is none."""
+    schema = op._schema
+    if not schema.is_mutable:
+        return ""
+    namespace, _, base = schema.name.partition("::")
+    if base.endswith("_") and not base.endswith("__"):
+        base = base[:-1]
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+    for name in packet.overloads() if packet is not None else ():
+        candidate = getattr(packet, name)._schema
+        if not candidate.is_mutable and [(a.name, str(a.type)) for a in candidate.arguments] == wanted:
+            return op_name(getattr(packet, name))
+    return ""
+
+
+def _tensors(args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
+    values = (
+        item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, (list, tuple)) else [value])
+    )
+    return [value for value in values if isinstance(value, torch.Tensor)]
