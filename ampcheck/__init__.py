@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py compares it with _MODULES
     from ampcheck.audit import assert_numerics as assert_numerics
     from ampcheck.audit import audit as audit
-    from ampcheck.autocast.assert_policy import assert_policy as assert_policy
+    from ampcheck.autocast.judge import assert_policy as assert_policy
     from ampcheck.autocast.emulate import emulate as emulate
     from ampcheck.compiled.assert_compiled import assert_compiled as assert_compiled
     from ampcheck.compiled.blame.blame import blame as blame
@@ -42,7 +42,7 @@ _MODULES = {
     "assert_compiled": "compiled.assert_compiled",
     "assert_dtypes": "numerics.module_dtypes",
     "assert_numerics": "audit",
-    "assert_policy": "autocast.assert_policy",
+    "assert_policy": "autocast.judge",
     "assert_property": "search.judge",
     "assert_speed": "speed.assert_speed",
     "assert_training": "training.judge",
