@@ -20,9 +20,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py keeps t
     from ampcheck.autocast.observe import assert_op_dtypes as assert_op_dtypes
     from ampcheck.autocast.observe import observe_ops as observe_ops
     from ampcheck.autocast.probe import measure_policy as measure_policy
-    from ampcheck.compiled.accuracy.judge import assert_compiled as assert_compiled
+    from ampcheck.compiled.assert_compiled import assert_compiled as assert_compiled
     from ampcheck.compiled.blame.blame import blame as blame
-    from ampcheck.compiled.graph.judge import assert_graph as assert_graph
     from ampcheck.compiled.graph.judge import observe_graphs as observe_graphs
     from ampcheck.core.chart import Chart as Chart
     from ampcheck.core.errors import UsageError as UsageError
@@ -68,9 +67,8 @@ _HOME = {
     "Where": "ampcheck.core.run",
     "assert_amp_property": "ampcheck.search.judge",
     "assert_base": "ampcheck.speed.base.judge",
-    "assert_compiled": "ampcheck.compiled.accuracy.judge",
+    "assert_compiled": "ampcheck.compiled.assert_compiled",
     "assert_dtypes": "ampcheck.numerics.module_dtypes",
-    "assert_graph": "ampcheck.compiled.graph.judge",
     "assert_numerics": "ampcheck.audit",
     "assert_op_dtypes": "ampcheck.autocast.observe",
     "assert_policy": "ampcheck.autocast.drift",
@@ -114,7 +112,6 @@ __all__ = [
     "assert_base",
     "assert_compiled",
     "assert_dtypes",
-    "assert_graph",
     "assert_numerics",
     "assert_op_dtypes",
     "assert_policy",

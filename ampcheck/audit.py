@@ -14,8 +14,7 @@ from ampcheck.autocast import judge
 from ampcheck.autocast.device import Placement, place
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.compiled.accuracy import checks as accuracy_checks
-from ampcheck.compiled.accuracy.judge import judge_accuracy
-from ampcheck.compiled.accuracy.pairs import check_compiled_against_eager
+from ampcheck.compiled.accuracy.judge import check_compiled_against_eager, judge_accuracy
 from ampcheck.compiled.graph import checks as hygiene_checks
 from ampcheck.compiled.graph.judge import judge_graph, observe_graphs
 from ampcheck.core.environment import environment

@@ -17,7 +17,7 @@ from ampcheck.telemetry.checks import check_telemetry, tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.torchtools import dynamo
+from ampcheck.torchtools import dynamo, interception
 from ampcheck.torchtools.copying import modules_of
 from ampcheck.training.monitor.checks import check_watched
 from ampcheck.training.monitor.monitor import TrainingWatch
@@ -195,7 +195,7 @@ def _watching(
     with ExitStack() as stack:
         inside = None
         if optimizer is None or _is_compiled(model, roots):
-            if dynamo.is_intercepted():
+            if interception.is_intercepted():
                 raise UsageError(
                     "a watch inside another would leave the outer one with nothing: watch one model at a time"
                 )

@@ -12,7 +12,7 @@ from torch import nn
 import ampcheck
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
-from ampcheck.torchtools import dynamo
+from ampcheck.torchtools import interception
 
 
 class Loud(nn.Module):
@@ -145,4 +145,4 @@ def test_watching_leaves_no_trace_in_the_compiler() -> None:
     with ampcheck.watch(torch.compile(Loud())):
         assert compile_fx.compile_fx is not entry
     assert compile_fx.compile_fx is entry
-    assert dynamo.unsupported() == ""
+    assert interception.unsupported() == ""

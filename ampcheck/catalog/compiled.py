@@ -96,6 +96,7 @@ GRAPH_BREAK = Check(
     "be fused across it is not.",
     "Compute both sides and choose with torch.where or clamp, return what is to be logged as a tensor, set "
     "torch._dynamo.config.capture_scalar_outputs, or accept the place with max_breaks.",
+    unit="breaks",
     subjects=MODELS,
 )
 
@@ -112,6 +113,7 @@ RECOMPILE = Check(
     "modes in turn, objects made anew for each call. After eight graphs of one function it runs eager.",
     "Mark what varies with torch._dynamo.mark_dynamic, keep numbers in buffers or tensors, warm up in each mode "
     "that occurs, or accept them with max_recompiles.",
+    unit="recompilations",
     subjects=MODELS,
 )
 
@@ -127,6 +129,7 @@ EAGER_FALLBACK = Check(
     "regional compilation; suppress_errors; code in files that Dynamo leaves out; the stance force_eager.",
     "Mend the guard that fails, see recompile; switch suppress_errors off and read the exception; leave out of the "
     "compiled region what is not to be compiled.",
+    unit="left eager",
     subjects=MODELS,
 )
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ampcheck.core.errors import brief
-from ampcheck.torchtools.dynamo import Runnable
+from ampcheck.torchtools.interception import Runnable
 
 _RINGS = 3
 

@@ -16,6 +16,7 @@ from torch import fx
 from ampcheck.telemetry.sites import Level, Site, select_sites
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.torchtools import dynamo
+from ampcheck.torchtools.interception import BACKWARD, FORWARD
 
 Keep = Callable[[torch.Tensor], None]
 """What is done with the packed statistics of one call; the tensor is nobody else's."""
@@ -38,7 +39,7 @@ def passing(
     def changed(graph: fx.Graph) -> None:
         before(graph)
         try:
-            phase = dynamo.BACKWARD if any(_is_tangent(node) for node in graph.nodes) else dynamo.FORWARD
+            phase = BACKWARD if any(_is_tangent(node) for node in graph.nodes) else FORWARD
             sites = select_sites(graph, level, phase)
             if sites and (module := graph.owning_module) is not None:
                 _append(module, sites, lambda layout: take(phase, tuple(sites.values()), layout))

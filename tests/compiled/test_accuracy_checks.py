@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy
-from ampcheck.compiled.accuracy.pairs import check_compiled_against_eager
+from ampcheck.compiled.accuracy.judge import check_compiled_against_eager
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from graph_cases import EAGER
 
 from ampcheck.compiled.graph.judge import judge_graph, observe_graphs
+from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 
@@ -50,7 +52,7 @@ def case(name: str) -> ModuleType:
 
 def judged(make: Callable[[], Any], name: str) -> Run:
     shape = make if name.startswith("cmp_cache") else make()
-    return judge_graph(Subject(shape, name=name), **({} if callable(shape) else {"backend": "eager"}))
+    return judge_graph(Subject(shape, name=name), options=CompileOptions() if callable(shape) else EAGER)
 
 
 def is_at(finding: Finding, name: str, text: str) -> bool:

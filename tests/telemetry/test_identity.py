@@ -16,7 +16,7 @@ from ampcheck.telemetry.sites import Level, select_sites
 from ampcheck.telemetry.statistics import append_statistics
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.torchtools import dynamo
+from ampcheck.torchtools import interception
 
 
 class Attention(nn.Module):
@@ -80,7 +80,7 @@ def test_all_reports_the_perturbation_that_one_finds_by_hand() -> None:
     model = Attention()
     own: list[float] = []
 
-    def handler(lowered: dynamo.LoweredGraph) -> dynamo.Runnable:
+    def handler(lowered: interception.LoweredGraph) -> interception.Runnable:
         module = lowered.copied()
         sites = select_sites(module.graph, Level.ALL, lowered.phase, lowered.sources)
         append_statistics(module, sites, full=False)
@@ -99,7 +99,7 @@ def test_all_reports_the_perturbation_that_one_finds_by_hand() -> None:
         return both
 
     torch.compiler.reset()
-    with dynamo.intercepted(handler):
+    with interception.intercepted(handler):
         results(model, torch.bfloat16, calls=1)
     measured, stats = watched(model, torch.bfloat16, Level.ALL)
 
@@ -120,7 +120,7 @@ class Silent:
 
 
 def twins(plain: Callable[[list[Any]], Any], lean: Callable[[list[Any]], Any]) -> Twins:
-    def never() -> dynamo.Runnable:
+    def never() -> interception.Runnable:
         raise AssertionError("nothing rings")
 
     return Twins(plain, lean, never)
@@ -202,7 +202,7 @@ def test_the_plain_graph_may_reuse_the_memory_of_its_inputs_and_the_measured_one
         seen.append(inputs[0].sum().item())
         return (inputs[0] * 2, PACKED)
 
-    def never() -> dynamo.Runnable:
+    def never() -> interception.Runnable:
         raise AssertionError("nothing rings")
 
     both = Twins(plain, lean, never, frozenset(), frozenset({0}))

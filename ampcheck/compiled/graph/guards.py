@@ -1,4 +1,4 @@
-"""What a failed guard says: which kind of thing differs, and what keeps it from compiling again. No torch runs."""
+"""Read failed guards: the kind of value that differs, and how to avoid the recompilation. No torch runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HINTS = {
     "constant attribute": "keep what changes in a buffer (register_buffer(name, torch.tensor(value))), or set "
     "torch._dynamo.config.allow_unspec_int_on_nn_module = True for an integer",
     "constant": "pass what changes as a tensor; Python values are compiled into the graph",
-    "identity": "keep one object instead of making a new one for each call",
+    "identity": "keep one object instead of creating a new one for each call",
     "backend": "wrap with torch.compile once, and keep the result",
     "invalidated": "keep the objects that the graph was compiled for alive",
 }
@@ -38,7 +38,7 @@ HINTS = {
 @dataclass(frozen=True, slots=True)
 class Guard:
     """One failed guard. families: what varies, without its value; a family that failed before has varied before.
-    of_tensor: it is the size, layout, dtype or the like of a tensor."""
+    of_tensor: it checks the size, layout, dtype or the like of a tensor."""
 
     kind: str
     text: str
@@ -61,10 +61,10 @@ def read_guards(text: str) -> list[Guard]:
 
 
 def closest(guards: Sequence[Guard], known: Collection[tuple[str, ...]]) -> tuple[Guard, bool]:
-    """The guard that tells most, and whether all that differs had differed before.
+    """The most specific guard, and whether all that differs had differed before.
 
-    Each older compilation names the first of its guards that fails, global state before tensors. Most is told by what
-    has not varied yet; among those by the compilation that agrees longest.
+    Each older compilation names the first of its guards that fails, global state before tensors. Values that have not
+    varied yet come first; among those the compilation that agrees longest.
     """
 
     def order(guard: Guard) -> tuple[bool, bool, int]:
@@ -81,12 +81,12 @@ def hint(kind: str) -> str:
 
 def _guard(reason: str) -> Guard:
     text, _, stack = reason.partition(_STACK)
-    of_module = "allow_unspec_int_on_nn_module" in text  # PyTorch's own advice, which stands behind such a guard alone
+    of_module = "allow_unspec_int_on_nn_module" in text  # PyTorch's own advice, which follows such a guard alone
     text = re.sub(r"^\S+: ", "", text, count=1)
     text = " ".join(text.partition("  #")[0].split())
     if text.startswith("GLOBAL_STATE changed:"):
         flags = text.partition(":")[2].split()
-        kinds = list(dict.fromkeys(_global(flag) for flag in flags)) or ["global state"]
+        kinds = list(dict.fromkeys(map(_flag_kind, flags))) or ["global state"]
         families = frozenset(("global", flag) for flag in flags)
         return Guard(" and ".join(kinds), text, families, global_state=True, stack=stack)
     kind, family = _kind(text)
@@ -95,7 +95,7 @@ def _guard(reason: str) -> Guard:
     return Guard(kind, text, frozenset([family]), of_tensor=of_tensor, stack=stack)
 
 
-def _global(flag: str) -> str:
+def _flag_kind(flag: str) -> str:
     if flag.startswith("autocast"):
         return "autocast"
     return "grad mode" if flag == "grad_mode" else flag.replace("_", " ")

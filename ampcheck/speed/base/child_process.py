@@ -127,12 +127,12 @@ class Launch:
         """What Dynamo has told so far: graphs, breaks, recompilations."""
         if self._noting is None:
             return {"untold": self._untold}
-        from ampcheck.compiled.graph.run import Ended
+        from ampcheck.compiled.graph.run import Passes
 
-        stats = self._noting.stats(self._subject, Ended(), device=self._device)
+        stats = self._noting.stats(self._subject, Passes(), device=self._device)
         met = [one for one in stats.breaks for _ in range(one.times)]
         return {
-            "untold": stats.untold,
+            "untold": stats.unsupported,
             "graphs": len(stats.graphs),
             "ops": sum(graph.ops for graph in stats.graphs),
             "breaks": [[f"{one.where.file}:{one.where.line}", " ".join(one.reason.split())] for one in met],
@@ -141,20 +141,20 @@ class Launch:
 
     def _listen(self) -> None:
         """Hear what Dynamo tells from now on. What never compiles does without, and without importing it."""
-        from ampcheck.torchtools.dynamo import untold
+        from ampcheck.torchtools.dynamo import trace_unsupported
 
-        self._untold = untold()
+        self._untold = trace_unsupported()
         if not self._untold:
-            from ampcheck.compiled.graph.recorder import Noting
+            from ampcheck.compiled.graph.recorder import GraphRecorder
 
-            self._noting = Noting()
+            self._noting = GraphRecorder()
             self._listening.enter_context(self._noting.trace())
 
     def _stage(self, name: str) -> None:
         if self._noting is not None:
             from ampcheck.compiled.graph import trace
 
-            self._noting.notes.stage = getattr(trace, name)
+            self._noting.log.stage = getattr(trace, name)
 
 
 def _ways(mode: str | None, precision: str | None) -> dict[str, Way | None]:

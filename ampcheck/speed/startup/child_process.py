@@ -83,20 +83,26 @@ class _Start:
 
     def start(self, way: Mapping[str, Any]) -> dict[str, Any]:
         """Build a step that runs this way, and run the first few."""
-        from ampcheck.compiled.graph.recorder import Noting
-        from ampcheck.compiled.graph.run import Ended
+        from ampcheck.compiled.graph.recorder import GraphRecorder
+        from ampcheck.compiled.graph.run import Passes
         from ampcheck.compiled.graph.trace import FIRST, LATE, WARM
         from ampcheck.speed.steps import EAGER, Way
-        from ampcheck.torchtools.dynamo import Told, compile_seconds, compile_trace, kernel_count, untold
+        from ampcheck.torchtools.dynamo import (
+            TraceRecord,
+            compile_seconds,
+            compile_trace,
+            kernel_count,
+            trace_unsupported,
+        )
 
         chosen = Way(**way)
         if chosen.mode == EAGER:
             built, passes = self._run(chosen, [nullcontext] * PASSES)
             return {"built": built, "passes": passes}
-        noting, heard = Noting(), list[Told]()
+        noting, heard = GraphRecorder(), list[TraceRecord]()
 
         def staged(stage: str) -> AbstractContextManager[None]:
-            noting.notes.stage = stage
+            noting.log.stage = stage
             return nullcontext()
 
         before = _binaries()
@@ -104,14 +110,16 @@ class _Start:
         with compile_trace(heard.append), noting.trace():  # these import Dynamo, which the user's own run does too
             listening = time.perf_counter() - begin
             built, passes = self._run(chosen, [partial(staged, stage) for stage in (FIRST, WARM, LATE)])
-            with noting.calls_counted({}, frozenset()):  # it slows Python down, so behind those that are timed
+            with noting.profile():  # it slows Python down, so behind those that are timed
                 self.step()
         told: dict[str, Any] = {"built": listening + built, "passes": passes}
-        told.update(compiling=compile_seconds(), kernels=kernel_count(), off=_switched_off(), untold=untold())
+        told.update(
+            compiling=compile_seconds(), kernels=kernel_count(), off=_switched_off(), untold=trace_unsupported()
+        )
         told["binaries"] = len(_binaries() - before)
         told["lookups"] = [one for record in heard if (one := _lookup(record.name, record.text)) is not None]
         if not told["untold"]:
-            graph = noting.stats(self.subject.name, Ended(calls=PASSES + 1), device=self.device)
+            graph = noting.stats(self.subject.name, Passes(calls=PASSES + 1), device=self.device)
             told["graph"] = base64.b64encode(pickle.dumps(graph)).decode()
         return told
 
