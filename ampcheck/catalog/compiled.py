@@ -80,6 +80,7 @@ BLAME = Check(
     "What the named stage, op and check say: see the page of the check.",
     "Paste the code and call keep_in_float32(model), set what the hint names, or leave the module out of "
     "compilation. Where no set of modules mends it, mend the op at the line that is named.",
+    unit="relative error",
 )
 
 GRAPH_BREAK = Check(

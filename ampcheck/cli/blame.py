@@ -1,4 +1,4 @@
-"""`ampcheck blame`: what is to blame for a failure, and which modules to keep in float32. No numerics here."""
+"""`ampcheck blame`: the cause of a failure and the modules to keep in float32. No numerics here."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def _blame(options: argparse.Namespace) -> int:
         from ampcheck.autocast.device import place
         from ampcheck.compiled.blame.blame import blame
         from ampcheck.compiled.blame.stats import is_code
+        from ampcheck.compiled.options import BlameOptions
         from ampcheck.core.subject import load_subject
 
         with place(options.device).entered():  # decorators such as @torch.autocast("cuda") ask for the device
@@ -65,9 +66,7 @@ def _blame(options: argparse.Namespace) -> int:
             device=options.device,
             dtype=dtypes,
             compile=options.compile,
-            time=options.time,
-            steps=options.steps,
-            runs=options.runs,
+            search=BlameOptions(steps=options.steps, runs=options.runs, time=options.time),
             progress=progress,
         )
     console = Console()

@@ -110,3 +110,21 @@ class AccuracyOptions:
                 "of its own: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1); found an instance of "
                 f"{type(self.optimizer).__name__}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class BlameOptions:
+    """How much `blame` runs.
+
+    steps: how often all calls run under the compiler, each with an update of the weights. runs: how many sets of
+    modules are tried. time: time the step with and without the modules that are kept in float32.
+    """
+
+    steps: int = 1
+    runs: int = 60
+    time: bool = True
+
+    def __post_init__(self) -> None:
+        parse_integer(self.steps, "steps")
+        parse_integer(self.runs, "runs")
+        parse_flag(self.time, "time")

@@ -247,6 +247,7 @@ def test_a_larger_error_is_never_judged_better(less: float, more: float, kind: s
     assert len(one.excess(FACTOR)) <= len(other.excess(FACTOR))
 
 
+@pytest.mark.slow
 def test_compiled_code_of_eager_modes_own_quality_fails_less_than_twice_in_a_thousand() -> None:
     # The independent oracle is a simulation: both arms draw the errors of n elements from one normal distribution. A
     # single number, the worst case, is the norm of one element; the floors are left out.

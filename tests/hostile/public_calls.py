@@ -23,7 +23,7 @@ import ampcheck
 from ampcheck.autocast.locks.lock import LockTarget, write_lock
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
-from ampcheck.compiled.options import AccuracyOptions, CompileOptions, GraphLimits
+from ampcheck.compiled.options import AccuracyOptions, BlameOptions, CompileOptions, GraphLimits
 from ampcheck.lab.lab import run_lab
 
 
@@ -216,7 +216,7 @@ CASES = [
     Case("assert_compiled", lambda w: _two_steps(w), at=4, slow=True),
     Case("assert_compiled emulated", lambda w: _compiled_emulated(w), at=4, slow=True),
     Case("assert_op_dtypes", lambda w: ampcheck.assert_op_dtypes(w.model, (w.x,)), at=1, slow=True),
-    Case("blame compiled", lambda w: ampcheck.blame((w.model, (w.x,)), dtype="bfloat16", runs=2), at=9, slow=True),
+    Case("blame compiled", lambda w: _blame_compiled(w), at=9, slow=True),
     Case("watch compiled", _block(lambda w: ampcheck.watch(w.model.compile() or w.model)), own=True, p=0.0, slow=True),
     Case(
         "assert_amp_property compiled",
@@ -231,6 +231,10 @@ CASES = [
 def _graphs(world: World) -> Any:
     options, limits = CompileOptions("eager"), GraphLimits(max_breaks=9)
     return ampcheck.assert_compiled(world.model, (world.x,), options=options, graphs=limits, checks=GRAPH_CHECKS)
+
+
+def _blame_compiled(world: World) -> Any:
+    return ampcheck.blame((world.model, (world.x,)), dtype="bfloat16", search=BlameOptions(runs=2))
 
 
 def _two_steps(world: World) -> Any:
