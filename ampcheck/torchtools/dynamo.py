@@ -328,5 +328,5 @@ def _context(part: Any) -> Callable[..., Any]:
         context: Callable[..., Any] = part.dynamo_ctx
         return context
     cells = dict(zip(part.__code__.co_freevars, part.__closure__ or (), strict=True))
-    found: Callable[..., Any] = cells["self"].cell_contents
-    return found
+    settings: Callable[..., Any] = cells["self"].cell_contents
+    return settings

@@ -207,7 +207,7 @@ def _sources(model: Any) -> list[str]:
 
 def _inputs(module: fx.GraphModule, sources: Sequence[str]) -> tuple[str, ...]:
     """The source of each input of a lowered graph, whose name or `desc` (2.9) is its index in the Dynamo graph."""
-    found = []
+    names = []
     # Where weights are lifted without Dynamo's knowledge, the numbers of the names are not those of its inputs.
     whole = sum(n.op == "placeholder" and n.name.startswith("primals") for n in module.graph.nodes) == len(sources)
     for node in module.graph.nodes:
@@ -216,8 +216,8 @@ def _inputs(module: fx.GraphModule, sources: Sequence[str]) -> tuple[str, ...]:
             if index is None and whole and (match := re.fullmatch(r"primals_(\d+)", node.name)):
                 index = int(match[1]) - 1
             known = isinstance(index, int) and node.name.startswith(("primals", "arg")) and index < len(sources)
-            found.append(sources[index] if known and isinstance(index, int) else "")
-    return tuple(found)
+            names.append(sources[index] if known and isinstance(index, int) else "")
+    return tuple(names)
 
 
 def _saved(module: fx.GraphModule) -> tuple[int, ...]:

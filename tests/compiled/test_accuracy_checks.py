@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,7 +154,7 @@ def test_what_a_decision_near_a_tie_moves_is_a_warning_at_most() -> None:
     flipped = deviation(eager=(U16,) * 3, compiled=(0.3,) * 3, turned=0.4)
     assert verdicts(stats(flipped), "compiled-error") == [Verdict.FAIL]
     assert verdicts(stats(flipped, near_ties=3), "compiled-error") == [Verdict.WARN]
-    unmoved = replace(flipped, turned=0.0, sensitivity=0.4)
+    unmoved = replace(flipped, turned=0.0)
     assert verdicts(stats(unmoved, near_ties=3), "compiled-error") == [Verdict.FAIL]
     wild = replace(flipped, compiled=(30.0,) * 3)
     assert verdicts(stats(wild, near_ties=3), "compiled-error") == [Verdict.FAIL]

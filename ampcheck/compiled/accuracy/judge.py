@@ -20,9 +20,6 @@ from ampcheck.compiled.accuracy.arms import Plan, input_leaves, run_plan
 from ampcheck.compiled.accuracy.checks import check_accuracy, check_compiled_error, check_compiled_gradient, tables
 from ampcheck.compiled.accuracy.compare import left_out
 from ampcheck.compiled.accuracy.ladder import (
-    AOT_EAGER,
-    BACKWARD_AUTOCAST,
-    EMULATED,
     Bench,
     Climb,
     compared,
@@ -32,7 +29,15 @@ from ampcheck.compiled.accuracy.ladder import (
     measure_rounding,
     run_rung,
 )
-from ampcheck.compiled.accuracy.stats import AccuracyStats, Deviation, Exceptions, Trial
+from ampcheck.compiled.accuracy.stats import (
+    AOT_EAGER,
+    BACKWARD_AUTOCAST,
+    EMULATED,
+    AccuracyStats,
+    Deviation,
+    Exceptions,
+    Trial,
+)
 from ampcheck.compiled.options import CompileOptions, Optimizer
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
@@ -193,7 +198,6 @@ def _measure(
         near_ties=bench.near_ties,
         chain=bench.chain,
         reduction=bench.reduction,
-        draws=bench.random,
         graphs=climb.graphs,
         unsupported=climb.unsupported,
         no_gradients=_no_gradients(bench),
@@ -227,9 +231,7 @@ def _trials(bench: Bench, stats: AccuracyStats, factor: float) -> tuple[Trial, .
 def _trial(climb: Climb, rung: str, stats: AccuracyStats, factor: float) -> Trial:
     tried = replace(stats, deviations=climb.deviations)
     left = tried.excess(factor)
-    bad = {(d.kind, d.name, d.step) for d in stats.excess(factor)}
-    now = [d.least_compiled for d in climb.deviations if (d.kind, d.name, d.step) in bad]
-    return Trial(rung, not climb.raised and bool(climb.deviations) and not left, max(now, default=0.0), climb.raised)
+    return Trial(rung, not climb.raised and bool(climb.deviations) and not left, climb.raised)
 
 
 def _incomparable(bench: Bench, climb: Climb) -> str:
@@ -338,7 +340,6 @@ def paired(
         near_ties=len(eager.flips),
         chain=eager.chain,
         reduction=eager.reduction,
-        draws=compiled.draws,
         graphs=compiled.graphs,
         unsupported=compiled.unsupported,
         no_gradients=compiled.no_backward,
@@ -359,7 +360,6 @@ def _deviation(eager: TensorError, compiled: TensorError, usual: RoundingErrors)
         compiled=errors[1:],
         grain=format_of(eager.dtype).unit_roundoff if eager.dtype != "missing" else 0.0,
         float32=float32,
-        sensitivity=compiled.sensitivity,
         turned=compiled.excused,
         rounded=usual.get((eager.kind, eager.name), 0.0),
         share=compiled.share,

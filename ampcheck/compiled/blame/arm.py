@@ -95,7 +95,6 @@ class Arm:
             near_ties=bench.near_ties,
             chain=bench.chain,
             reduction=bench.reduction,
-            draws=bench.random,
         )
         factor = self.limits.precision
         return [d for d in stats.excess(factor) if not stats.excused(d, factor)]

@@ -70,26 +70,26 @@ def check_graph(stats: GraphStats, *, max_breaks: int = 0, max_recompiles: int =
 
 def check_breaks(stats: GraphStats, limit: int) -> list[Finding]:
     """A call runs into no more graph breaks than the limit; one failure for each line."""
-    count = sum(found.times for found in stats.breaks)
+    count = sum(each.times for each in stats.breaks)
     raised = stats.error.kind if stats.error is not None and stats.error.expected and stats.breaks else ""
     if not raised and count <= limit:
         if stats.compiled_before and _seen(stats):
             message = f"compiled before the block: breaks of {_number(stats.compiled_before, 'function')} are unknown"
             return [GRAPH_BREAK.skip(stats.subject, message, hint=RESET_BEFORE.replace("the reason", "them"))]
         message = f"{_number(count, 'graph break')} in one call, at most {limit} allowed"
-        message += f": {_listed(_line(found) for found in stats.breaks)}" if stats.breaks else ""
+        message += f": {_listed(_line(each) for each in stats.breaks)}" if stats.breaks else ""
         return _passed(GRAPH_BREAK, stats, message, count, limit)
     eager, findings = _broken(stats), []
-    for found in stats.breaks:
-        times = "once" if found.times == 1 else f"{found.times} times"
+    for graph_break in stats.breaks:
+        times = "once" if graph_break.times == 1 else f"{graph_break.times} times"
         message = f"at most {limit} graph breaks are allowed in one call, it has {count}"
-        message += f"; {times} the graph ends here: {found.reason}"
+        message += f"; {times} the graph ends here: {graph_break.reason}"
         message += f". fullgraph=True raised it: {raised}" if raised else ""
         message += f"; eager because of breaks: {_listed(eager)}" if eager else ""
         message += _disagreements(stats, count)
-        hint = found.hint or "rewrite the line with tensor operations, or move it out of the compiled function"
+        hint = graph_break.hint or "rewrite the line with tensor operations, or move it out of the compiled function"
         findings.append(
-            GRAPH_BREAK.fail(stats.subject, message, where=found.where, hint=hint, observed=count, limit=limit)
+            GRAPH_BREAK.fail(stats.subject, message, where=graph_break.where, hint=hint, observed=count, limit=limit)
         )
     return findings
 
@@ -152,16 +152,16 @@ def _kinds(recompiles: Iterable[Recompile]) -> str:
 def check_fallbacks(stats: GraphStats) -> list[Finding]:
     """All code inside the compiled region runs compiled; eager code because of a graph break is part of the break."""
     findings = []
-    for found in stats.fallbacks:
-        if found.cause == "graph break":
+    for fallback in stats.fallbacks:
+        if fallback.cause == "graph break":
             continue
-        names = found.names
+        names = fallback.names
         what = f"{names[0] or 'the model'} silently falls" if len(names) == 1 else f"{len(names)} modules silently fall"
         message = f"what is compiled must run compiled; {what} back to eager"
         message += f" ({_listed(names)})" if len(names) > 1 else ""
-        message += f": {found.reason}" if found.cause == "unseen" else f": {found.cause}: {found.reason}"
-        where = found.where if len(names) > 1 else _in_module(found)
-        hint = _HINTS[found.cause]
+        message += f": {fallback.reason}" if fallback.cause == "unseen" else f": {fallback.cause}: {fallback.reason}"
+        where = fallback.where if len(names) > 1 else _in_module(fallback)
+        hint = _HINTS[fallback.cause]
         findings.append(
             EAGER_FALLBACK.fail(stats.subject, message, where=where, hint=hint, observed=len(names), limit=0)
         )
@@ -175,11 +175,16 @@ def check_fallbacks(stats: GraphStats) -> list[Finding]:
 
 def _broken(stats: GraphStats) -> list[str]:
     """Modules and functions that run eager because a graph break splits them."""
-    return [name or "the model" for found in stats.fallbacks if found.cause == "graph break" for name in found.names]
+    return [
+        name or "the model"
+        for fallback in stats.fallbacks
+        if fallback.cause == "graph break"
+        for name in fallback.names
+    ]
 
 
-def _in_module(found: Fallback) -> Where:
-    return replace(found.where, phase="compile", module=found.names[0] if "(" not in found.names[0] else "")
+def _in_module(fallback: Fallback) -> Where:
+    return replace(fallback.where, phase="compile", module=fallback.names[0] if "(" not in fallback.names[0] else "")
 
 
 def check_artifacts(stats: GraphStats) -> list[Finding]:
@@ -280,7 +285,7 @@ def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:
         return [COVERAGE.fail(stats.subject, message, where=error.where)]
     if _seen(stats) or stats.coverage.seen.get("graphs of child Pythons"):
         return []
-    declined = [*(found.reason for found in stats.breaks), *(found.reason for found in stats.fallbacks)]
+    declined = [cause.reason for cause in (*stats.breaks, *stats.fallbacks)]
     if declined:
         return [COVERAGE.skip(stats.subject, f"no graph was compiled: Dynamo declined: {declined[0]}")]
     if failed or stats.artifacts:
@@ -302,8 +307,8 @@ def _passed(check: Check, stats: GraphStats, message: str, observed: float, limi
     return [check.passed(stats.subject, message, seen, observed=observed, limit=limit)] if seen else []
 
 
-def _line(found: GraphBreak) -> str:
-    return f"{found.where.file}:{found.where.line}"
+def _line(graph_break: GraphBreak) -> str:
+    return f"{graph_break.where.file}:{graph_break.where.line}"
 
 
 def _number(count: int, what: str) -> str:
@@ -320,7 +325,7 @@ def tables(stats: GraphStats) -> tuple[Table, ...]:
     """Graphs with their compile time, recompilations by kind, breaks, caches and modes; empty ones are left out."""
     graphs = [(g.frame, g.ops, round(g.seconds, 2), "after the warm-up" if g.late else "") for g in stats.graphs]
     again = [(r.kind, r.frame, r.guard, _counted(r, stats)) for r in stats.recompiles]
-    breaks = [(_line(found), found.times, found.reason) for found in stats.breaks]
+    breaks = [(_line(each), each.times, each.reason) for each in stats.breaks]
     columns_and_rows: tuple[tuple[str, tuple[str, ...], Sequence[Sequence[Scalar]], Check], ...] = (
         ("Graphs", ("frame", "ops", "compile seconds", "when"), graphs, COVERAGE),
         ("Recompilations", ("kind", "frame", "guard that failed", "counted"), again, RECOMPILE),

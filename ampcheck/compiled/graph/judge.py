@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 
 from ampcheck.compiled.graph.checks import check_graph, tables
-from ampcheck.compiled.graph.children import recorded_children
 from ampcheck.compiled.graph.recorder import GraphRecorder
 from ampcheck.compiled.graph.run import Passes, Runner, own_device
 from ampcheck.compiled.graph.stats import GraphStats
@@ -134,7 +133,7 @@ def observe_graphs(
         return observed.run
 
     try:
-        with recorder.trace(), recorded_children() as recorder.children, recorder.profile():
+        with recorder.block():
             yield observed
     except BaseException as error:
         passes.error = None if is_for_the_runner(error) else error
@@ -150,12 +149,7 @@ def _measure_own_code(subject: Subject, device: str) -> GraphStats:
     recorder, passes = GraphRecorder(), Passes()
     training = subject.kind is Kind.TRAINING
     try:
-        with (
-            warnings.catch_warnings(),
-            recorder.trace(),
-            recorded_children() as recorder.children,
-            recorder.profile() as calls,
-        ):
+        with warnings.catch_warnings(), recorder.block() as calls:
             warnings.simplefilter("ignore")  # as in the passes of a model
             for step in range(STEPS if training else 1):
                 calls.next_call()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.graph.calls import CallProfiler, EagerRun
-from ampcheck.compiled.graph.children import Children
 from ampcheck.compiled.graph.run import Passes
+from ampcheck.compiled.graph.startup_hook import EVENTS
 from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Code, Fallback, GraphBreak, GraphStats, RunError
 from ampcheck.compiled.graph.trace import CompileLog, Failure, frame_name, is_wrapper
 from ampcheck.core.errors import brief
@@ -21,6 +27,15 @@ from ampcheck.torchtools.source import is_users, short_path, users_place
 
 _EXPECTED = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileError")
 """Exceptions that Dynamo raises where the user wants an error, as with `fullgraph=True`."""
+
+
+@dataclass(slots=True)
+class Children:
+    """processes: child processes that used PyTorch; graphs: compiled in all of them together."""
+
+    processes: int = 0
+    graphs: int = 0
+    artifacts: tuple[Artifacts, ...] = ()
 
 
 class GraphRecorder:
@@ -59,6 +74,12 @@ class GraphRecorder:
         """Record the code that runs."""
         self._calls = CallProfiler(self.log, names or {}, functions)
         with self._calls as calls:
+            yield calls
+
+    @contextmanager
+    def block(self) -> Iterator[CallProfiler]:
+        """Record a block of the user's own code, with the child processes that it starts."""
+        with self.trace(), recorded_children() as self.children, self.profile() as calls:
             yield calls
 
     def stats(
@@ -137,7 +158,7 @@ def _run_error(passes: Passes) -> RunError | None:
 
 def _breaks_before(before: Iterable[Code], log: CompileLog, calls: CallProfiler | None) -> Iterator[GraphBreak]:
     """Breaks of code that was compiled before recording began: the function that resumes after the break ran."""
-    known = {frame for found in log.breaks.values() for frame in found.frames}
+    known = {frame for graph_break in log.breaks.values() for frame in graph_break.frames}
     for code in sorted(before):
         part = resumed_function(code[1])
         outer = part is not None and calls is not None and (code[0], part[1]) in calls.outer_lines
@@ -177,7 +198,7 @@ def _fallbacks(
 
 
 def _is_empty(run: EagerRun, calls: bool, log: CompileLog) -> bool:
-    """Whether Dynamo looked at a function and found no tensor operation in it. calls: it runs other modules."""
+    """Whether Dynamo compiled a function and there was no tensor operation in it. calls: it runs other modules."""
     if run.is_torchs and run.caller is None and not calls:
         return any(map(is_wrapper, log.empty))
     return run.code in log.empty
@@ -189,7 +210,7 @@ def _cause(run: EagerRun, log: CompileLog, fresh: bool) -> Failure:
     hard = [failure for failure in own if failure.cause != "graph break"]
     if hard:
         return hard[-1]
-    if own or any(run.code[:2] in found.frames for found in log.breaks.values()):
+    if own or any(run.code[:2] in graph_break.frames for graph_break in log.breaks.values()):
         return Failure(run.code, "graph break", "a graph break splits it")
     outermost = run.is_torchs and run.caller is None
     if outermost and any(map(is_wrapper, log.empty)):
@@ -214,3 +235,49 @@ def _is_of(code: Code | None, run: Code) -> bool:
     if code is None or code[0] != run[0]:
         return False
     return code == run or code[1].startswith(f"torch_dynamo_resume_in_{run[1]}_at_")
+
+
+# Child processes, which this process cannot profile ------------------------------------------------------------
+
+
+@contextmanager
+def recorded_children() -> Iterator[Children]:
+    """Record what each Python process that is started inside compiles, saves and loads.
+
+    It finds our `sitecustomize` first on `PYTHONPATH`, which then imports its own. A process that is started with `-I`,
+    `-E`, `-S` or an environment of its own, and one that is forked, is not recorded.
+    """
+    children, before = Children(), os.environ.get("PYTHONPATH")
+    with tempfile.TemporaryDirectory(prefix="ampcheck-") as folder:
+        events = Path(folder, EVENTS)
+        events.touch()
+        shutil.copy(Path(__file__).with_name("startup_hook.py"), Path(folder, "sitecustomize.py"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (folder, before) if part)
+        try:
+            yield children
+        finally:
+            if before is None:
+                os.environ.pop("PYTHONPATH", None)
+            else:
+                os.environ["PYTHONPATH"] = before
+            _read_events(children, events.read_text(encoding="utf-8"))
+
+
+def _read_events(children: Children, text: str) -> None:
+    by_process: dict[int, list[Mapping[str, Any]]] = {}
+    for event in map(json.loads, text.splitlines()):
+        by_process.setdefault(event["pid"], []).append(event)
+    children.processes = len(by_process)
+    artifacts: list[Artifacts] = []
+    for events in by_process.values():
+        last = events[-1]
+        children.graphs += last["graphs"]
+        for event in (event for event in events if event["event"] != "end"):
+            hits, later = last["hits"] - event["hits"], last["graphs"] - event["graphs"]
+            where = Where("compile")
+            if is_users(event["file"]):
+                where = Where("compile", file=short_path(event["file"]), line=event["line"])
+            artifacts.append(
+                Artifacts(event["event"], event["keys"], event["graphs"], hits, later, where, "a child process")
+            )
+    children.artifacts = tuple(artifacts)

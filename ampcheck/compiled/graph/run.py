@@ -40,8 +40,8 @@ class Copy:
 
     def names(self) -> dict[int, str]:
         """Module paths by `id`."""
-        found = self.root.named_modules(remove_duplicate=False) if self.root is not None else ()
-        return {id(m): n.replace("_orig_mod.", "").removesuffix("_orig_mod") for n, m in reversed(list(found))}
+        modules = self.root.named_modules(remove_duplicate=False) if self.root is not None else ()
+        return {id(m): n.replace("_orig_mod.", "").removesuffix("_orig_mod") for n, m in reversed(list(modules))}
 
 
 @dataclass(slots=True)
@@ -217,10 +217,10 @@ def own_device(subject: Subject, device: str) -> str:
 
 def _explained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     try:
-        found = torch._dynamo.explain(function)(*args, **kwargs)
+        explained = torch._dynamo.explain(function)(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001  # it runs the user's model; the run reports what that raises
         return f"raises {type(as_result(error)).__name__}"
-    return f"{found.graph_break_count} graph breaks" if found.graph_count else "finds no graph"
+    return f"{explained.graph_break_count} graph breaks" if explained.graph_count else "finds no graph"
 
 
 def _fresh(call: Call, device: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -14,8 +14,8 @@ import torch
 from graph_cases import Branching
 from torch import nn
 
-from ampcheck.compiled.graph.children import recorded_children
 from ampcheck.compiled.graph.judge import Observed, judge_graph, observe_graphs
+from ampcheck.compiled.graph.recorder import recorded_children
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.core.subject import Subject

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.compiled.graph.guards import HINTS, closest, hint, read_guards
-from ampcheck.compiled.graph.trace import CompileLog, read_break
+from ampcheck.compiled.graph.trace import HINTS, CompileLog, closest, hint, read_break, read_guards
 from ampcheck.torchtools.dynamo import TraceRecord
 
 SAID = {
