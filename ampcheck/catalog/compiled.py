@@ -72,9 +72,10 @@ BLAME = Check(
     "names the stage, the first op whose error leaves the bound, and the smallest set of modules that mends it in "
     "float32.",
     "Eager low precision is judged as in an audit, compiled code as by compiled-error, at aot_eager, Inductor with "
-    "emulated casts, and Inductor. In eager mode every op is compared with the same op of the float64 run; in compiled code the first k nodes of the graphs are compiled, the "
-    "rest run eagerly, and k is bisected. The modules are found by delta debugging on the tree of modules, each "
-    "set tried by running the code that is printed; the step is timed in pairs with and without it.",
+    "emulated casts, and Inductor. In eager mode every op is compared with the same op of the float64 run; in compiled "
+    "code the first k nodes of the graphs are compiled, the rest run eagerly, and k is bisected. The modules are found "
+    "by delta debugging on the tree of modules, each set tried by running the code that is printed; the step is timed "
+    "in pairs with and without it.",
     "Those of the check that fails: see its page.",
     "Paste the code and call keep_in_float32(model), set what the hint names, or leave the module out of "
     "compilation. Where no set of modules mends it, mend the op at the line that is named.",
@@ -135,8 +136,8 @@ EAGER_FALLBACK = Check(
 CACHE_ARTIFACTS = Check(
     "cache-artifacts",
     "compile",
-    "torch.compiler.save_cache_artifacts saves artifacts, and those that load_cache_artifacts loads are used. Fails "
-    "otherwise, with the calling line.",
+    "A call of torch.compiler.save_cache_artifacts saves artifacts, and those that load_cache_artifacts loads are "
+    "used. Fails otherwise, with the calling line.",
     "Calls of the two functions are recorded in this process and in Python processes that it starts, with the graphs "
     "compiled before and after; loaded keys are compared with those that the caches hit. A child process reports "
     "through a file, by a sitecustomize on PYTHONPATH; one started with -I, -E or -S does not.",
