@@ -1,4 +1,4 @@
-"""Judge many models compiled, and keep the outcome as evidence: fair judgement, graph hygiene, telemetry.
+"""Judge many models compiled, and keep the outcome as evidence: accuracy, graphs, telemetry.
 
     python benchmarks/compiled_models.py --zoo ../shared/zoo --per-family 2 --json reports/evidence/zoo_judged.json
 

@@ -284,7 +284,7 @@ def test_no_path_of_the_machine_stands_in_the_reason_but_the_folder_to_clear(tmp
         lambda subject, backend: judge_graph(Subject(subject), options=CompileOptions(backend)),
         lambda subject, backend: judge_graph(Subject((torch.compile(subject[0], backend=backend), subject[1]))),
     ],
-    ids=["assert_compiled", "assert_graph", "compiled already"],
+    ids=["accuracy", "graphs", "compiled already"],
 )
 def test_a_broken_file_in_the_cache_is_a_skip_wherever_code_is_compiled(
     judge: Callable[..., Run], tmp_path: Path

@@ -206,7 +206,7 @@ def run_rung(
             arms.append(run_plan(bench.plan, prepared, compiled=compiled, around=around))
         if not number:
             error = arms[0].error
-            climb = replace(climb, raised=_told(error), arm=arms[0])
+            climb = replace(climb, raised=_describe(error), arm=arms[0])
             climb = replace(climb, graphs=graphs.count, unsupported=graphs.unsupported, unseen=graphs.unseen)
             if error is not None or not bench.draws or bench.incomparable:
                 return climb
@@ -289,7 +289,7 @@ def _same(one: Trajectory, other: Trajectory) -> bool:
     return all(torch.equal(t.nan_to_num(), other.values[key].nan_to_num()) for key, t in one.values.items())
 
 
-def _told(error: BaseException | None) -> str:
+def _describe(error: BaseException | None) -> str:
     """An exception in one line; of a compiler's that wraps another, both."""
     if error is None:
         return ""

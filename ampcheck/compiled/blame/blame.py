@@ -227,7 +227,7 @@ class Search:
             if failing is not None:
                 climb, failing = climbs[self.stats.stage]
                 if climb.raised and is_compiled_already(arm.subject):
-                    self._add(unsought="compiled as the user has it, it raises; assert_graph shows where a graph ends")
+                    self._add(unsought="compiled as the user has it, it raises; assert_compiled names graph breaks")
                 else:
                     self._blame_compiler(bench, failing or [])
                 return

@@ -56,7 +56,9 @@ class CallProfiler:
     stays installed; then `active` is False.
     """
 
-    def __init__(self, log: CompileLog, names: Mapping[int, str], functions: Collection[Code] = ()) -> None:
+    def __init__(
+        self, log: CompileLog, names: Mapping[int, str] | None = None, functions: Collection[Code] = ()
+    ) -> None:
         self.ran = 0
         self.eager: dict[int, EagerRun] = {}
         self.artifacts: list[ArtifactCall] = []
@@ -64,7 +66,7 @@ class CallProfiler:
         self.outer_lines: set[tuple[str, int]] = set()
         self.active = False
         self._log = log
-        self._names = names
+        self._names = names or {}
         self._functions = frozenset(functions)
         self._kinds: dict[int, tuple[str, CodeType]] = {}  # the code objects stay alive, so that each `id` is unique
         self._resumed: Counter[tuple[str, int]] = Counter()

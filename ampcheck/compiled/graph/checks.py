@@ -285,7 +285,7 @@ def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:
         return [COVERAGE.fail(stats.subject, message, where=error.where)]
     if _seen(stats) or stats.coverage.seen.get("graphs of child Pythons"):
         return []
-    declined = [cause.reason for cause in (*stats.breaks, *stats.fallbacks)]
+    declined = [each.reason for each in stats.breaks] + [each.reason for each in stats.fallbacks]
     if declined:
         return [COVERAGE.skip(stats.subject, f"no graph was compiled: Dynamo declined: {declined[0]}")]
     if failed or stats.artifacts:

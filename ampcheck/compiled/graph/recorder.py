@@ -48,7 +48,8 @@ class GraphRecorder:
         self.log = CompileLog()
         self.children = Children()
         self.fresh = fresh
-        self._calls: CallProfiler | None = None
+        self._calls = CallProfiler(self.log)
+        self._profiled = False
         self._graphs = self._skipped = 0
 
     @contextmanager
@@ -57,8 +58,7 @@ class GraphRecorder:
 
         def listen(record: TraceRecord) -> None:
             self.log(record)
-            if self._calls is not None:
-                self._calls(record)
+            self._calls(record)
 
         before = _graphs_and_skips()
         try:
@@ -72,7 +72,7 @@ class GraphRecorder:
         self, names: Mapping[int, str] | None = None, functions: Collection[Code] = ()
     ) -> Iterator[CallProfiler]:
         """Record the code that runs."""
-        self._calls = CallProfiler(self.log, names or {}, functions)
+        self._calls, self._profiled = CallProfiler(self.log, names, functions), True
         with self._calls as calls:
             yield calls
 
@@ -92,11 +92,11 @@ class GraphRecorder:
                 name, f"compile trace unsupported: PyTorch {torch.__version__} wrote no record of a graph"
             )
         # A Python or a PyTorch in which the hook does not meet Dynamo's code shows nothing of what ran.
-        counted = calls is not None and calls.active and (calls.ran > 0 or not log.graphs or bool(calls.eager))
-        before = set() if self.fresh or calls is None else calls.codes - log.seen
+        counted = calls.active and (calls.ran > 0 or not log.graphs or bool(calls.eager))
+        before = set() if self.fresh else calls.codes - log.seen
         breaks = [*log.breaks.values(), *_breaks_before(before, log, calls)]
         unseen = {
-            "calls that could not be counted": int(calls is not None and not counted),
+            "calls that could not be counted": int(self._profiled and not counted),
             f"backward, which raised {passes.backward_error}": int(bool(passes.backward_error)),
             f"what comes after the {type(passes.error).__name__}": int(passes.error is not None),
         }
@@ -109,17 +109,15 @@ class GraphRecorder:
             subject=name,
             warm=warm,
             graphs=tuple(log.graphs),
-            breaks=tuple(
-                replace(b, times=max(calls.times(b.where.file, b.where.line) if calls else 0, 1)) for b in breaks
-            ),
+            breaks=tuple(replace(b, times=max(calls.times(b.where.file, b.where.line), 1)) for b in breaks),
             recompiles=tuple(log.recompiles),
-            fallbacks=_fallbacks(log, calls.eager if calls is not None and counted else {}, passes.error, self.fresh),
+            fallbacks=_fallbacks(log, calls.eager if counted else {}, passes.error, self.fresh),
             artifacts=(*_artifacts(log, calls), *self.children.artifacts),
             caches=dict(log.caches),
             skips=dict(log.skips or ({"no reason given": self._skipped} if self._skipped > 0 else {})),
             wants_cudagraphs=wants_cudagraphs,
             device=device,
-            ran=calls.ran if calls is not None and counted else None,
+            ran=calls.ran if counted else None,
             state_changes=passes.state_changes,
             changed_by=passes.changed_by,
             error=_run_error(passes),
@@ -127,7 +125,7 @@ class GraphRecorder:
             coverage=Coverage(
                 {
                     "graphs": len(log.graphs),
-                    "compiled runs": calls.ran if calls is not None else 0,
+                    "compiled runs": calls.ran,
                     **{what: count for what, count in seen.items() if count},
                 },
                 {what: count for what, count in unseen.items() if count},
@@ -139,8 +137,8 @@ def _graphs_and_skips() -> tuple[int, int]:
     return counters("stats")["unique_graphs"], counters("inductor")["cudagraph_skips"]
 
 
-def _artifacts(log: CompileLog, calls: CallProfiler | None) -> Iterator[Artifacts]:
-    for call in calls.artifacts if calls is not None else ():
+def _artifacts(log: CompileLog, calls: CallProfiler) -> Iterator[Artifacts]:
+    for call in calls.artifacts:
         used = set(log.hits[call.hits :]) & set(call.keys)
         later = len(log.graphs) - call.compiled
         yield Artifacts(call.action, len(call.keys), call.compiled, len(used), later, call.where)
@@ -156,12 +154,12 @@ def _run_error(passes: Passes) -> RunError | None:
     return RunError(brief(passes.error), kind, eager, kind in _EXPECTED, where, lacking(passes.error))
 
 
-def _breaks_before(before: Iterable[Code], log: CompileLog, calls: CallProfiler | None) -> Iterator[GraphBreak]:
+def _breaks_before(before: Iterable[Code], log: CompileLog, calls: CallProfiler) -> Iterator[GraphBreak]:
     """Breaks of code that was compiled before recording began: the function that resumes after the break ran."""
     known = {frame for graph_break in log.breaks.values() for frame in graph_break.frames}
     for code in sorted(before):
         part = resumed_function(code[1])
-        outer = part is not None and calls is not None and (code[0], part[1]) in calls.outer_lines
+        outer = part is not None and (code[0], part[1]) in calls.outer_lines
         if part is not None and not outer and (code[0], part[0]) not in known:
             where = Where("compile", file=short_path(code[0]), line=part[1])
             reason = "it was compiled before the block, so that the reason was not seen"
