@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py compares it with _MODULES
     from ampcheck.audit import assert_numerics as assert_numerics
     from ampcheck.audit import audit as audit
-    from ampcheck.autocast.judge import assert_policy as assert_policy
     from ampcheck.autocast.emulate import emulate as emulate
+    from ampcheck.autocast.judge import assert_policy as assert_policy
     from ampcheck.compiled.assert_compiled import assert_compiled as assert_compiled
     from ampcheck.compiled.blame.blame import blame as blame
     from ampcheck.core.errors import UsageError as UsageError

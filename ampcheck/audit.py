@@ -15,17 +15,16 @@ from ampcheck.catalog import for_kind
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.accuracy import checks as accuracy_checks
-from ampcheck.compiled.accuracy.judge import judge_accuracy
-from ampcheck.compiled.accuracy.pairs import check_compiled_against_eager
+from ampcheck.compiled.accuracy.judge import check_compiled_against_eager, judge_accuracy
 from ampcheck.compiled.graph import checks as graph_checks
-from ampcheck.compiled.graph.judge import judge_graph, observe_graphs
+from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
 from ampcheck.core.arguments import DType, parse_dtypes, parse_integer, parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits, load_settings
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Finding, Run, Scalar, Verdict, collect, merge, verify
+from ampcheck.core.run import Finding, Run, Scalar, Verdict, merge, verify
 from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
 from ampcheck.numerics import (
     NumericsStats,
@@ -285,7 +284,7 @@ def _audit_unchanged(
         runs.append(judge.judge_use(subject, guards) if guards != [] else _count_ops(subject))
 
     def call_with_caches() -> None:
-        with collect(), observe_graphs(subject=subject.name, raises=False) as seen:
+        with GraphObservation(subject.name) as seen:
             call()
         findings = graph_checks.check_artifacts(seen.stats) if seen.stats is not None else []
         if checks is None:  # most callables use no caches: a skip is reported only where it was asked for

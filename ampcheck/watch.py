@@ -15,7 +15,8 @@ from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
 from ampcheck.autocast.guards.stats import GuardStats
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.graph.judge import GraphObservation, graph_run
-from ampcheck.compiled.graph.records import GraphStats
+from ampcheck.compiled.graph.stats import GraphStats
+from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.arguments import parse_choice, parse_flag, parse_integer, parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
@@ -30,6 +31,7 @@ from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import modules_of
+from ampcheck.torchtools.interception import is_intercepted
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.monitor import TrainingMonitor
 from ampcheck.training.monitor.optimizers import plain_optimizer
@@ -133,6 +135,7 @@ def watch(
     every: int = 1,
     raises: bool = True,
     level: str = "casts",
+    graphs: GraphLimits | None = None,
     limits: Limits | None = None,
     name: str = "",
 ) -> AbstractContextManager[Watched]:
@@ -152,7 +155,8 @@ def watch(
     (`graph-break`, `recompile`, `eager-fallback`, `cache-artifacts`, `cudagraph`), with any object. every: measure each
     N-th step and each N-th call of a graph, the first among them. raises: raise `AssertionError` for failures when the
     block ends; False only emits the run. level: which values of a graph are measured: `casts` (roundings to 16 bits),
-    `ops` (the result of every op) or `all` (every floating value). limits: by default those of `[tool.ampcheck]`.
+    `ops` (the result of every op) or `all` (every floating value). graphs: how many graph
+    breaks and recompilations pass. limits: by default those of `[tool.ampcheck]`.
 
     Training: weights are copied during a measured step; those of fewer than 32 bits once more for the whole block, with
     one byte for each element, and 64 MiB are used to compare them. Steps inside compiled code
@@ -166,7 +170,9 @@ def watch(
     unknown check or level, a scaler without an optimizer, and a watch of compiled code inside another.
     """
     parse_flag(raises, "raises")
-    return _watch(watched(*objects, checks=checks, every=every, level=level, limits=limits, name=name), raises)
+    return _watch(
+        watched(*objects, checks=checks, every=every, level=level, graphs=graphs, limits=limits, name=name), raises
+    )
 
 
 @contextmanager
@@ -186,6 +192,7 @@ def watched(
     checks: Collection[str] | None = None,
     every: int = 1,
     level: str = "casts",
+    graphs: GraphLimits | None = None,
     limits: Limits | None = None,
     name: str = "",
 ) -> Watched:
@@ -204,12 +211,12 @@ def watched(
     if "autocast" in families:
         monitors.append(_Autocast(shown, _named(wanted, GUARD_CHECKS)))
     if "graphs" in families:
-        monitors.append(_Graphs(shown))
+        monitors.append(_Graphs(shown, graphs or GraphLimits()))
     if "ops" in families:
         root = plain if isinstance(plain, torch.nn.Module) else None
         monitors.append(_Ops(shown, root, bounds, _named(wanted, OBSERVABLE)))
     if "values" in families:
-        if dynamo.is_intercepted():
+        if is_intercepted():
             raise UsageError("a watch of compiled code cannot contain another: watch one compiled model at a time")
         monitors.append(_Values(shown, Telemetry(modules, level=Level(level), every=every), bounds, device))
     if "training" in families:
@@ -307,8 +314,8 @@ class _Autocast:
 class _Graphs:
     family = "graphs"
 
-    def __init__(self, name: str) -> None:
-        self._observation = GraphObservation(name)
+    def __init__(self, name: str, limits: GraphLimits) -> None:
+        self._observation, self._limits = GraphObservation(name), limits
 
     def enter(self, stack: ExitStack) -> None:
         stack.enter_context(self._observation)
@@ -317,7 +324,7 @@ class _Graphs:
         return self._observation.stats
 
     def run(self, stats: GraphStats) -> Run:
-        return graph_run(stats)
+        return graph_run(stats, self._limits)
 
 
 class _Ops:

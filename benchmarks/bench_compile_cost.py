@@ -22,6 +22,7 @@ from bench_matrix import CHEAPER, EVIDENCE, GAIN, KEPT, NOTHING, rows, slug, tab
 from speed_subjects import sized
 
 from ampcheck.compiled.graph.judge import measure_graph
+from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Table
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.fingerprint import fingerprint
@@ -94,7 +95,10 @@ def regional_row(times: SpeedStats, full_cost: float, regional_cost: float) -> d
 def shaped(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """What Dynamo compiles of calls with one length and with four, and how fast the calls are then."""
     subject = sized(name, options.size)
-    counted = {way: measure_graph(subject, device=options.device, dynamic=way) for way in (None, True, False)}
+    counted = {
+        way: measure_graph(subject, device=options.device, options=CompileOptions(dynamic=way))
+        for way in (None, True, False)
+    }
     with many_compilations(options.device):
         arms = {"eager": step_of(subject, StepConfig(), device=options.device)}
         for way in counted:

@@ -1,8 +1,8 @@
-"""Judge many models compiled, and keep the outcome as evidence: fair judgement, graph hygiene, telemetry.
+"""Judge many models compiled, and keep the outcome as evidence: accuracy, graphs, telemetry.
 
     python benchmarks/compiled_models.py --zoo ../shared/zoo --per-family 2 --json reports/evidence/zoo_judged.json
 
-Each model runs under CPU autocast, forward and backward: `assert_compiled` (eager, compiled, float64), `assert_graph`,
+Each model runs under CPU autocast, forward and backward: `assert_compiled` (accuracy, then graphs),
 and `watch` around one compiled step. Nothing is judged here beyond what these say; a crash of ampcheck is a row of its
 own.
 """
@@ -24,7 +24,9 @@ import torch
 from _evidence import write_evidence
 from audit_models import models
 
-from ampcheck import Run, Subject, UsageError, Verdict, assert_compiled, assert_graph, collect, watch
+from ampcheck import Run, Subject, UsageError, Verdict, assert_compiled, collect, watch
+from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
+from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 
 
 def judged(call: Callable[[], Run]) -> dict[str, Any]:
@@ -82,8 +84,8 @@ def row(name: str, family: str, build: Callable[[], Subject], dtype: str) -> dic
         subject = build()
     except Exception as error:  # noqa: BLE001  # the zoo's own
         return {**found, "not built": repr(error)[:300]}
-    found["compiled"] = judged(lambda: assert_compiled(subject, dtype=dtype))
-    found["graph"] = judged(lambda: assert_graph(subject, dtype=dtype))
+    found["compiled"] = judged(lambda: assert_compiled(subject, dtype=dtype, checks=tuple(ACCURACY_CHECKS)))
+    found["graph"] = judged(lambda: assert_compiled(subject, dtype=dtype, checks=GRAPH_CHECKS))
     found["telemetry"] = judged(lambda: watched(subject, low))
     return found
 
@@ -101,7 +103,7 @@ def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
             total[f"{part}: warned only"] += bool(found.get("warn")) and not found.get("fail")
     yield ", ".join(f"{count} {what}" for what, count in total.items()) + "."
     yield ""
-    yield "| model | family | assert_compiled | assert_graph | telemetry | graphs | sites | s | first failures |"
+    yield "| model | family | accuracy | graphs judged | telemetry | graphs | sites | s | first failures |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for one in rows:
         cells = [one["name"], one["family"]]

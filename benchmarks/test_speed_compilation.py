@@ -15,6 +15,7 @@ import pytest
 from speed_subjects import LENGTHS, sized
 
 from ampcheck.compiled.graph.judge import measure_graph
+from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import verify
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.judge import startup_run
@@ -42,7 +43,7 @@ def test_compilation_of_shapes(name: str, speed: Any, ampcheck_device: str, size
     dynamics = (None, True, False)
     counted = {}
     for dynamic in dynamics:
-        graphs = measure_graph(subject, device=ampcheck_device, dynamic=dynamic)
+        graphs = measure_graph(subject, device=ampcheck_device, options=CompileOptions(dynamic=dynamic))
         counted[dynamic] = len(graphs.graphs)
         record_property(f"graphs, dynamic={dynamic}", len(graphs.graphs))
         record_property(f"recompilations, dynamic={dynamic}", len(graphs.recompiles))

@@ -12,7 +12,6 @@ from torch import nn
 import ampcheck
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict, collect
-from ampcheck.torchtools import dynamo
 
 
 class Loud(nn.Module):
@@ -201,4 +200,4 @@ def test_watching_leaves_no_trace_in_the_compiler() -> None:
     with ampcheck.watch(torch.compile(Loud()), raises=False):
         assert compile_fx.compile_fx is not entry
     assert compile_fx.compile_fx is entry
-    assert dynamo.unsupported() == ""
+    assert interception.unsupported() == ""

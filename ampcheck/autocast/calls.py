@@ -30,7 +30,7 @@ from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.restore import random_back
+from ampcheck.torchtools.restore import save_random_state
 from ampcheck.torchtools.source import Scopes, is_users, naming_users_errors, short_path, users_place
 from ampcheck.torchtools.trace import Trace
 
@@ -291,7 +291,7 @@ def seeded() -> Iterator[None]:
     """The same random numbers in every run; the caller's generators are restored."""
     import numpy
 
-    restore = random_back()
+    restore = save_random_state()
     torch.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)

@@ -9,12 +9,11 @@ from ampcheck.core.subject import Kind
 COMPILED_DTYPE = Check(
     "compiled-dtype",
     "compile",
-    "What a compiled model gives has the dtypes, shapes and containers of eager mode, and every op the dtypes "
-    "that it has there. Fails where they differ; of ops, warns where one of the two raises and the other does "
-    "not.",
-    "The outputs of each call, eager and compiled. For ops alone (assert_dtypes): each op that the model sends "
-    "through autocast runs by itself, with the arguments that the model gave it, in eager mode and compiled by "
-    "Inductor, both under autocast. Each choice of dtypes counts once.",
+    "A compiled model returns the dtypes, shapes and containers of eager mode, and every op returns the dtypes of "
+    "eager mode. Fails where they differ; of ops, warns where one of the two raises and the other does not.",
+    "The outputs of each call, eager and compiled. For ops alone (assert_op_dtypes): each op that the model sends "
+    "through autocast runs by itself, with the arguments of the model, in eager mode and compiled by Inductor, both "
+    "under autocast. Each choice of dtypes counts once.",
     "An op whose own kernel calls ops that autocast casts, which the compiled graph never sees; operands of two "
     "dtypes that only one of the two accepts.",
     "Cast the result where the dtype matters, call the op with autocast disabled, bring operands to one dtype.",
@@ -37,29 +36,29 @@ COMPILED_EXCEPTION = Check(
 COMPILED_ERROR = Check(
     "compiled-error",
     "compile",
-    "Outputs, loss, updated weights and buffers of compiled code lie as near to float64 as those of eager mode. "
-    "That the two differ is no failure: fused kernels round less often. Warns where a decision near a tie "
+    "Outputs, loss, updated weights and buffers of compiled code are as close to float64 as those of eager mode. "
+    "A difference between the two is no failure: fused kernels round less often. Warns where a decision near a tie "
     "explains the excess, where eager mode overflows and compiled code does not, and where a float32 output has "
     "the digits of 16 bits in eager mode alone.",
     "Three arms on equal data, weights and random streams: eager mode, compiled code, float64. Eager mode is "
-    "measured on the data as they are and on data nudged by a rounding. Compiled code may have the square of the "
+    "measured on the data and on data changed by a rounding. Compiled code may have the square of the "
     "precision limit times its error, one rounding of the tensor's dtype, and what float32 sums of that length in "
     "another order give; it must be beyond on all of the data. Before a failure counts, eager mode runs up to 12 "
     "times more with each op rounded at random to one of its two neighbours: where it was right by luck, its usual "
     "error is the measure. Elements that are NaN on all sides leave the check incomplete. After a failure the "
     "compiler's stages and settings are tried.",
     "Casts that fusion leaves out, a value that is specialised and should not be, state that changes between calls.",
-    "Use the setting that the finding names: it was tried; ampcheck blame finds the place.",
+    "Use the setting that the finding names, which was tried; ampcheck blame finds the op and the modules.",
     subjects=MODELS,
 )
 
 COMPILED_GRADIENT = Check(
     "compiled-gradient",
     "compile",
-    "Gradients of weights and inputs of compiled code lie as near to float64 as those of eager mode.",
+    "Gradients of weights and inputs of compiled code are as close to float64 as those of eager mode.",
     "As compiled-error. What is zero but for rounding is compared by its part in the whole gradient.",
     "AOTAutograd traces the backward pass under the autocast of the forward call, which eager mode has left by "
-    "then: what the author keeps in float32 is differentiated in 16 bits (pytorch/pytorch#153044, #179804). A "
+    "then: code that the author runs in float32 is differentiated in 16 bits (pytorch/pytorch#153044, #179804). A "
     "counter that forward changes and uses (#197039).",
     "Set torch._functorch.config.backward_pass_autocast = 'off' where the finding says that it mends it; enter "
     "autocast inside the compiled region.",
@@ -72,72 +71,76 @@ BLAME = Check(
     "A subject passes at every stage from eager low precision to torch.compile. Where it does not, the verdict "
     "names the stage, the first op whose error leaves the bound, and the smallest set of modules that mends it in "
     "float32.",
-    "Eager low precision is judged as the audit does, compiled code beside eager mode and float64 as "
-    "compiled-error does, at aot_eager, Inductor with emulated casts, and Inductor. In eager mode every op is held "
-    "against the same op of the float64 run; in compiled code the first k nodes of the graphs are compiled, the "
-    "rest run eagerly, and k is bisected. The modules are found by delta debugging on the tree of modules, each "
-    "set tried by running the code that is printed; the step is timed in pairs with and without it.",
-    "What the named stage, op and check say: see the page of the check.",
+    "Eager low precision is judged as in an audit, compiled code as by compiled-error, at aot_eager, Inductor with "
+    "emulated casts, and Inductor. In eager mode every op is compared with the same op of the float64 run; in compiled "
+    "code the first k nodes of the graphs are compiled, the rest run eagerly, and k is bisected. The modules are found "
+    "by delta debugging on the tree of modules, each set tried by running the code that is printed; the step is timed "
+    "in pairs with and without it.",
+    "Those of the check that fails: see its page.",
     "Paste the code and call keep_in_float32(model), set what the hint names, or leave the module out of "
     "compilation. Where no set of modules mends it, mend the op at the line that is named.",
+    unit="relative error",
 )
 
 GRAPH_BREAK = Check(
     "graph-break",
     "compile",
-    "A call of a compiled function stays in one graph. Fails with each place at which a graph ends, when one call "
-    "runs into more of them than max_breaks.",
-    "The subject runs compiled, as it would for its user, and Dynamo's own records of breaks are read: place, "
-    "reason, advice. How often a call runs into one is counted by the functions behind it that really run. What "
-    "torch._dynamo.explain and fullgraph=True say is told where they part: fullgraph captures .item(), a plain "
-    "compile does not.",
+    "A call of a compiled function stays in one graph. Fails with each line at which a graph ends, when one call "
+    "meets more graph breaks than max_breaks.",
+    "The subject runs compiled, as it would for its user, and Dynamo's own records of breaks are read: line, reason, "
+    "advice. How often a call meets one is counted by the functions that resume after it. The message reports "
+    "torch._dynamo.explain and fullgraph=True where they disagree: fullgraph captures .item(), a plain compile does "
+    "not.",
     "An if on a tensor's values, .item() or print for logging, a library that Dynamo cannot follow, "
     "torch.compiler.disable, a try block. Each costs a synchronisation or a round through Python, and what could "
     "be fused across it is not.",
     "Compute both sides and choose with torch.where or clamp, return what is to be logged as a tensor, set "
-    "torch._dynamo.config.capture_scalar_outputs, or accept the place with max_breaks.",
+    "torch._dynamo.config.capture_scalar_outputs, or accept the break with max_breaks.",
+    unit="breaks",
     subjects=MODELS,
 )
 
 RECOMPILE = Check(
     "recompile",
     "compile",
-    "What is compiled serves all calls. Fails when more than max_recompiles compilations come after the warm-up "
-    "or, in it, for a value that had varied before.",
+    "The graphs of the warm-up serve all later calls. Fails when more than max_recompiles compilations come after "
+    "the warm-up or, in it, for a value that had varied before.",
     "All calls run as a warm-up and once more. Of each recompilation the guards that failed are read, one for each "
-    "older graph; told is the one that differs in something new, by kind: shape, dtype, training flag, grad mode, "
-    "autocast, inference mode, constant. In the warm-up each value may vary once: so Dynamo learns which size is "
-    "dynamic. What observe_graphs watches has no warm-up: only that first new size is free.",
+    "older graph; the message names the one that differs in something new, by kind: shape, dtype, training flag, grad "
+    "mode, autocast, inference mode, constant. In the warm-up each value may vary once, by which Dynamo learns the "
+    "dynamic sizes. Without a warm-up, as in a block of code, only that first new size is free.",
     "A Python number or a layer's index that changes, a size with dynamic=False or of 1, train and eval or grad "
-    "modes in turn, objects made anew for each call. After eight graphs of one function it runs eager.",
+    "modes in turn, new objects for each call. After eight graphs of one function it runs eager.",
     "Mark what varies with torch._dynamo.mark_dynamic, keep numbers in buffers or tensors, warm up in each mode "
     "that occurs, or accept them with max_recompiles.",
+    unit="recompilations",
     subjects=MODELS,
 )
 
 EAGER_FALLBACK = Check(
     "eager-fallback",
     "compile",
-    "What is to run compiled does. Fails for modules and functions that ran as plain Python inside the compiled "
-    "region, though no graph break is the reason.",
-    "While the subject runs after its warm-up, Python's profiling hook tells whose own code runs where Dynamo's "
-    "should. The reason comes from Dynamo's records: the limit of recompilations, an exception of the backend that "
-    "suppress_errors swallowed, or none. Compiled block by block, each block is named.",
+    "Code inside the compiled region runs compiled. Fails for modules and functions that silently fall back to eager, "
+    "though no graph break is the reason.",
+    "While the subject runs after its warm-up, Python's profiling hook records the modules and functions that run as "
+    "plain Python. The reason comes from Dynamo's trace: the limit of recompilations, an exception of the backend "
+    "that suppress_errors swallowed, or none. Compiled block by block, each block is named.",
     "More graphs of one function than torch._dynamo.config.recompile_limit (8), as with an integer per layer in "
     "regional compilation; suppress_errors; code in files that Dynamo leaves out; the stance force_eager.",
     "Mend the guard that fails, see recompile; switch suppress_errors off and read the exception; leave out of the "
     "compiled region what is not to be compiled.",
+    unit="left eager",
     subjects=MODELS,
 )
 
 CACHE_ARTIFACTS = Check(
     "cache-artifacts",
     "compile",
-    "What torch.compiler.save_cache_artifacts saves is something, and what load_cache_artifacts loads is used. "
-    "Fails otherwise, with the calling line.",
-    "Calls of the two functions are seen in this process and in Python processes that it starts, with the graphs "
-    "compiled before and after; the keys that were loaded are looked up among those that the caches hit. A child "
-    "process reports through a file, by a sitecustomize on PYTHONPATH; one started with -I, -E or -S does not.",
+    "A call of torch.compiler.save_cache_artifacts saves artifacts, and those that load_cache_artifacts loads are "
+    "used. Fails otherwise, with the calling line.",
+    "Calls of the two functions are recorded in this process and in Python processes that it starts, with the graphs "
+    "compiled before and after; loaded keys are compared with those that the caches hit. A child process reports "
+    "through a file, by a sitecustomize on PYTHONPATH; one started with -I, -E or -S does not.",
     "Saving before the first compiled call, or in a process that did not compile; loading after it; another "
     "release, model, shape or setting than when it was saved.",
     "Run the compiled function once, forward and backward, then save; load before its first call.",

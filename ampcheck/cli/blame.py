@@ -1,4 +1,4 @@
-"""`ampcheck blame`: the stage, op and modules that make a model fail."""
+"""`ampcheck blame`: the cause of a failure and the modules to keep in float32. No numerics here."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def _blame(options: argparse.Namespace) -> int:
         from ampcheck.autocast.device import place
         from ampcheck.compiled.blame.blame import blame
         from ampcheck.compiled.blame.stats import is_code
+        from ampcheck.compiled.options import BlameOptions
         from ampcheck.core.subject import load_subject
 
         with place(options.device).entered():  # decorators such as @torch.autocast("cuda") query the device
@@ -59,9 +60,7 @@ def _blame(options: argparse.Namespace) -> int:
             device=options.device,
             dtype=None if options.dtype is None else split_names(options.dtype),
             compile=options.compile,
-            time=options.time,
-            steps=options.steps,
-            runs=options.runs,
+            search=BlameOptions(steps=options.steps, runs=options.runs, time=options.time),
             progress=progress,
         )
     console = Console()

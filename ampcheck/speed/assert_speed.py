@@ -51,7 +51,9 @@ def assert_speed(
     limits = limits_of(arms, at_least)
     rules = {arm: options.rule(limit, max(1, len(limits))) for arm, limit in limits.items()}
     budget, clock, seed = options.budget or BUDGET, options.clock, options.seed
-    stats = measure_until_decided(arms, rules, subject=name or "subject", device=device, budget=budget, clock=clock, seed=seed)
+    stats = measure_until_decided(
+        arms, rules, subject=name or "subject", device=device, budget=budget, clock=clock, seed=seed
+    )
     return verify(speed_run(stats, check_speed(stats, rules)))
 
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import Accumulator
-from ampcheck.torchtools.dynamo import Runnable
+from ampcheck.torchtools.interception import Runnable
 
 _INCOMPLETE_CALLS = 3
 """Calls with incomplete lean statistics after which a graph is always measured in full."""

@@ -17,6 +17,7 @@ from torch import fx
 from ampcheck.telemetry.sites import Level, Site, select_sites
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.torchtools import dynamo
+from ampcheck.torchtools.interception import BACKWARD, FORWARD
 
 Sink: TypeAlias = "Callable[[torch.Tensor], None]"
 """Accumulates the packed statistics of one call, in a tensor of its own."""
@@ -42,7 +43,7 @@ def instrumented(
         before(graph)
         try:
             tangents = any(node.op == "placeholder" and node.name.startswith("tangents") for node in graph.nodes)
-            phase = dynamo.BACKWARD if tangents else dynamo.FORWARD
+            phase = BACKWARD if tangents else FORWARD
             sites = select_sites(graph, level, phase)
             if sites and (module := graph.owning_module) is not None:
                 layout = append_statistics(module, sites, full=True)

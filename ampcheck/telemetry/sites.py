@@ -16,7 +16,7 @@ from torch import fx
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
-from ampcheck.torchtools.dynamo import dotted
+from ampcheck.torchtools.interception import dotted
 from ampcheck.torchtools.source import is_users, op_name, short_path
 
 WIDE = (torch.float32, torch.float64)

@@ -24,7 +24,7 @@ from ampcheck.telemetry.passes import available, instrumented
 from ampcheck.telemetry.sites import Level, Site, of_unknown_size, select_sites, split_source
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
-from ampcheck.torchtools.dynamo import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
+from ampcheck.torchtools.interception import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
 
 _ADDRESSES = 100_000
 """Addresses of saved tensors that are remembered to attribute backward calls to forward calls."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from guarded import guard
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -20,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 import ampcheck
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
 from ampcheck.autocast.guards.guard import judge_call
-from guarded import guard
 from ampcheck.autocast.state import nesting
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict, collect

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from guarded import guard
 from torch import nn
 
 import ampcheck
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
 from ampcheck.autocast.guards.guard import judge_call
-from guarded import guard
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
 

@@ -103,7 +103,7 @@ def test_the_run_is_written_as_json_and_as_a_page(blamed: Any) -> None:
         (("blamed.py:cool", "--dtype", "float12"), "float12"),
         (("blamed.py:cool", "--dtype", "float64"), "float16, bfloat16, float32"),
         (("blamed.py:cool", "--device", "toaster"), "'toaster' is no device"),
-        (("blamed.py:cool", "--runs", "0"), "runs must be a positive whole number"),
+        (("blamed.py:cool", "--runs", "0"), "runs must be a whole number, 1 or more"),
         (("blamed.py:cool", "--json", "nowhere/run.json"), "there is no folder nowhere"),
     ],
 )

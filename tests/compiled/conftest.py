@@ -8,6 +8,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def _silence_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo warns of its limits and of errors that it swallows: that is what is planted here."""
     monkeypatch.setattr(logging.getLogger("torch._dynamo"), "level", logging.CRITICAL)

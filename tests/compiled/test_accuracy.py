@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampcheck import Subject, UsageError
-from ampcheck.compiled.accuracy.judge import assert_compiled, judge_accuracy
+from ampcheck.compiled.accuracy.checks import CHECKS
+from ampcheck.compiled.accuracy.judge import judge_accuracy
+from ampcheck.compiled.assert_compiled import assert_compiled
+from ampcheck.compiled.options import AccuracyOptions, CompileOptions, Optimizer
 from ampcheck.core.run import Finding, Run, Verdict, collect
 
 BAD = (Verdict.FAIL, Verdict.WARN)
@@ -117,9 +120,17 @@ def planted(change: Callable[[int, tuple[Tensor, ...]], tuple[Any, ...]]) -> Cal
     return backend
 
 
-@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
+def assert_accurate(model: Any, calls: Any, steps: int = 1, optimizer: Optimizer | None = None, **more: Any) -> Run:
+    """The checks on accuracy alone."""
+    accuracy = AccuracyOptions(steps=steps, optimizer=optimizer)
+    return assert_compiled(model, calls, **{"checks": tuple(CHECKS), "accuracy": accuracy, **more})
+
+
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(None, marks=pytest.mark.slow), "bfloat16", pytest.param("float16", marks=pytest.mark.slow)]
+)
 def test_a_healthy_model_passes_with_outputs_gradients_updates_and_buffers_looked_at(dtype: str | None) -> None:
-    run = assert_compiled(Network().train(), torch.randn(24, 16), dtype=dtype, steps=2)
+    run = assert_accurate(Network().train(), torch.randn(24, 16), dtype=dtype, steps=2)
     assert troubles(run) == []
     seen = run.coverage.seen
     assert seen["outputs"] == 2
@@ -129,29 +140,33 @@ def test_a_healthy_model_passes_with_outputs_gradients_updates_and_buffers_looke
     assert run.tables
 
 
+@pytest.mark.slow
 def test_adams_sign_noise_on_a_gradient_that_is_zero_to_rounding_is_no_failure() -> None:
     optimizer = torch.optim.AdamW
-    run = assert_compiled(Network().train(), torch.randn(24, 16), dtype="bfloat16", steps=3, optimizer=optimizer)
+    run = assert_accurate(Network().train(), torch.randn(24, 16), dtype="bfloat16", steps=3, optimizer=optimizer)
     assert troubles(run) == []
     assert run.coverage.seen["updates"]
 
 
+@pytest.mark.slow
 def test_dropout_is_compared_under_equal_streams() -> None:
-    run = assert_compiled(Network(dropout=0.3).train(), torch.randn(24, 16), dtype="bfloat16")
+    run = assert_accurate(Network(dropout=0.3).train(), torch.randn(24, 16), dtype="bfloat16")
     assert {f.verdict for f in run.findings} == {Verdict.PASS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [Float32Island, CustomProduct])
 def test_a_backward_that_is_compiled_under_the_forwards_autocast_is_found_with_its_setting(
     model: type[nn.Module],
 ) -> None:
     torch.manual_seed(0)
     with pytest.raises(AssertionError, match=r"compiled-gradient") as caught:
-        assert_compiled(model(), torch.randn(8, 32), dtype="bfloat16")
+        assert_accurate(model(), torch.randn(8, 32), dtype="bfloat16")
     assert 'torch._functorch.config.backward_pass_autocast = "off"' in str(caught.value)
     assert "compiled-error" not in str(caught.value), "the forward agrees"
 
 
+@pytest.mark.slow
 def test_a_gradient_that_overflows_in_compiled_code_alone_is_found_with_its_setting() -> None:
     def loss(y: Tensor) -> Tensor:
         return (y * 16384).sum()
@@ -162,12 +177,14 @@ def test_a_gradient_that_overflows_in_compiled_code_alone_is_found_with_its_sett
     assert 'backward_pass_autocast = "off"' in found.hint
 
 
+@pytest.mark.slow
 def test_a_counter_that_forward_changes_and_uses_gives_gradients_that_fail() -> None:
     run = judge_accuracy((CountsItsCalls(), (torch.randn(4, 8),)), steps=2)
     found = only(run, "compiled-gradient", Verdict.FAIL)
     assert "aot_eager' does not mend it" in found.message
 
 
+@pytest.mark.slow
 def test_a_truncation_that_inductor_leaves_out_is_found_and_emulated_casts_are_named() -> None:
     def fake_quantised(x: Tensor) -> Tensor:
         return (x * 3.3).half().float().tanh() * 2.0
@@ -189,6 +206,7 @@ def test_fused_roundings_that_bring_compiled_code_nearer_to_float64_are_no_findi
     assert troubles(judge_accuracy((rotated, [given]))) == []
 
 
+@pytest.mark.slow
 def test_a_float32_output_with_float32s_digits_compiled_and_sixteen_bits_in_eager_mode_is_a_warning() -> None:
     def late(x: Tensor) -> Tensor:
         return (300.0 / (x.abs().mean() + 0.1)).float()
@@ -201,6 +219,7 @@ def test_a_float32_output_with_float32s_digits_compiled_and_sixteen_bits_in_eage
     assert troubles(judge_accuracy((early, given))) == []
 
 
+@pytest.mark.slow
 def test_a_float32_loss_of_a_16_bit_model_is_no_warning() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)).bfloat16()
     subject = Subject((model, (torch.randn(8, 16).bfloat16(),)), loss=lambda y: y.float().square().mean())
@@ -216,6 +235,7 @@ def test_an_overflow_that_fusion_hides_is_told() -> None:
     assert not run.failed
 
 
+@pytest.mark.slow
 def test_what_eager_mode_refuses_and_compiled_code_accepts_fails() -> None:
     def loss(y: Tensor, target: Tensor) -> Tensor:
         return F.binary_cross_entropy(y, target)  # a probability of 3: the sigmoid is missing
@@ -228,7 +248,7 @@ def test_what_runs_eager_and_raises_compiled_fails() -> None:
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         raise ValueError("this backend knows no such op")
 
-    run = judge_accuracy((torch.sin, [(torch.randn(4),)]), options={"backend": backend})
+    run = judge_accuracy((torch.sin, [(torch.randn(4),)]), options=CompileOptions(backend))
     assert "knows no such op" in only(run, "compiled-exception", Verdict.FAIL).message
 
 
@@ -244,7 +264,7 @@ def test_a_model_that_raises_everywhere_was_not_judged_and_fails_by_coverage_alo
 def test_a_defect_that_begins_at_the_third_call_is_found_and_the_call_is_named() -> None:
     wrong_later = planted(lambda call, out: (out[0] * (1.001 if call >= 2 else 1.0), *out[1:]))
     calls = [(torch.full((8,), float(n)),) for n in range(1, 5)]
-    run = judge_accuracy((lambda x: x.sin() + 2, calls), options={"backend": wrong_later, "dynamic": False})
+    run = judge_accuracy((lambda x: x.sin() + 2, calls), options=CompileOptions(wrong_later, dynamic=False))
     found = only(run, "compiled-error", Verdict.FAIL)
     assert found.where.step == 2
     assert "up to step 1 they agree" in found.message
@@ -252,14 +272,14 @@ def test_a_defect_that_begins_at_the_third_call_is_found_and_the_call_is_named()
 
 def test_another_dtype_compiled_fails() -> None:
     narrow = planted(lambda call, out: (out[0].half(), *out[1:]))
-    run = judge_accuracy((lambda x: x * 2, [(torch.ones(4),)]), options={"backend": narrow})
+    run = judge_accuracy((lambda x: x * 2, [(torch.ones(4),)]), options=CompileOptions(narrow))
     assert "float32 [4] in eager mode and float16 [4] compiled" in only(run, "compiled-dtype", Verdict.FAIL).message
 
 
 def test_an_index_that_compiled_code_gets_wrong_without_a_near_tie_fails() -> None:
     scores = torch.arange(12.0).view(3, 4)
     moved = planted(lambda call, out: (out[0] - 1, *out[1:]))
-    run = judge_accuracy((lambda x: x.argmax(-1), [(scores,)]), options={"backend": moved})
+    run = judge_accuracy((lambda x: x.argmax(-1), [(scores,)]), options=CompileOptions(moved))
     assert troubles(run) == [("compiled-error", Verdict.FAIL)]
 
 
@@ -284,7 +304,7 @@ def test_running_statistics_that_compiled_code_does_not_keep_fail() -> None:
 
         return run
 
-    run = judge_accuracy((Statistics(), (torch.randn(16, 4),)), options={"backend": backend})
+    run = judge_accuracy((Statistics(), (torch.randn(16, 4),)), options=CompileOptions(backend))
     assert "buffer mean" in only(run, "compiled-error", Verdict.FAIL).message
 
 
@@ -293,7 +313,9 @@ def test_random_numbers_that_cannot_be_made_equal_are_a_skip_and_never_a_verdict
         torch.rand(3)
         return out
 
-    run = judge_accuracy((lambda x: x + torch.randn_like(x), [(torch.ones(64),)]), options={"backend": planted(greedy)})
+    run = judge_accuracy(
+        (lambda x: x + torch.randn_like(x), [(torch.ones(64),)]), options=CompileOptions(planted(greedy))
+    )
     skipped = only(run, "compiled-error", Verdict.SKIP)
     assert "not comparable" in skipped.message
     assert not run.failed
@@ -334,19 +356,20 @@ def test_an_expert_that_is_chosen_otherwise_near_a_tie_is_a_warning_at_most() ->
         return (out[0] * 100, *out[1:])
 
     subject = (model.requires_grad_(False), [(given,)])
-    run = judge_accuracy(subject, options={"backend": planted(turned)}, dtype=torch.bfloat16)
+    run = judge_accuracy(subject, options=CompileOptions(planted(turned)), dtype=torch.bfloat16)
     assert not run.failed
-    run = judge_accuracy(subject, options={"backend": planted(wild)}, dtype=torch.bfloat16)
+    run = judge_accuracy(subject, options=CompileOptions(planted(wild)), dtype=torch.bfloat16)
     assert ("compiled-error", Verdict.FAIL) in troubles(run)
 
 
 def test_the_gradient_of_an_input_that_asks_for_one_is_judged() -> None:
     given = torch.randn(8, 16, requires_grad=True)
-    run = assert_compiled(nn.Linear(16, 4), given, backend="aot_eager")
+    run = assert_accurate(nn.Linear(16, 4), given, options=CompileOptions("aot_eager"))
     assert run.coverage.seen["gradients"] == 3
     assert given.grad is None
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled_already_is_held_against_itself_in_eager_mode() -> None:
     wrong = planted(lambda call, out: (out[0] * 1.01, *out[1:]))
     compiled = torch.compile(nn.Linear(16, 4), backend=wrong)
@@ -375,7 +398,7 @@ def test_a_model_for_inference_whose_state_forbids_a_backward_is_judged_without_
             return self.kept * 2
 
     calls = [(torch.randn(2, 4),) for _ in range(3)]
-    run = judge_accuracy((Cached(), calls), options={"backend": "aot_eager"})
+    run = judge_accuracy((Cached(), calls), options=CompileOptions("aot_eager"))
     assert troubles(run) == []
     assert run.coverage.seen["outputs"] == 3
     assert "backward raises in eager mode" in only(run, "compiled-gradient", Verdict.SKIP).message
@@ -383,16 +406,17 @@ def test_a_model_for_inference_whose_state_forbids_a_backward_is_judged_without_
 
 def test_blocks_are_compiled_one_by_one() -> None:
     blocks = [nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)]
-    run = judge_accuracy((blocks, [(torch.randn(8, 16),)]), options={"backend": "aot_eager"})
+    run = judge_accuracy((blocks, [(torch.randn(8, 16),)]), options=CompileOptions("aot_eager"))
     assert troubles(run) == []
     assert run.coverage.seen["compiled graphs"] == 3
 
 
+@pytest.mark.slow
 def test_the_users_model_is_left_as_it_was() -> None:
     model = Network().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random = torch.get_rng_state()
-    assert_compiled(model, torch.randn(24, 16).detach(), steps=2, backend="aot_eager")
+    assert_accurate(model, torch.randn(24, 16).detach(), steps=2, options=CompileOptions("aot_eager"))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     torch.set_rng_state(random)
@@ -400,8 +424,13 @@ def test_the_users_model_is_left_as_it_was() -> None:
 
 def test_the_run_is_emitted_and_only_failures_raise() -> None:
     with collect() as runs:
+        options = CompileOptions("aot_eager")
         returned = assert_compiled(
-            nn.Linear(4, 4), torch.randn(2, 4), backend="aot_eager", name="head", checks="compiled-error"
+            nn.Linear(4, 4),
+            torch.randn(2, 4),
+            options=options,
+            name="head",
+            checks="compiled-error",
         )
     assert {f.check for f in returned.findings} == {"compiled-error", "compiled-exception", "coverage"}
     assert runs == [returned]
@@ -411,24 +440,27 @@ def test_the_run_is_emitted_and_only_failures_raise() -> None:
 def test_bad_input_is_told_in_one_sentence() -> None:
     model, given = nn.Linear(4, 4), torch.randn(2, 4)
     for wrong, text in (
-        ({"checks": ["flush"]}, "no check 'flush'"),
-        ({"steps": 0}, "positive whole number"),
-        ({"dtype": "float8_e4m3fn"}, "float16 or bfloat16"),
-        ({"dtype": []}, "no dtype"),
-        ({"autocast": True}, "needs a dtype"),
-        ({"backend": "inducktor"}, "no backend 'inducktor'; there are .*inductor"),
-        ({"mode": "fastest"}, "no mode 'fastest'; there are default"),
-        ({"mode": "max-autotune", "options": {"max_autotune": True}}, "mode or options, not both"),
-        ({"options": {"foo": 1}}, "refuses these options: .*foo"),
-        ({"optimizer": torch.optim.SGD(model.parameters())}, r"optimizer=lambda parameters: torch\.optim\.SGD\("),
-        ({"stps": 2}, "no option 'stps'; there are loss, steps, .*dtypes"),
-        ({"dtype": "float16", "autocast": False}, "leaves only float32"),
+        ({"checks": ["flush"]}, "checks must be one of compiled-exception, .*graph-break.*; found 'flush'"),
+        ({"dtype": "float8_e4m3fn"}, "float16, bfloat16, float32; found"),
+        ({"dtype": []}, "at least one of"),
+        ({"accuracy": AccuracyOptions(autocast=True)}, "needs a dtype"),
+        ({"dtype": "float16", "accuracy": AccuracyOptions(autocast=False)}, "leaves only float32"),
     ):
         with pytest.raises(UsageError, match=text):
             assert_compiled(model, given, **wrong)
-    with pytest.raises(UsageError, match="is compiled already, so mode would not be heeded"):
-        assert_compiled(torch.compile(model), given, mode="max-autotune")
+    for options, wrong, text in (
+        (AccuracyOptions, {"steps": 0}, "steps must be a whole number, 1 or more"),
+        (AccuracyOptions, {"optimizer": torch.optim.SGD(model.parameters())}, r"lambda parameters: torch\.optim\.SGD"),
+        (CompileOptions, {"backend": "inducktor"}, "backend must be one of .*inductor.*; found 'inducktor'"),
+        (CompileOptions, {"mode": "fastest"}, "mode must be one of default.*; found 'fastest'"),
+        (CompileOptions, {"mode": "max-autotune", "options": {"max_autotune": True}}, "mode or options, not both"),
+        (CompileOptions, {"options": {"foo": 1}}, "refuses these options: .*foo"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            options(**wrong)
+    with pytest.raises(UsageError, match="is compiled already, so mode would have no effect"):
+        assert_compiled(torch.compile(model), given, options=CompileOptions(mode="max-autotune"))
     with pytest.raises(UsageError, match="through its model"):
         judge_accuracy({"step": lambda i: 0.0})
-    with pytest.raises(UsageError, match="belong into it"):
+    with pytest.raises(UsageError, match="pass calls and name= to Subject"):
         assert_compiled(Subject((model, given)), name="twice")

@@ -13,16 +13,21 @@ from torch import Tensor, fx, nn
 
 from ampcheck import Finding, Run, Subject, UsageError, Verdict, audit, blame
 from ampcheck.compiled.accuracy.stats import EAGER, INDUCTOR
-from ampcheck.compiled.blame.bisect import CutBackend, first_failing_node
+from ampcheck.compiled.blame.bisect import BisectBackend, first_failing_node
 from ampcheck.compiled.blame.cost import Cost
-from ampcheck.compiled.blame.minimise import Kept
+from ampcheck.compiled.blame.minimise import Minimised
 from ampcheck.compiled.blame.stats import BlameStats, Rung, check_blame, is_code, tables
+from ampcheck.compiled.options import BlameOptions
 from ampcheck.core.subject import as_subject
+
+UNTIMED = BlameOptions(time=False)
 
 
 def quick(subject: Any, **options: Any) -> Run:
     """Blame without the compiler and without the timing."""
-    return blame(subject, **{"compile": False, "time": False, "dtype": "float16", **options})
+    runs, time = options.pop("runs", 60), options.pop("time", False)
+    search = BlameOptions(runs=runs, time=time)
+    return blame(subject, **{"compile": False, "search": search, "dtype": "float16", **options})
 
 
 def only(run: Run) -> Finding:
@@ -83,7 +88,7 @@ def stack(hot: int | None) -> tuple[nn.Module, tuple[Tensor, ...]]:
 # Eager low precision -----------------------------------------------------------------------------------------------
 
 
-def test_a_projection_that_overflows_is_named_with_its_op_and_line_and_kept_in_float32() -> None:
+def test_a_projection_that_overflows_is_named_with_its_op_and_line_and_subject_in_float32() -> None:
     model, args = stack(hot=1)
     run = quick((model, args))
     found = only(run)
@@ -96,6 +101,7 @@ def test_a_projection_that_overflows_is_named_with_its_op_and_line_and_kept_in_f
     assert rows(run, "First ops beyond their bound")[0][0] == "mm"
 
 
+@pytest.mark.slow
 def test_the_printed_code_makes_the_model_pass() -> None:
     model, args = stack(hot=1)
     assert "overflow" in failures(audit((model, args), dtype="float16", compile=False))
@@ -103,17 +109,19 @@ def test_the_printed_code_makes_the_model_pass() -> None:
     assert failures(audit((kept, args), dtype="float16", compile=False)) == []
 
 
+@pytest.mark.slow
 def test_the_printed_code_makes_a_16_bit_model_pass_and_keeps_what_carries_the_values_on() -> None:
     """The sum that overflows float16 goes on in float32 to the norm, which must stand it."""
     model, (x,) = stack(hot=2)
     model.half()
-    run = blame((model, (x.half(),)), compile=False, time=False)
+    run = blame((model, (x.half(),)), compile=False, search=UNTIMED)
     assert only(run).where.module == "blocks.2.down"
     assert rows(run, "Kept in float32") == [("blocks.2.down",), ("norm",)]
     kept = pasted(run)(model)
     assert failures(audit((kept, (x.half(),)), compile=False)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, which is used then")
 def test_a_machine_without_cuda_blames_what_overflows_on_cuda_and_tells_no_step_time() -> None:
     model, args = stack(hot=2)
@@ -138,6 +146,7 @@ def test_a_backward_op_that_overflows_is_named_in_backward() -> None:
     assert (found.where.phase, found.where.module, found.where.op) == ("backward", "1", "aten::mul.Tensor")
 
 
+@pytest.mark.slow
 def test_a_model_that_passes_has_nothing_to_blame_and_the_verdict_says_what_ran() -> None:
     run = quick(stack(None), dtype=("float16", "bfloat16"))
     assert failures(run) == []
@@ -167,7 +176,7 @@ def test_a_function_without_modules_is_blamed_by_its_op() -> None:
     def square(x: Tensor) -> Tensor:
         return (x * x).sqrt()
 
-    run = blame((square, [(torch.full((4,), 300.0, dtype=torch.float16),)]), compile=False, time=False)
+    run = blame((square, [(torch.full((4,), 300.0, dtype=torch.float16),)]), compile=False, search=UNTIMED)
     assert only(run).where.op == "aten::mul.Tensor"
     assert "a function without modules" in only(run).message
 
@@ -183,6 +192,7 @@ def test_an_exception_of_low_precision_is_blamed_on_the_op_that_raised() -> None
     assert rows(run, "Kept in float32") in ([("0",)], [("1",)])
 
 
+@pytest.mark.slow
 def test_a_graph_that_must_be_whole_and_is_not_is_no_matter_of_precision() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
@@ -194,7 +204,7 @@ def test_a_graph_that_must_be_whole_and_is_not_is_no_matter_of_precision() -> No
             return y * 2 if y.sum() > 0 else y
 
     compiled = torch.compile(Branch(), fullgraph=True, backend="aot_eager")
-    run = blame((compiled, [(torch.ones(2, 4),)]), dtype="bfloat16", time=False)
+    run = blame((compiled, [(torch.ones(2, 4),)]), dtype="bfloat16", search=UNTIMED)
     message = only(run).message
     assert "raised" in message
     assert "eager mode does not" in message
@@ -203,6 +213,7 @@ def test_a_graph_that_must_be_whole_and_is_not_is_no_matter_of_precision() -> No
     assert not any(table.title.startswith("Kept in float32") for table in run.tables)
 
 
+@pytest.mark.slow
 def test_the_budget_of_runs_is_kept_and_told() -> None:
     model, args = stack(None)
     with torch.no_grad():
@@ -218,13 +229,17 @@ def test_the_budget_of_runs_is_kept_and_told() -> None:
         ({"step": lambda i: 0.0}, {}, r"takes \(module, args\), .*\[args\]\); subject is a training subject"),
         (lambda: None, {}, "a call subject"),
         ((nn.Linear(2, 2), (torch.ones(1, 2),)), {"dtype": "float8_e4m3fn"}, "float16, bfloat16, float32"),
-        ((nn.Linear(2, 2), (torch.ones(1, 2),)), {"runs": 0}, "runs must be a positive whole number"),
-        ((nn.Linear(2, 2), (torch.ones(1, 2),)), {"steps": True}, "steps must be a positive whole number"),
     ],
 )
 def test_what_cannot_be_blamed_is_refused_in_one_sentence(subject: Any, options: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         blame(subject, **options)
+
+
+@pytest.mark.parametrize("option", [{"runs": 0}, {"steps": True}])
+def test_options_of_the_search_are_positive_whole_numbers(option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="must be a whole number, 1 or more"):
+        BlameOptions(**option)
 
 
 class HugeWeights(nn.Module):
@@ -242,8 +257,9 @@ class HugeWeights(nn.Module):
         return self.head(self.norm(x + self.down(F.gelu(self.up(self.norm(x))))))
 
 
+@pytest.mark.slow
 def test_a_set_that_mends_eager_mode_alone_is_said_to_and_the_setting_for_the_compiler_is_named() -> None:
-    run = blame((HugeWeights(), (torch.randn(8, 16),)), dtype="float16", time=False)
+    run = blame((HugeWeights(), (torch.randn(8, 16),)), dtype="float16", search=UNTIMED)
     found, setting = only(run), 'torch._functorch.config.backward_pass_autocast = "off"'
     assert "mends eager mode when kept in float32 is down." in found.message
     assert "Compiled it still fails with them in float32" in found.message
@@ -253,7 +269,8 @@ def test_a_set_that_mends_eager_mode_alone_is_said_to_and_the_setting_for_the_co
     assert pasted(run)
 
 
-KEPT = BlameStats("m", rungs=(Rung(EAGER, 1.0, 1.0, True, "beyond"),), kept=Kept(("a",), 1, True), code="import torch")
+FAILED = (Rung(EAGER, 1.0, 1.0, True, "beyond"),)
+MENDED = BlameStats("m", rungs=FAILED, minimised=Minimised(("a",), 1, True), code="import torch")
 
 
 @pytest.mark.parametrize(
@@ -265,14 +282,14 @@ KEPT = BlameStats("m", rungs=(Rung(EAGER, 1.0, 1.0, True, "beyond"),), kept=Kept
     ],
 )
 def test_what_becomes_of_the_mended_model_compiled_is_told(rung: Rung, said: str) -> None:
-    (found,) = check_blame(replace(KEPT, compiled_too=rung))
+    (found,) = check_blame(replace(MENDED, compiled_too=rung))
     assert said in found.message
     assert ("run the mended model eager" in found.hint) == rung.failed
 
 
 @pytest.mark.parametrize("ratios", [(0.9, 1.1) * 10 + (1.0,), (1.2, 1.3) * 10 + (1.25,)])
 def test_the_step_time_is_told_once_and_in_the_verdict_only_where_it_is_decided(ratios: tuple[float, ...]) -> None:
-    stats = replace(KEPT, cost=Cost(0.01, ratios, "eager step"))
+    stats = replace(MENDED, cost=Cost(0.01, ratios, "eager step"))
     (found,) = check_blame(stats)
     note = next(table.note for table in tables(stats) if table.title.startswith("Kept"))
     assert stats.cost is not None
@@ -365,7 +382,7 @@ def test_gradients_flow_through_a_cut_graph() -> None:
     for limit in (0, 4, 7, 12):
         model.zero_grad()
         torch.compiler.reset()
-        cut = CutBackend(backend("aot_eager"), limit)
+        cut = BisectBackend(backend("aot_eager"), limit)
         torch.compile(model, backend=cut)(x).sum().backward()
         for parameter, grad in zip(model.parameters(), wanted, strict=True):
             torch.testing.assert_close(parameter.grad, grad)
@@ -383,10 +400,11 @@ class Rounds(nn.Module):
         return x.to(torch.bfloat16).float()
 
 
+@pytest.mark.slow
 def test_a_rounding_that_inductor_leaves_out_is_blamed_on_the_fusion_and_on_its_module() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Sigmoid(), Rounds(), nn.Tanh()), nn.Linear(8, 8))
-    run = blame((model, (torch.randn(4, 8),)), dtype="float32", time=False)
+    run = blame((model, (torch.randn(4, 8),)), dtype="float32", search=UNTIMED)
     found = only(run)
     assert found.verdict is Verdict.FAIL
     assert "inductor, while with its casts emulated it passes" in found.message
@@ -409,9 +427,10 @@ class OwnFloat32(nn.Module):
             return x.float() @ self.weight
 
 
+@pytest.mark.slow
 def test_a_backward_that_is_traced_under_autocast_is_blamed_on_the_tracing_with_the_setting_that_mends_it() -> None:
     torch.manual_seed(0)
-    run = blame((nn.Sequential(OwnFloat32(), nn.Softplus()), (torch.randn(8, 16),)), dtype="bfloat16", time=False)
+    run = blame((nn.Sequential(OwnFloat32(), nn.Softplus()), (torch.randn(8, 16),)), dtype="bfloat16", search=UNTIMED)
     found = only(run)
     assert found.verdict is Verdict.FAIL
     assert "the first that fails is aot_eager" in found.message
@@ -419,6 +438,7 @@ def test_a_backward_that_is_traced_under_autocast_is_blamed_on_the_tracing_with_
     assert 'torch._functorch.config.backward_pass_autocast = "off"' in found.hint
 
 
+@pytest.mark.slow
 def test_what_passes_compiled_has_nothing_to_blame() -> None:
     run = blame(stack(None), dtype="bfloat16")
     assert only(run).verdict is Verdict.PASS

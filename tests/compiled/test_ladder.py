@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck.compiled.accuracy.arms import Plan, nudged, run_plan
-from ampcheck.compiled.accuracy.ladder import AOT_EAGER, EAGER, EMULATED, INDUCTOR, LADDER, measure_bench, run_rung
+from ampcheck.compiled.accuracy.ladder import measure_bench, run_rung
+from ampcheck.compiled.accuracy.stats import AOT_EAGER, EAGER, EMULATED, INDUCTOR, LADDER
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Subject
 from ampcheck.torchtools.copying import prepare

@@ -21,6 +21,9 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 import ampcheck
 from ampcheck.autocast.locks.lock import LockTarget, write_lock
+from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
+from ampcheck.compiled.graph.checks import GRAPH_CHECKS
+from ampcheck.compiled.options import AccuracyOptions, BlameOptions, CompileOptions, GraphLimits
 from ampcheck.lab.lab import run_lab
 from ampcheck.search import SearchOptions
 from ampcheck.speed.options import SpeedOptions
@@ -212,12 +215,12 @@ CASES = [
     Case("lab autocast", lambda w: run_lab(["policy", "flow"], progress=w.told), at=3, slow=True),
     Case("lab underflow", lambda w: run_lab(["underflow"], progress=w.told), slow=True),
     Case("lab confounders", lambda w: run_lab(["confounders"], progress=w.told), at=3, slow=True),
-    Case("assert_graph", lambda w: ampcheck.assert_graph(w.model, (w.x,), backend="eager", max_breaks=9), at=2),
+    Case("assert_compiled graphs", lambda w: _graphs(w), at=2),
     Case("audit compiled", lambda w: ampcheck.audit((w.model, (w.x,)), dtype="bfloat16"), at=7, slow=True),
     Case("audit calls compiled", lambda w: ampcheck.audit((w.model, [(w.x,), (w.x,)])), at=5, slow=True),
     Case("audit blocks compiled", lambda w: ampcheck.audit(([w.model, nn.ReLU()], [(w.x,)])), slow=True),
     Case("audit training compiled", lambda w: ampcheck.audit(_loop_of_compiled(w), steps=2), at=6, slow=True),
-    Case("assert_compiled", lambda w: ampcheck.assert_compiled(w.model, (w.x,), steps=2), at=4, slow=True),
+    Case("assert_compiled", lambda w: _two_steps(w), at=4, slow=True),
     Case("assert_compiled emulated", lambda w: _compiled_emulated(w), at=4, slow=True),
     Case("assert_dtypes of ops", lambda w: ampcheck.assert_dtypes(w.model, (w.x,), {"aten::*": None}), at=1, slow=True),
     Case("blame compiled", lambda w: ampcheck.blame((w.model, (w.x,)), dtype="bfloat16", runs=2), at=9, slow=True),
@@ -230,6 +233,20 @@ CASES = [
     ),
 ]
 """Every public name that runs something."""
+
+
+def _graphs(world: World) -> Any:
+    options, limits = CompileOptions("eager"), GraphLimits(max_breaks=9)
+    return ampcheck.assert_compiled(world.model, (world.x,), options=options, graphs=limits, checks=GRAPH_CHECKS)
+
+
+def _blame_compiled(world: World) -> Any:
+    return ampcheck.blame((world.model, (world.x,)), dtype="bfloat16", search=BlameOptions(runs=2))
+
+
+def _two_steps(world: World) -> Any:
+    accuracy = AccuracyOptions(steps=2)
+    return ampcheck.assert_compiled(world.model, (world.x,), accuracy=accuracy, checks=tuple(ACCURACY_CHECKS))
 
 
 def _compiled_emulated(world: World) -> Any:
@@ -250,7 +267,7 @@ QUICK = (
     "assert_property",
     "guard",
     "watch training",
-    "assert_graph",
+    "assert_compiled graphs",
     "lab numbers",
     "assert_dtypes",
     "measure_speed",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcheck import assert_compiled, assert_graph
+from ampcheck import assert_compiled
 from ampcheck.audit import audit
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
@@ -98,7 +98,6 @@ def test_torchscript_that_is_to_be_compiled_is_skipped_with_the_reason(kind: str
     model, inputs = SCRIPTS[kind](), (torch.randn(4, 8),)
     runs = {
         "assert_compiled": assert_compiled(model, inputs),
-        "assert_graph": assert_graph(model, inputs),
         "calls": audit((model, [inputs])),
         "blocks": audit(([model], [inputs])),
     }

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ampcheck.compiled.graph.records import Graph, GraphBreak, GraphStats
+from ampcheck.compiled.graph.stats import Graph, GraphBreak, GraphStats
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Verdict, Where
 from ampcheck.speed.startup.breakeven import BreakEven, savings

@@ -16,7 +16,7 @@ from ampcheck.telemetry.sites import Level, select_sites
 from ampcheck.telemetry.statistics import append_statistics
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.torchtools import dynamo
+from ampcheck.torchtools import interception
 
 
 class Attention(nn.Module):
@@ -82,7 +82,7 @@ def test_all_reports_the_perturbation_that_one_finds_by_hand() -> None:
     model = Attention()
     own: list[float] = []
 
-    def handler(lowered: dynamo.LoweredGraph) -> dynamo.Runnable:
+    def handler(lowered: interception.LoweredGraph) -> interception.Runnable:
         module = lowered.copied()
         sites = select_sites(module.graph, Level.ALL, lowered.phase, lowered.sources)
         append_statistics(module, sites, full=False)
@@ -101,7 +101,7 @@ def test_all_reports_the_perturbation_that_one_finds_by_hand() -> None:
         return both
 
     torch.compiler.reset()
-    with dynamo.intercepted(handler):
+    with interception.intercepted(handler):
         results(model, torch.bfloat16, calls=1)
     measured, stats = watched(model, torch.bfloat16, Level.ALL)
 
@@ -122,7 +122,7 @@ class Silent:
 
 
 def variants(plain: Callable[[list[Any]], Any], lean: Callable[[list[Any]], Any]) -> GraphVariants:
-    def never() -> dynamo.Runnable:
+    def never() -> interception.Runnable:
         raise AssertionError("the lean statistics are complete")
 
     return GraphVariants(plain, lean, never)
@@ -204,7 +204,7 @@ def test_the_plain_graph_may_reuse_the_memory_of_its_inputs_and_the_measured_one
         seen.append(inputs[0].sum().item())
         return (inputs[0] * 2, PACKED)
 
-    def never() -> dynamo.Runnable:
+    def never() -> interception.Runnable:
         raise AssertionError("the lean statistics are complete")
 
     both = GraphVariants(plain, lean, never, frozenset(), frozenset({0}))

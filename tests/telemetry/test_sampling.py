@@ -15,7 +15,7 @@ from torch._inductor import compile_fx
 from ampcheck.telemetry.graph_variants import GraphVariants
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.torchtools import dynamo
+from ampcheck.torchtools import interception
 
 HALF = torch.float16
 
@@ -190,13 +190,13 @@ def test_a_graph_that_rings_again_and_again_is_measured_in_full_from_then_on(var
 def test_where_the_full_statistics_cannot_be_compiled_the_alarm_is_kept_as_what_is_certain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def failing(*_: object) -> Callable[[], dynamo.Runnable]:
-        def make() -> dynamo.Runnable:
+    def failing(*_: object) -> Callable[[], interception.Runnable]:
+        def make() -> interception.Runnable:
             raise RuntimeError("no room")
 
         return make
 
-    monkeypatch.setattr(dynamo.LoweredGraph, "later", failing)
+    monkeypatch.setattr(interception.LoweredGraph, "later", failing)
 
     stats, model = cast_of([CALM, LOUD, CALM])
 
@@ -211,7 +211,7 @@ def test_a_graph_that_cannot_be_compiled_with_statistics_runs_without_them(monke
     def failing(*_: object) -> None:
         raise RuntimeError("no kernel")
 
-    monkeypatch.setattr(dynamo.LoweredGraph, "variant", failing)
+    monkeypatch.setattr(interception.LoweredGraph, "variant", failing)
 
     stats, model = cast_of([CALM, CALM])
 

@@ -18,7 +18,7 @@ from torch import fx, nn
 from ampcheck.telemetry.sites import Level, Site, select_sites
 from ampcheck.telemetry.statistics import Layout, append_statistics, thresholds
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.torchtools import dynamo
+from ampcheck.torchtools import interception
 
 ROWS = 1024
 COUNTS = ("zeros", "flushed", "subnormals", "overflowed", "infs", "nans")
@@ -152,7 +152,7 @@ class Recorded(fx.Interpreter):
 def compared() -> list[Compared]:
     found: list[Compared] = []
 
-    def handler(lowered: dynamo.LoweredGraph) -> dynamo.Runnable:
+    def handler(lowered: interception.LoweredGraph) -> interception.Runnable:
         ours, eager = lowered.copied(), lowered.copied()
         for module in (ours, eager):
             sites = select_sites(module.graph, Level.CASTS, lowered.phase, lowered.sources)
@@ -173,7 +173,7 @@ def compared() -> list[Compared]:
     torch.compiler.reset()
     torch.manual_seed(0)
     model = torch.compile(Chain())
-    with dynamo.intercepted(handler):
+    with interception.intercepted(handler):
         step(model, batch(32, 16), dtype=torch.float16, scale=0.1)
     return found
 

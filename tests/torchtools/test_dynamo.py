@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
-from ampcheck.torchtools import dynamo
+from ampcheck.torchtools import dynamo, interception
 from ampcheck.watch import watch
 
 
@@ -29,8 +29,8 @@ class Net(nn.Module):
 
 
 def test_this_release_is_supported() -> None:
-    assert dynamo.unsupported() == ""
-    assert dynamo.untold() == ""
+    assert interception.unsupported() == ""
+    assert dynamo.trace_unsupported() == ""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_release_that_lacks_a_name_is_told_with_its_version(name: str, monkeyp
 
     monkeypatch.delattr(compile_fx, name)
 
-    assert torch.__version__ in dynamo.unsupported()
+    assert torch.__version__ in interception.unsupported()
 
 
 def test_a_release_whose_entry_takes_other_arguments_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_a_release_whose_entry_takes_other_arguments_is_told(monkeypatch: pytest
 
     monkeypatch.setattr(compile_fx, "compile_fx", lambda model, inputs: None)
 
-    assert "another interface" in dynamo.unsupported()
+    assert "another interface" in interception.unsupported()
 
 
 def test_an_unknown_release_is_a_skip_with_the_reason_and_leaves_the_users_run_alone(
@@ -104,21 +104,21 @@ def test_an_unknown_release_is_a_skip_with_the_reason_and_leaves_the_users_run_a
     assert config.post_grad_custom_pre_pass is None
 
 
-class Noted:
-    """What the adapter tells of each graph; every graph runs as it is."""
+class Recorder:
+    """What is intercepted of each graph; every graph runs as it is."""
 
     def __init__(self) -> None:
-        self.graphs: list[dynamo.LoweredGraph] = []
+        self.graphs: list[interception.LoweredGraph] = []
         self.inputs: list[list[Any]] = []
         self.strides: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
 
-    def __call__(self, graph: dynamo.LoweredGraph) -> dynamo.Runnable:
+    def __call__(self, graph: interception.LoweredGraph) -> interception.Runnable:
         self.graphs.append(graph)
         twin, strides = graph.variant(graph.copied())
         run = graph.compiled()
         self.strides.append((strides, graph.strides()))
 
-        def noted(inputs: list[Any]) -> Sequence[Any]:
+        def recorded(inputs: list[Any]) -> Sequence[Any]:
             kept = [one.clone() if isinstance(one, torch.Tensor) else one for one in inputs]
             twin(list(inputs))
             for before, after in zip(kept, inputs, strict=True):
@@ -128,16 +128,16 @@ class Noted:
             assert not inputs, "compiled code empties the list that it is given"
             return outputs
 
-        return noted
+        return recorded
 
 
 @pytest.fixture(scope="module")
-def noted() -> tuple[Net, Noted]:
+def recorded() -> tuple[Net, Recorder]:
     """A module's forward and backward, a call without gradients, and a backward that comes after the block."""
-    model, seen = Net(), Noted()
+    model, seen = Net(), Recorder()
     dynamo.reset()
     compiled = torch.compile(model)
-    with dynamo.intercepted(seen):
+    with interception.intercepted(seen):
         with torch.no_grad():
             compiled(torch.ones(2, 4))
         out = compiled(torch.ones(2, 4))
@@ -145,16 +145,16 @@ def noted() -> tuple[Net, Noted]:
     return model, seen
 
 
-def test_each_graph_has_its_phase_and_a_backward_the_key_of_its_forward(noted: tuple[Net, Noted]) -> None:
-    inference, forward, backward = noted[1].graphs
+def test_each_graph_has_its_phase_and_a_backward_the_key_of_its_forward(recorded: tuple[Net, Recorder]) -> None:
+    inference, forward, backward = recorded[1].graphs
 
-    assert [graph.phase for graph in noted[1].graphs] == ["inference", "forward", "backward"]
+    assert [graph.phase for graph in recorded[1].graphs] == ["inference", "forward", "backward"]
     assert forward.key == backward.key != inference.key
-    assert all(isinstance(graph.module, fx.GraphModule) for graph in noted[1].graphs)
+    assert all(isinstance(graph.module, fx.GraphModule) for graph in recorded[1].graphs)
 
 
-def test_weights_are_named_as_the_users_frame_names_them_and_nothing_else_is(noted: tuple[Net, Noted]) -> None:
-    model, seen = noted
+def test_weights_are_named_as_the_users_frame_names_them_and_nothing_else_is(recorded: tuple[Net, Recorder]) -> None:
+    model, seen = recorded
     for graph, inputs in zip(seen.graphs[:2], seen.inputs[:2], strict=True):
         named = dict(zip(graph.sources, inputs, strict=True))
         assert named["L['self'].inner.0.weight"].data_ptr() == model.inner[0].weight.data_ptr()
@@ -162,8 +162,8 @@ def test_weights_are_named_as_the_users_frame_names_them_and_nothing_else_is(not
         assert named.keys() - {""} == {f"L['self'].{name}" for name, _ in model.named_parameters()}
 
 
-def test_what_is_saved_for_backward_is_what_backward_is_given(noted: tuple[Net, Noted]) -> None:
-    _, forward, backward = noted[1].graphs
+def test_what_is_saved_for_backward_is_what_backward_is_given(recorded: tuple[Net, Recorder]) -> None:
+    _, forward, backward = recorded[1].graphs
 
     assert forward.saved
     assert not backward.saved
@@ -172,18 +172,20 @@ def test_what_is_saved_for_backward_is_what_backward_is_given(noted: tuple[Net, 
     assert {outputs[place].name for place in forward.saved} <= given
 
 
-def test_a_variant_lies_in_memory_as_the_graph_does_and_leaves_donated_inputs_alone(noted: tuple[Net, Noted]) -> None:
-    """The last is asserted in every call, in `Noted`; here, that there was an input whose memory could be reused."""
-    assert all(one == other and one for one, other in noted[1].strides[:2]), "of a backward graph PyTorch tells none"
-    assert noted[1].graphs[2].donated
-    assert not noted[1].graphs[1].donated
+def test_a_variant_lies_in_memory_as_the_graph_does_and_leaves_donated_inputs_alone(
+    recorded: tuple[Net, Recorder],
+) -> None:
+    """The last is asserted in every call, in `Recorder`; here, that there was an input whose memory could be reused."""
+    assert all(one == other and one for one, other in recorded[1].strides[:2]), "of a backward graph PyTorch tells none"
+    assert recorded[1].graphs[2].donated
+    assert not recorded[1].graphs[1].donated
 
 
 def test_the_entry_is_restored_and_a_setting_too() -> None:
     from torch._inductor import compile_fx, config
 
     entry, before = compile_fx.compile_fx, config.fallback_random
-    with dynamo.intercepted(lambda graph: graph.compiled()):
+    with interception.intercepted(lambda graph: graph.compiled()):
         assert compile_fx.compile_fx is not entry
     with dynamo.configured({"torch._inductor.config.fallback_random": not before}):
         assert config.fallback_random is not before

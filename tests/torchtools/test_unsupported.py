@@ -21,6 +21,7 @@ from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.judge import judge_graph
+from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.torchtools import dynamo
@@ -279,11 +280,11 @@ def test_no_path_of_the_machine_stands_in_the_reason_but_the_folder_to_clear(tmp
 @pytest.mark.parametrize(
     "judge",
     [
-        lambda subject, backend: judge_accuracy(subject, options={"backend": backend}),
-        lambda subject, backend: judge_graph(Subject(subject), backend=backend),
+        lambda subject, backend: judge_accuracy(subject, options=CompileOptions(backend)),
+        lambda subject, backend: judge_graph(Subject(subject), options=CompileOptions(backend)),
         lambda subject, backend: judge_graph(Subject((torch.compile(subject[0], backend=backend), subject[1]))),
     ],
-    ids=["assert_compiled", "assert_graph", "compiled already"],
+    ids=["accuracy", "graphs", "compiled already"],
 )
 def test_a_broken_file_in_the_cache_is_a_skip_wherever_code_is_compiled(
     judge: Callable[..., Run], tmp_path: Path

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn.parameter import UninitializedParameter
 
+from ampcheck.compiled.options import Optimizer
 from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call, Subject
 from ampcheck.numerics.arms import KEPT_BYTES, total_loss
@@ -23,8 +24,6 @@ from ampcheck.torchtools.pytree import map_tensors, tensors
 
 Key: TypeAlias = tuple[str, str, int]
 """What one kept tensor is: kind (`output`, `loss`, `gradient`, `update`, `buffer`), name, step. Each call is a step."""
-
-Optimizer: TypeAlias = Callable[[list[torch.nn.Parameter]], Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
+from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
@@ -18,7 +20,7 @@ from ampcheck.compiled.accuracy.stats import (
     AccuracyStats,
     Deviation,
 )
-from ampcheck.core import run as record
+from ampcheck.core.check import Check
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
@@ -35,119 +37,112 @@ _PHASES = {"output": "forward", "loss": "forward", "buffer": "forward", "gradien
 def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Eager mode and compiled code accept the same.
 
-    What eager mode refuses in every precision is invalid, and compiled code that computes with it gives garbage. What
+    Data that eager mode refuses in every precision is invalid, and compiled code computes garbage with it. Data that
     eager mode refuses in low precision alone, and compiled code does not, is a warning.
     """
-    check, found = "compiled-exception", stats.exceptions
-    where = found.where
-    if found.missing:
-        text = f"not judged: {cannot_run(found.missing)}"
-        return [Finding(check, Verdict.SKIP, who(stats), text)]
-    if found.compiled and found.eager:
-        text = f"eager mode raises, and so does compiled code: {found.eager}"
-        return [Finding(check, Verdict.SKIP, who(stats), text)]
-    if found.compiled:
-        message = f"what runs in eager mode must run compiled; compiled code raised {found.compiled}"
+    raised, check, subject = stats.exceptions, COMPILED_EXCEPTION, who(stats)
+    if raised.missing:
+        return [check.skip(subject, f"not judged: {cannot_run(raised.missing)}")]
+    if raised.compiled and raised.eager:
+        return [check.skip(subject, f"eager mode raises, and so does compiled code: {raised.eager}")]
+    if raised.compiled:
+        message = f"what runs in eager mode must run compiled; compiled code raised {raised.compiled}"
         hint = "compile with backend='aot_eager' to tell tracing from code generation, and report the smaller model"
-        return [Finding(check, Verdict.FAIL, who(stats), message, where, hint=hint)]
+        return [check.fail(subject, message, where=raised.where, hint=hint)]
     if not stats.graphs:
-        return [Finding(check, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")]
-    if found.eager and not found.float32:
+        return [check.skip(subject, "nothing was compiled: see coverage")]
+    if raised.eager and not raised.float32:
         message = (
-            f"what runs compiled must run in eager mode; in {stats.format} eager mode raised {found.eager}, and "
+            f"what runs compiled must run in eager mode; in {stats.format} eager mode raised {raised.eager}, and "
             "compiled code did not"
         )
         hint = "eager mode is what runs at a graph break and without a compiler: bring the operands to one dtype"
-        return [Finding(check, Verdict.WARN, who(stats), message, where, hint=hint)]
-    if found.eager:
+        return [check.warn(subject, message, where=raised.where, hint=hint)]
+    if raised.eager:
         message = (
-            f"what eager mode refuses compiled code must refuse too; eager mode raised {found.eager}, and compiled "
+            f"what eager mode refuses compiled code must refuse too; eager mode raised {raised.eager}, and compiled "
             "code gave a result"
         )
         hint = "check the data before the compiled region: compiled kernels leave such checks out"
-        return [Finding(check, Verdict.FAIL, who(stats), message, where, hint=hint)]
+        return [check.fail(subject, message, where=raised.where, hint=hint)]
     return [passed(stats, check, "eager mode and compiled code ran to the end", stats.graphs)]
 
 
 def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
-    """What compiled code gives has the dtypes, shapes and structure of eager mode."""
-    check = "compiled-dtype"
-    if skipped := not_run(stats, check):
+    """Compiled code returns the dtypes, shapes and structure of eager mode."""
+    if skipped := not_run(stats, COMPILED_DTYPE):
         return [skipped]
     eager, compiled = stats.eager_shapes, stats.compiled_shapes
-    places = list(dict.fromkeys((*eager, *compiled)))
-    wrong = [place for place in places if eager.get(place) != compiled.get(place)]
+    paths = list(dict.fromkeys((*eager, *compiled)))
+    wrong = [path for path in paths if eager.get(path) != compiled.get(path)]
     if not wrong:
-        text = f"{len(places)} outputs and containers have eager mode's dtype, shape and type"
-        return [passed(stats, check, text, len(places))]
-    told = "; ".join(
-        f"{place} is {eager.get(place, 'absent')} in eager mode and {compiled.get(place, 'absent')} compiled"
-        for place in wrong[:LISTED]
+        text = f"{len(paths)} outputs and containers have eager mode's dtype, shape and type"
+        return [passed(stats, COMPILED_DTYPE, text, len(paths))]
+    differences = "; ".join(
+        f"{path} is {eager.get(path, 'absent')} in eager mode and {compiled.get(path, 'absent')} compiled"
+        for path in wrong[:LISTED]
     )
-    message = f"compiled code must give what eager mode gives; {len(wrong)} of {len(places)} differ: {told}"
+    message = f"compiled code must give what eager mode gives; {len(wrong)} of {len(paths)} differ: {differences}"
     hint = "cast the result where its dtype matters, or call the op that makes it with autocast disabled"
-    where = Where(phase="forward")
-    return [Finding(check, Verdict.FAIL, who(stats), message, where, float(len(wrong)), 0.0, "outputs", hint)]
+    where = Where("forward")
+    return [
+        COMPILED_DTYPE.fail(who(stats), message, where=where, observed=len(wrong), limit=0.0, unit="outputs", hint=hint)
+    ]
 
 
 def check_compiled_error(stats: AccuracyStats, limits: Limits) -> list[Finding]:
-    """Outputs, loss, updated weights and buffers lie no further from float64 than eager mode's."""
-    check = "compiled-error"
-    if skipped := not_comparable(stats, check, VALUES):
+    """Outputs, loss, updated weights and buffers are as accurate as those of eager mode."""
+    if skipped := not_comparable(stats, COMPILED_ERROR, VALUES):
         return [skipped]
-    found = _judged(stats, check, VALUES, limits)
-    return [*found, *_hidden_overflow(stats), *_finer_than_promised(stats, limits)]
+    findings = _judged(stats, COMPILED_ERROR, VALUES, limits)
+    return [*findings, *_hidden_overflow(stats), *_finer_than_promised(stats, limits)]
 
 
 def check_compiled_gradient(stats: AccuracyStats, limits: Limits) -> list[Finding]:
-    """Gradients of weights and inputs lie no further from float64 than eager mode's."""
-    check = "compiled-gradient"
-    if skipped := not_comparable(stats, check, GRADIENTS):
+    """Gradients of weights and inputs are as accurate as those of eager mode."""
+    if skipped := not_comparable(stats, COMPILED_GRADIENT, GRADIENTS):
         return [skipped]
-    return _judged(stats, check, GRADIENTS, limits)
+    return _judged(stats, COMPILED_GRADIENT, GRADIENTS, limits)
 
 
 def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Something was compiled and compared."""
-    check = "coverage"
     unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
-    raised = stats.exceptions
+    raised, subject = stats.exceptions, who(stats)
     if raised.eager and raised.compiled and not raised.missing:
         message = f"what is judged must run to its end; eager mode raises {raised.eager}, and compiled code raises too"
         hint = "give inputs with which the model runs, and an optimizer that takes its parameters"
-        return [Finding(check, Verdict.FAIL, who(stats), message, raised.where, hint=hint)]
+        return [COVERAGE.fail(subject, message, where=raised.where, hint=hint)]
     if raised.eager or raised.compiled:
-        return [Finding(check, Verdict.SKIP, who(stats), "a run raised, so nothing was compared")]
+        return [COVERAGE.skip(subject, "a run raised, so nothing was compared")]
     if not stats.graphs and stats.unsupported:
-        text = f"nothing was compiled, and so nothing judged: {stats.unsupported}"
-        return [Finding(check, Verdict.SKIP, who(stats), text)]
+        return [COVERAGE.skip(subject, f"nothing was compiled, and so nothing judged: {stats.unsupported}")]
     if not stats.graphs:
         message = "a compiled run must compile something; torch.compile made no graph and everything ran eager"
         hint = "see TORCH_LOGS=graph_breaks, and whether the model is excluded by torch._dynamo.disable"
-        return [Finding(check, Verdict.FAIL, who(stats), message, Where("compile"), 0.0, 1.0, "graphs", hint)]
+        where = Where("compile")
+        return [COVERAGE.fail(subject, message, where=where, observed=0.0, limit=1.0, unit="graphs", hint=hint)]
     if stats.incomparable:
-        return [Finding(check, Verdict.SKIP, who(stats), f"nothing was compared: {stats.incomparable}")]
+        return [COVERAGE.skip(subject, f"nothing was compared: {stats.incomparable}")]
     if not stats.deviations:
         message = "a verdict needs evidence; no output, gradient or update was compared"
         hint = "give inputs with which the model computes something"
-        return [Finding(check, Verdict.FAIL, who(stats), message, observed=0.0, limit=1.0, unit="tensors", hint=hint)]
-    text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
+        return [COVERAGE.fail(subject, message, observed=0.0, limit=1.0, unit="tensors", hint=hint)]
     if not stats.comparable:
         verdict = Verdict.INCOMPLETE if any(d.nan for d in stats.deviations) else Verdict.SKIP
-        return [Finding(check, verdict, who(stats), f"nothing was compared: {unseen}")]
-    count = float(len(stats.comparable))
-    return [record.passed(check, who(stats), text, len(stats.comparable), observed=count, limit=1.0, unit="tensors")]
+        return [COVERAGE.finding(verdict, subject, f"nothing was compared: {unseen}")]
+    text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
+    count = len(stats.comparable)
+    return [COVERAGE.passed(subject, text, count, observed=count, limit=1.0, unit="tensors")]
 
 
-Check = Callable[[AccuracyStats, Limits], list[Finding]]
-
-CHECKS: Mapping[str, Check] = MappingProxyType(
+CHECKS: Mapping[str, Callable[[AccuracyStats, Limits], list[Finding]]] = MappingProxyType(
     {
-        "compiled-exception": check_compiled_exception,
-        "compiled-dtype": check_compiled_dtype,
-        "compiled-error": check_compiled_error,
-        "compiled-gradient": check_compiled_gradient,
-        "coverage": check_coverage,
+        COMPILED_EXCEPTION.slug: check_compiled_exception,
+        COMPILED_DTYPE.slug: check_compiled_dtype,
+        COMPILED_ERROR.slug: check_compiled_error,
+        COMPILED_GRADIENT.slug: check_compiled_gradient,
+        COVERAGE.slug: check_coverage,
     }
 )
 
@@ -165,35 +160,33 @@ def who(stats: AccuracyStats) -> str:
 
 
 def passed(
-    stats: AccuracyStats, check: str, text: str, seen: int, observed: float | None = None, limit: float | None = None
+    stats: AccuracyStats, check: Check, text: str, seen: int, observed: float | None = None, limit: float | None = None
 ) -> Finding:
-    """A pass that rests on `seen` graphs or tensors, with what else was looked at."""
-    unit, text = "relative error" if observed is not None else "", f"{text} ({stats.coverage})"
-    return record.passed(check, who(stats), text, seen, observed=observed, limit=limit, unit=unit)
+    """A pass that rests on `seen` graphs or tensors, with what else was compared."""
+    text = f"{text} ({stats.coverage})"
+    return check.passed(who(stats), text, seen, observed=observed, limit=limit, unit="relative error")
 
 
-def not_run(stats: AccuracyStats, check: str) -> Finding | None:
+def not_run(stats: AccuracyStats, check: Check) -> Finding | None:
     """A skip where an arm raised or nothing was compiled."""
     if stats.exceptions.eager or stats.exceptions.compiled:
-        return Finding(check, Verdict.SKIP, who(stats), "a run raised before it was complete: see compiled-exception")
-    if not stats.graphs:
-        return Finding(check, Verdict.SKIP, who(stats), "nothing was compiled: see coverage")
-    return None
+        return check.skip(who(stats), "a run raised before it was complete: see compiled-exception")
+    return None if stats.graphs else check.skip(who(stats), "nothing was compiled: see coverage")
 
 
-def not_comparable(stats: AccuracyStats, check: str, kinds: Collection[str]) -> Finding | None:
+def not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) -> Finding | None:
     """A skip where there is nothing to compare."""
     if skipped := not_run(stats, check):
         return skipped
     if stats.incomparable:
-        return Finding(check, Verdict.SKIP, who(stats), f"not comparable: {stats.incomparable}")
+        return check.skip(who(stats), f"not comparable: {stats.incomparable}")
     if not any(d.kind in kinds for d in stats.deviations):
         reason = stats.no_gradients if kinds == GRADIENTS else "the calls give no tensor"
-        return Finding(check, Verdict.SKIP, who(stats), f"nothing to compare: {reason}")
+        return check.skip(who(stats), f"nothing to compare: {reason}")
     return None
 
 
-def _judged(stats: AccuracyStats, check: str, kinds: tuple[str, ...], limits: Limits) -> list[Finding]:
+def _judged(stats: AccuracyStats, check: Check, kinds: tuple[str, ...], limits: Limits) -> list[Finding]:
     factor = limits.precision
     excess = stats.excess(factor, kinds)
     bad = [d for d in excess if not stats.excused(d, factor)]
@@ -205,8 +198,8 @@ def _judged(stats: AccuracyStats, check: str, kinds: tuple[str, ...], limits: Li
         return [_worse(stats, check, list(excess), judged, Verdict.WARN, factor), *unknown]
     if not judged:
         return unknown
-    told = [d for d in judged if d.worst_eager <= LOST] or judged  # the error of what is zero but for rounding is none
-    worst = max(told, key=lambda d: _times(stats, d, factor))
+    known = [d for d in judged if d.worst_eager <= LOST] or judged  # the error of what is zero but for rounding is none
+    worst = max(known, key=lambda d: _times(stats, d, factor))
     text = (
         f"at most {worst.least_compiled:.2g} from {_judge(stats)}, in {worst}, where eager mode lies "
         f"{worst.worst_eager:.2g} away"
@@ -214,16 +207,13 @@ def _judged(stats: AccuracyStats, check: str, kinds: tuple[str, ...], limits: Li
     return [passed(stats, check, text, len(judged), worst.least_compiled, stats.limit(worst, factor)), *unknown]
 
 
-def _unknown(stats: AccuracyStats, check: str, kinds: tuple[str, ...]) -> list[Finding]:
+def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list[Finding]:
     """A skip for the tensors that have no limit, by its reason; NaN on all sides leaves the check incomplete."""
     reasons: dict[str, list[str]] = {}
     for d in stats.deviations:
         if d.kind in kinds and d.unknown and not d.lost and not d.nan:
             reasons.setdefault(d.unknown, []).append(str(d))
-    found = [
-        Finding(check, Verdict.SKIP, who(stats), f"not comparable: {_listed(names)}: {reason}")
-        for reason, names in reasons.items()
-    ]
+    found = [check.skip(who(stats), f"not comparable: {_listed(names)}: {reason}") for reason, names in reasons.items()]
     if spoiled := [d for d in stats.deviations if d.kind in kinds and d.nan]:
         count = sum(d.nan for d in spoiled)
         text = (
@@ -232,17 +222,24 @@ def _unknown(stats: AccuracyStats, check: str, kinds: tuple[str, ...]) -> list[F
         )
         hint = "an audit names the op that makes the first NaN, or the input that holds one: see nonfinite-reference"
         where = Where(_PHASES[spoiled[0].kind], _module(spoiled[0]))
-        found.append(Finding(check, Verdict.INCOMPLETE, who(stats), text, where, float(count), 0.0, "elements", hint))
+        found.append(
+            check.incomplete(who(stats), text, where=where, observed=count, limit=0.0, unit="elements", hint=hint)
+        )
     return found
 
 
 def _listed(names: Iterable[str]) -> str:
-    given = list(names)
-    return ", ".join(given[:LISTED]) + (f" and {len(given) - LISTED} more" if len(given) > LISTED else "")
+    every = list(names)
+    return ", ".join(every[:LISTED]) + (f" and {len(every) - LISTED} more" if len(every) > LISTED else "")
 
 
 def _worse(
-    stats: AccuracyStats, check: str, excess: list[Deviation], judged: list[Deviation], verdict: Verdict, factor: float
+    stats: AccuracyStats,
+    check: Check,
+    excess: list[Deviation],
+    judged: list[Deviation],
+    verdict: Verdict,
+    factor: float,
 ) -> Finding:
     worst = max(excess, key=lambda d: (d.lost, _times(stats, d, factor)))
     first = min(excess, key=lambda d: (d.step, d.kind != "output"))
@@ -268,10 +265,12 @@ def _worse(
         message += f"; a decision near a tie explains it: {stats.near_ties:,} turn when the data are rounded"
         hint = "compute the scores that are decided upon in float32"
     else:
-        told, hint = _mended(stats)
-        message += told
+        cause, hint = _mended(stats)
+        message += cause
     where = Where(_PHASES[worst.kind], _module(worst), step=first.step if stats.steps > 1 else None)
-    return Finding(check, verdict, who(stats), message, where, observed, limit, unit, hint)
+    return check.finding(
+        verdict, who(stats), message, where=where, observed=observed, limit=limit, unit=unit, hint=hint
+    )
 
 
 def _judge(stats: AccuracyStats) -> str:
@@ -294,7 +293,7 @@ def _derived(stats: AccuracyStats, worst: Deviation, factor: float) -> str:
 
 
 def _mended(stats: AccuracyStats) -> tuple[str, str]:
-    """What the trials tell: the stage that errs, and the setting that mends it."""
+    """The stage that errs and the setting that mends it, from the trials."""
     tried = {trial.rung: trial for trial in stats.trials}
     off, emulated, aot = tried.get(BACKWARD_AUTOCAST), tried.get(EMULATED), tried.get(AOT_EAGER)
     if off is not None and off.mends:
@@ -333,8 +332,10 @@ def _hidden_overflow(stats: AccuracyStats) -> list[Finding]:
     )
     hint = "the overflow is there and fusion hides it: a graph break brings it back; see overflow of an audit"
     where = Where(_PHASES[worst.kind], _module(worst))
-    observed = float(worst.eager_nonfinite)
-    return [Finding("compiled-error", Verdict.WARN, who(stats), message, where, observed, 0.0, "elements", hint)]
+    observed = worst.eager_nonfinite
+    return [
+        COMPILED_ERROR.warn(who(stats), message, where=where, observed=observed, limit=0.0, unit="elements", hint=hint)
+    ]
 
 
 def _finer_than_promised(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -363,7 +364,9 @@ def _finer_than_promised(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     )
     hint = "cast to float32 before the last computation instead of after it; then both agree"
     where, unit = Where("forward", step=worst.step if stats.steps > 1 else None), "relative difference"
-    return [Finding("compiled-error", Verdict.WARN, who(stats), message, where, worst.between, limit, unit, hint)]
+    return [
+        COMPILED_ERROR.warn(who(stats), message, where=where, observed=worst.between, limit=limit, unit=unit, hint=hint)
+    ]
 
 
 def _times(stats: AccuracyStats, deviation: Deviation, factor: float) -> float:

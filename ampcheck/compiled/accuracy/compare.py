@@ -60,7 +60,6 @@ def deviations(
         here = views[0]
         swayed = [here.distance(_held(arm, key, tensor), size) for arm in hairs]
         otherwise = [here.distance(_held(arm, key, tensor), size) for arm in turned]
-        moved = [here.distance(_held(draw.wide, key, tensor), size) for draw in draws[1:]]
         shares = [_share(_held(d.eager, key, tensor), _held(d.wide, key, tensor), size) for d in draws]
         found.append(
             Deviation(
@@ -72,7 +71,6 @@ def deviations(
                 compiled=tuple(view.distance(view.sides[2], size) for view in views if len(view.sides) > 2),
                 grain=_grain(first, key, tensor),
                 float32=_largest(swayed, none=math.inf if hairs else 0.0),
-                sensitivity=_largest(moved),
                 turned=_largest(otherwise),
                 rounded=_usual(here.distance(_held(arm, key, tensor), size) for arm in rounded),
                 share=_share(here.sides[2], twin, size),

@@ -6,24 +6,20 @@ float64 than eager mode does, by more than chance and another order of the sums 
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch
 
-from ampcheck.autocast.device import place
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import lacking
-from ampcheck.compiled.accuracy.arms import Optimizer, Plan, input_leaves, run_plan
-from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy, tables
+from ampcheck.compiled.accuracy.arms import Plan, input_leaves, run_plan
+from ampcheck.compiled.accuracy.checks import check_accuracy, check_compiled_error, check_compiled_gradient, tables
 from ampcheck.compiled.accuracy.compare import left_out
 from ampcheck.compiled.accuracy.ladder import (
-    AOT_EAGER,
-    BACKWARD_AUTOCAST,
-    EMULATED,
     Bench,
     Climb,
     compared,
@@ -33,22 +29,34 @@ from ampcheck.compiled.accuracy.ladder import (
     measure_rounding,
     run_rung,
 )
-from ampcheck.compiled.accuracy.stats import AccuracyStats, Exceptions, Trial
-from ampcheck.compiled.options import check_options
-from ampcheck.core.environment import environment
+from ampcheck.compiled.accuracy.stats import (
+    AOT_EAGER,
+    BACKWARD_AUTOCAST,
+    EMULATED,
+    AccuracyStats,
+    Deviation,
+    Exceptions,
+    Trial,
+)
+from ampcheck.compiled.options import CompileOptions, Optimizer
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits, load_settings
-from ampcheck.core.run import Coverage, Run, Scalar, Where, merge, verify
-from ampcheck.core.subject import Kind, Subject, as_subject, name_of
+from ampcheck.core.run import Coverage, Finding, Run, Where
+from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics.arm_format import native_format
 from ampcheck.numerics.compiled import eagerly
+from ampcheck.numerics.findings import who
 from ampcheck.numerics.measure import LOSS_SCALES
+from ampcheck.numerics.rounding import REROUNDINGS
+from ampcheck.numerics.stats import NumericsStats, TensorError
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted, prepare
-from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import users_place
 
 KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
+RoundingErrors: TypeAlias = "Mapping[tuple[str, str], float]"
+"""The usual error of eager mode in each output and gradient, by kind and name."""
+
 STRIDE = 2.0**-7
 """How far the plain gradient descent that stands in for an optimizer moves the weights in one step, relative to their
 norm: one step of bfloat16, the least that 16-bit weights can keep."""
@@ -101,13 +109,14 @@ def judge_accuracy(
     dtype: torch.dtype | None = None,
     steps: int = 1,
     optimizer: Optimizer | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: CompileOptions | None = None,
     checks: Collection[str] | None = None,
     limits: Limits | None = None,
 ) -> Run:
-    """Judge a subject of the kinds forward, compile and regional, compiled beside eager; nothing is raised or emitted.
+    """Compare compiled code of a subject of the kinds forward, compile and regional with eager mode; nothing is raised
+    or emitted.
 
-    The arguments are those of `measure_accuracy`; device must be there, see `ampcheck.autocast.device`.
+    The arguments are those of `measure_accuracy`; this machine must have the device, see `ampcheck.autocast.device`.
     """
     made = as_subject(subject)
     if made.kind not in KINDS:
@@ -119,120 +128,11 @@ def judge_accuracy(
         dtype=dtype,
         steps=steps,
         optimizer=optimizer,
-        options=options,
+        options=options.arguments() if options is not None else None,
         factor=bounds.precision,
     )
     findings = tuple(check_accuracy(stats, bounds, checks))
     return Run(findings=findings, coverage=stats.coverage, tables=tables(stats, bounds))
-
-
-@restoring
-def assert_compiled(
-    model: Any,
-    inputs: Any = None,
-    *,
-    loss: Callable[[Any], Any] | None = None,
-    steps: int = 1,
-    dtype: str | torch.dtype | Sequence[str | torch.dtype] | None = None,
-    device: str = "cpu",
-    autocast: bool | None = None,
-    optimizer: Optimizer | None = None,
-    backend: str | Callable[..., Any] = "inductor",
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    dynamic: bool | None = None,
-    fullgraph: bool = False,
-    checks: str | Collection[str] | None = None,
-    limits: Limits | None = None,
-    name: str = "",
-    **subject: Any,
-) -> Run:
-    """Assert that `torch.compile(model)` is as good as `model`, both held against float64.
-
-    Outputs, loss, gradients of every parameter and of the inputs that require one, dtypes and structure, exceptions;
-    with `steps`, so many calls in a row, each with an update, and the updated weights and buffers. model, inputs: a
-    module or function and its arguments (a tuple, a mapping of keyword arguments, or the one argument; a list of these
-    is so many successive calls); or a `Subject` alone. dtype: what autocast casts to, several one after the other;
-    None runs the model as it is. autocast: None decides by the model: one whose weights or inputs are 16-bit already is
-    run as it is. optimizer: makes one from a list of parameters, by default plain gradient descent. backend, mode,
-    options, dynamic, fullgraph: as for `torch.compile`. checks: slugs, all by default. subject: what `Subject` takes
-    besides.
-
-    Dynamo is reset. Returns the run; raises `AssertionError` with every failure, and `UsageError` for what cannot be
-    judged.
-    """
-    __tracebackhide__ = True
-    _options_known(subject)
-    made = model if inputs is None else (model, inputs)
-    if isinstance(made, Subject):
-        if subject or name or loss:
-            raise UsageError("a Subject says itself what it is: its name, loss and limits belong into it")
-    else:
-        made = Subject(made, name=name or name_of(model), loss=loss, **subject)
-    checks = (checks,) if isinstance(checks, str) else checks
-    if unknown := sorted(set(checks or ()) - set(CHECKS)):
-        raise UsageError(f"compiled code has no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
-    if type(steps) is not int or steps < 1:
-        raise UsageError(f"steps must be a positive whole number; found {steps!r}")
-    if optimizer is not None and not callable(optimizer):
-        raise UsageError(
-            "optimizer makes one from a list of parameters, since every arm trains a copy of its own: "
-            "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1); found an instance of "
-            f"{type(optimizer).__name__}"
-        )
-    asked = _dtypes(made, dtype, autocast)
-    given = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic, "fullgraph": fullgraph}
-    chosen = {key: value for key, value in given.items() if value is not None}
-    check_options(made, chosen)
-    placement = place(device)
-    with placement.entered():
-        runs = [
-            judge_accuracy(
-                made,
-                device=placement.device,
-                dtype=low,
-                steps=steps,
-                optimizer=optimizer,
-                options=chosen,
-                checks=checks,
-                limits=limits,
-            )
-            for low in asked
-        ]
-    told: dict[str, Scalar] = dict(environment(placement.device))
-    return verify(replace(merge(runs), environment=told, title=f"{made.name}, compiled"))
-
-
-def _options_known(given: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for keywords that neither `assert_compiled` nor a `Subject` knows."""
-    named = [
-        name for name in inspect.signature(assert_compiled).parameters if name not in ("model", "inputs", "subject")
-    ]
-    known = [field.name for field in fields(Subject) if field.init and field.name not in ("shape", *named)]
-    if unknown := sorted(set(given) - set(known)):
-        raise UsageError(f"assert_compiled has no option {unknown[0]!r}; there are {', '.join((*named, *known))}")
-
-
-def _dtypes(
-    subject: Subject, dtype: str | torch.dtype | Sequence[str | torch.dtype] | None, autocast: bool | None
-) -> list[torch.dtype | None]:
-    """What autocast casts to in each judgement; None for the model as it is."""
-    native = native_format(subject) is not None
-    if dtype is None:
-        if autocast:
-            raise UsageError("autocast=True needs a dtype to cast to: float16 or bfloat16")
-        return [None]
-    named = [dtype] if isinstance(dtype, (str, torch.dtype)) else list(dtype)
-    if not named:
-        raise UsageError("no dtype was asked for; there are float16, bfloat16, and None for the model as it is")
-    names = list(dict.fromkeys(format_of(one).name for one in named))
-    if unknown := [n for n in names if n not in ("float16", "bfloat16", "float32")]:
-        raise UsageError(f"autocast casts to float16 or bfloat16, not to {unknown[0]}; float32 is the model as it is")
-    if native and not autocast:
-        return [None]
-    if autocast is False and set(names) != {"float32"}:
-        raise UsageError(f"{subject.name} has no 16-bit weights or inputs, and autocast=False leaves only float32")
-    return [None if n == "float32" else getattr(torch, n) for n in names]
 
 
 def plans(
@@ -298,7 +198,6 @@ def _measure(
         near_ties=bench.near_ties,
         chain=bench.chain,
         reduction=bench.reduction,
-        draws=bench.random,
         graphs=climb.graphs,
         unsupported=climb.unsupported,
         no_gradients=_no_gradients(bench),
@@ -332,9 +231,7 @@ def _trials(bench: Bench, stats: AccuracyStats, factor: float) -> tuple[Trial, .
 def _trial(climb: Climb, rung: str, stats: AccuracyStats, factor: float) -> Trial:
     tried = replace(stats, deviations=climb.deviations)
     left = tried.excess(factor)
-    bad = {(d.kind, d.name, d.step) for d in stats.excess(factor)}
-    now = [d.least_compiled for d in climb.deviations if (d.kind, d.name, d.step) in bad]
-    return Trial(rung, not climb.raised and bool(climb.deviations) and not left, max(now, default=0.0), climb.raised)
+    return Trial(rung, not climb.raised and bool(climb.deviations) and not left, climb.raised)
 
 
 def _incomparable(bench: Bench, climb: Climb) -> str:
@@ -394,3 +291,83 @@ def _arm(plan: Plan, narrow: torch.dtype) -> str:
     name = format_of(narrow).name + (" native" if plan.autocast is None and narrow.itemsize <= 2 else "")
     emulation = active()
     return name + (f", {emulation.policy.device} emulated" if emulation is not None else "")
+
+
+# From the records of an audit -------------------------------------------------------------------------------------
+
+
+def check_compiled_against_eager(
+    eager: NumericsStats,
+    compiled: NumericsStats,
+    limits: Limits,
+    usual: Callable[..., RoundingErrors] | None = None,
+) -> list[Finding]:
+    """Outputs and gradients of the compiled arm lie no further from the reference than those of the eager arm.
+
+    eager, compiled: of one subject in one dtype, from an audit. usual: measures eager mode so many `times` with other
+    roundings (`ampcheck.numerics.rounding.usual_errors`); called only where its first error does not explain that of
+    compiled code.
+    """
+    stats = paired(eager, compiled)
+    for times in REROUNDINGS:
+        if usual is None or stats.incomparable or not stats.excess(limits.precision):
+            break
+        stats = paired(eager, compiled, usual(times=times))
+    findings = [*check_compiled_error(stats, limits), *check_compiled_gradient(stats, limits)]
+    return [replace(finding, subject=who(compiled)) for finding in findings]
+
+
+def paired(
+    eager: NumericsStats, compiled: NumericsStats, usual: RoundingErrors = MappingProxyType({})
+) -> AccuracyStats:
+    """Two arms of one subject as one record."""
+    twins = {(e.kind, e.name): e for e in eager.errors}
+    pairs = [(twins[e.kind, e.name], e) for e in compiled.errors if (e.kind, e.name) in twins and e.kind != "module"]
+    reason = "" if compiled.comparable else "the model draws random numbers, and compiled code draws others"
+    return AccuracyStats(
+        subject=compiled.subject,
+        arm=compiled.arm.replace(", compiled", ""),
+        format=compiled.format,
+        device=compiled.device,
+        reference=compiled.reference,
+        incomparable=reason,
+        autocast=not compiled.native,
+        deviations=tuple(_deviation(*pair, usual) for pair in pairs),
+        exceptions=Exceptions(
+            eager="" if eager.raised is None else eager.raised.message,
+            compiled="" if compiled.raised is None else compiled.raised.message,
+        ),
+        near_ties=len(eager.flips),
+        chain=eager.chain,
+        reduction=eager.reduction,
+        graphs=compiled.graphs,
+        unsupported=compiled.unsupported,
+        no_gradients=compiled.no_backward,
+        coverage=replace(compiled.coverage),
+    )
+
+
+def _deviation(eager: TensorError, compiled: TensorError, usual: RoundingErrors) -> Deviation:
+    errors, float32 = (eager.error, compiled.error), compiled.float32
+    if eager.kind == "gradient" and not all(map(math.isfinite, (*errors, float32))):
+        errors, float32 = (eager.share, compiled.share), 0.0  # beside an exact zero only the whole is a measure
+    return Deviation(
+        kind=compiled.kind,
+        name=compiled.name,
+        step=0,
+        dtype=eager.dtype,
+        eager=errors[:1],
+        compiled=errors[1:],
+        grain=format_of(eager.dtype).unit_roundoff if eager.dtype != "missing" else 0.0,
+        float32=float32,
+        turned=compiled.excused,
+        rounded=usual.get((eager.kind, eager.name), 0.0),
+        share=compiled.share,
+        eager_share=eager.share,
+        between=abs(compiled.error - eager.error),
+        lost=max(0, compiled.nonfinite - eager.nonfinite),
+        nonfinite=compiled.nonfinite,
+        eager_nonfinite=eager.nonfinite,
+        numel=compiled.compared + compiled.nonfinite,
+        judged=compiled.compared,
+    )

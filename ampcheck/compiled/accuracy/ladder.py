@@ -21,17 +21,7 @@ import torch
 
 from ampcheck.compiled.accuracy.arms import Plan, Trajectory, nudge, nudged, run_plan
 from ampcheck.compiled.accuracy.compare import Draw, deviations
-from ampcheck.compiled.accuracy.stats import (
-    AOT_EAGER,
-    BACKWARD_AUTOCAST,
-    EAGER,
-    EMULATE,
-    EMULATED,
-    EQUAL_STREAMS,
-    INDUCTOR,
-    LADDER,
-    Deviation,
-)
+from ampcheck.compiled.accuracy.stats import AOT_EAGER, EAGER, EMULATE, EMULATED, EQUAL_STREAMS, INDUCTOR, Deviation
 from ampcheck.core.errors import brief, message_of
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
@@ -45,21 +35,6 @@ from ampcheck.torchtools.copying import Prepared, is_compiled_already, modules_o
 from ampcheck.torchtools.dynamo import configured
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.trace import Observer, Trace
-
-__all__ = [
-    "AOT_EAGER",
-    "BACKWARD_AUTOCAST",
-    "EAGER",
-    "EMULATED",
-    "INDUCTOR",
-    "LADDER",
-    "Bench",
-    "Climb",
-    "compared",
-    "measure_bench",
-    "measure_rounding",
-    "run_rung",
-]
 
 DRAWS = 3
 """On how many data eager mode is measured: as they are, and nudged twice. Compiled code must be beyond its limit on all
@@ -93,8 +68,6 @@ class Bench:
     random: bool = False
     chain: int = 1
     reduction: int = 1
-    low: int = 0
-    ops: int = 0
     near_ties: int = 0
     _nudged: tuple[Subject, ...] = ()
     _reroundings: int = 0
@@ -136,7 +109,6 @@ def measure_bench(subject: Subject, plan: Plan, dtype: torch.dtype, options: Map
     eager = run_plan(plan, prepared, around=[eagerly(), plain, Trace(prepared.root, observers=(decisions, ops))])
     bench = Bench(subject, plan, dtype, dict(options or {}), eager)
     bench.chain, bench.reduction = max(1, ops.longest_chain), ops.longest_reduction
-    bench.low, bench.ops = ops.low, ops.measured
     bench.random = plain.drew or eager.drew
     if bench.random:
         bench.settings[EQUAL_STREAMS] = True
@@ -234,7 +206,7 @@ def run_rung(
             arms.append(run_plan(bench.plan, prepared, compiled=compiled, around=around))
         if not number:
             error = arms[0].error
-            climb = replace(climb, raised=_told(error), arm=arms[0])
+            climb = replace(climb, raised=_describe(error), arm=arms[0])
             climb = replace(climb, graphs=graphs.count, unsupported=graphs.unsupported, unseen=graphs.unseen)
             if error is not None or not bench.draws or bench.incomparable:
                 return climb
@@ -317,7 +289,7 @@ def _same(one: Trajectory, other: Trajectory) -> bool:
     return all(torch.equal(t.nan_to_num(), other.values[key].nan_to_num()) for key, t in one.values.items())
 
 
-def _told(error: BaseException | None) -> str:
+def _describe(error: BaseException | None) -> str:
     """An exception in one line; of a compiler's that wraps another, both."""
     if error is None:
         return ""

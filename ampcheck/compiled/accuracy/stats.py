@@ -26,8 +26,8 @@ class Deviation:
     kind: `output`, `loss`, `gradient`, `update` or `buffer`. eager, compiled: relative errors (Euclidean norm of the
     difference over that of the reference; of integers the part that differs), the first on the data as they are, the
     others on data nudged by a rounding. grain: what storing the tensor in its own dtype costs by itself. float32: how
-    far the reference moves when its data are rounded to float32; sensitivity: when they are rounded to the arm's
-    format; turned: when its decisions near a tie are taken otherwise, and nothing else. rounded: the root mean square
+    far the reference moves when its data are rounded to float32; turned: when its decisions near a tie are taken
+    otherwise, and nothing else. rounded: the root mean square
     of eager mode's errors when its ops round otherwise (`ampcheck.numerics.rounding`); 0 where that was not measured.
     share, eager_share: the norms of the difference over that of all tensors of this kind together. between: how far the
     two lie from each other. All these are taken over the elements that are finite on all sides; infinite is what cannot
@@ -47,7 +47,6 @@ class Deviation:
     compiled: tuple[float, ...]
     grain: float = 0.0
     float32: float = 0.0
-    sensitivity: float = 0.0
     turned: float = 0.0
     rounded: float = 0.0
     share: float = 0.0
@@ -96,12 +95,11 @@ class Trial:
     """The compiled arm once more under one setting or at another stage.
 
     rung: of the ladder, or the setting. mends: whether everything that was beyond its limit is within it.
-    worst: the largest error among what was beyond. raised: the exception that it ended with.
+    raised: the exception that it ended with.
     """
 
     rung: str
     mends: bool
-    worst: float = 0.0
     raised: str = ""
 
 
@@ -147,7 +145,6 @@ class AccuracyStats:
     trials: tuple[Trial, ...] = ()
     chain: int = 1
     reduction: int = 1
-    draws: bool = False
     graphs: int = 0
     unsupported: str = ""
     no_gradients: str = ""

@@ -10,6 +10,16 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.missing import lacking
+from ampcheck.catalog.compiled import COMPILED_EXCEPTION
+from ampcheck.catalog.numerics import (
+    FLUSH,
+    INTEGER_CAST,
+    LOW_PRECISION_ERROR,
+    NONFINITE_GRADIENT,
+    OVERFLOW,
+    PRECISION_LOSS,
+    SILENT_ZERO,
+)
 from ampcheck.compiled.accuracy.arms import run_plan
 from ampcheck.compiled.accuracy.judge import plans
 from ampcheck.compiled.accuracy.ladder import Bench, Climb, compared, measure_bench, measure_rounding, run_rung
@@ -26,17 +36,20 @@ from ampcheck.numerics.measure import Eager
 from ampcheck.torchtools.copying import Prepared, prepare
 from ampcheck.torchtools.dynamo import backend, configured
 
-CHECKS = (
-    "low-precision-error",
-    "compiled-exception",
-    "overflow",
-    "nonfinite-gradient",
-    "precision-loss",
-    "silent-zero",
-    "flush",
-    "integer-cast",
+CHECKS = frozenset(
+    check.slug
+    for check in (
+        LOW_PRECISION_ERROR,
+        COMPILED_EXCEPTION,
+        OVERFLOW,
+        NONFINITE_GRADIENT,
+        PRECISION_LOSS,
+        SILENT_ZERO,
+        FLUSH,
+        INTEGER_CAST,
+    )
 )
-"""The checks of low precision whose failures are blamed on something."""
+"""The checks of low precision whose failures have a cause to search for."""
 
 PASSES, FAILS, RAISES = "passes", "fails", "raises"
 
@@ -90,12 +103,10 @@ class Arm:
             arm="",
             format=format_of(self.low).name,
             device=self.device,
-            reference=bench.how,
             deviations=tuple(found),
             near_ties=bench.near_ties,
             chain=bench.chain,
             reduction=bench.reduction,
-            draws=bench.random,
         )
         factor = self.limits.precision
         return [d for d in stats.excess(factor) if not stats.excused(d, factor)]

@@ -50,7 +50,7 @@ class Bisected:
     whole: int = 0
 
 
-class CutBackend:
+class BisectBackend:
     """A backend of `torch.compile` that compiles the first `limit` nodes with `lower` and runs the others eagerly.
 
     names: paths of the modules by `id`.
@@ -76,12 +76,12 @@ class CutBackend:
         if inside >= len(calls):
             return self._lower(graph, examples)
         try:
-            return self._cut(graph, set(calls[: int(inside)]))
+            return self._split(graph, set(calls[: int(inside)]))
         except Exception:  # noqa: BLE001  # a part that cannot be compiled by itself: the graph stays whole
             self.whole += 1
             return graph.forward
 
-    def _cut(self, graph: fx.GraphModule, first: set[fx.Node]) -> Callable[..., Any]:
+    def _split(self, graph: fx.GraphModule, first: set[fx.Node]) -> Callable[..., Any]:
         parts: Any = split_module(graph, graph, lambda node: 0 if node in first else 1, keep_original_order=True)
         part: Any = parts.get_submodule("submod_0")
         call = next(node for node in parts.graph.nodes if node.op == "call_module" and node.target == "submod_0")
@@ -148,17 +148,17 @@ def first_failing_node(
     fails: run the subject compiled with a backend, and tell whether it fails. names: paths of its modules by `id`; they
     must be those of the modules that run. budget: of runs; with fewer than it takes, the nearest node so far is given.
     """
-    everything = CutBackend(lower, float("inf"), names)
+    everything = BisectBackend(lower, float("inf"), names)
     if not fails(everything):
         return Bisected(None, len(everything.nodes), everything.graphs, 1, "compiled once more, it passes")
     total, runs, whole = len(everything.nodes), 2, 0
-    if fails(CutBackend(lower, 0, names)):
+    if fails(BisectBackend(lower, 0, names)):
         why = "it fails with every graph run as Dynamo traced it, with nothing compiled"
         return Bisected(None, total, everything.graphs, runs, why)
     good, bad, found = 0, total, everything.nodes
     while bad - good > 1 and runs < budget:
         middle = (good + bad) // 2
-        backend = CutBackend(lower, middle, names)
+        backend = BisectBackend(lower, middle, names)
         runs += 1
         if fails(backend):
             bad, found = middle, backend.nodes

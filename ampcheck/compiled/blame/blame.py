@@ -17,8 +17,10 @@ from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR,
 from ampcheck.compiled.blame.arm import Arm
 from ampcheck.compiled.blame.cost import measure_cost
 from ampcheck.compiled.blame.locate import Step, first_cause, measure_steps, steps_beyond
-from ampcheck.compiled.blame.minimise import RUNS, float32_code, kept_in_float32, smallest_set
+from ampcheck.compiled.blame.minimise import float32_code, smallest_set, subject_in_float32
 from ampcheck.compiled.blame.stats import BlameStats, Rung, check_blame, tables
+from ampcheck.compiled.options import BlameOptions
+from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.formats import format_of
@@ -46,35 +48,31 @@ def blame(
     subject: Any,
     *,
     device: str = "cpu",
-    dtype: str | torch.dtype | Sequence[str | torch.dtype] | None = None,
+    dtype: DType | Sequence[DType] | None = None,
     compile: bool = True,
-    time: bool = True,
-    steps: int = 1,
-    runs: int = RUNS,
+    search: BlameOptions | None = None,
     limits: Limits | None = None,
+    name: str = "",
     progress: Progress = silent,
 ) -> Run:
-    """Say what is to blame for the failures of a subject in low precision or under `torch.compile`.
+    """Name the cause of the failures of a subject in low precision or under `torch.compile`.
 
     subject: a `Subject` of kind forward, compile or regional, or its shape. device: where to run; one that this
-    machine lacks is emulated. dtype: what autocast casts to, or `float32` for the model as it is; by default 16-bit
-    models run as they are, others under autocast to float16 and bfloat16, and subjects to be compiled as they are as
-    well. compile: also climb the ladder of the compiler, with `steps` calls in a row and an update after each. time:
-    time the step with and without the modules that are kept in float32. runs: how many sets of modules are tried.
+    machine lacks is emulated. dtype: what autocast casts to, or `float32` for the model without autocast; by default
+    16-bit models run without autocast, others under autocast to float16 and bfloat16, and subjects to be compiled
+    without autocast as well. compile: also run every stage of the compiler. search: how much is run and timed. name:
+    of a shape, in findings.
 
     The run has one finding `blame` for each dtype: a failure that names the stage, the op and the modules, or a pass;
     its tables hold the ladder, the ops beyond their bound and the code to paste. Raises `UsageError` for other
     subjects, and as `audit` does.
     """
-    made = as_subject(subject)
+    made, search = as_subject(subject, name or "subject"), search or BlameOptions()
     if made.kind not in KINDS:
         raise UsageError(
             "blame takes (module, args), (module, args, kwargs), (callable, [args, args, ...]) and ([module, ...], "
             f"[args]); {made.name} is a {made.kind.value} subject"
         )
-    for name, number in (("runs", runs), ("steps", steps)):
-        if type(number) is not int or number < 1:
-            raise UsageError(f"{name} must be a positive whole number; found {number!r}")
     placement = place(device)
     native = native_format(made)
     bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
@@ -85,10 +83,10 @@ def blame(
         reference = measure_reference(made, device=placement.device)
         for done, low in enumerate(wanted):
             as_is = native is not None or low is torch.float32
-            arm = Arm(made, reference, low, as_is, placement.device, bounds, steps)
-            told = partial(_tell, progress, made.name, low, done, len(wanted))
-            search = Search(arm, placement.emulated, compile, time, runs, told)
-            stats = search.measure()
+            arm = Arm(made, reference, low, as_is, placement.device, bounds, search.steps)
+            title = f"{made.name}: {format_of(low).name}"
+            report = partial(lambda title, done, stage: progress(f"{title}, {stage}", done, len(wanted)), title, done)
+            stats = Search(arm, placement.emulated, compile, search.time, search.runs, report).measure()
             found.append(Run(findings=tuple(check_blame(stats)), coverage=stats.coverage, tables=tables(stats)))
             reference.forget()
     known = environment(placement.device)
@@ -97,78 +95,69 @@ def blame(
     return replace(merge(found), environment=known, title=f"blame of {made.name}")
 
 
-def _tell(tell: Progress, name: str, low: torch.dtype, done: int, total: int, stage: str) -> None:
-    tell(f"{name}: {format_of(low).name}, {stage}", done, total)
-
-
-def _dtypes(made: Subject, dtype: Any, native: torch.dtype | None) -> list[torch.dtype]:
+def _dtypes(made: Subject, dtype: DType | Sequence[DType] | None, native: torch.dtype | None) -> list[torch.dtype]:
     if native is not None:
         return [native]
-    given: Sequence[Any] = (dtype,) if isinstance(dtype, (str, torch.dtype)) else tuple(dtype or ())
     if dtype is None:
-        given = ("float32",) * (made.kind is not Kind.FORWARD) + ("float16", "bfloat16")
-    names = list(dict.fromkeys(format_of(one).name for one in given))
-    known = ("float16", "bfloat16", "float32")
-    if not names or any(name not in known for name in names):
-        raise UsageError(f"blame runs in {', '.join(known)}; found {', '.join(names) or 'no dtype'}")
-    return [getattr(torch, name) for name in names]
+        dtype = ("float32",) * (made.kind is not Kind.FORWARD) + LOW
+    return [getattr(torch, name) for name in parse_dtypes(dtype, choices=(*LOW, "float32"))]
 
 
 @dataclass(slots=True)
 class Search:
-    """The search of one arm for what is to blame; `found` grows with every step of it."""
+    """The search of one arm for what is to blame; `stats` grows with every step of it."""
 
     arm: Arm
     emulated: str
     compile: bool
     time: bool
     runs: int
-    tell: Callable[[str], None]
-    found: BlameStats = field(init=False)
+    report: Callable[[str], None]
+    stats: BlameStats = field(init=False)
 
     def __post_init__(self) -> None:
-        self.found = BlameStats(self.arm.name)
+        self.stats = BlameStats(self.arm.name)
 
     def _add(self, **changes: Any) -> None:
-        self.found = replace(self.found, **changes)
+        self.stats = replace(self.stats, **changes)
 
     def _saw(self, **counts: int) -> None:
         seen = Coverage({name.replace("_", " "): count for name, count in counts.items() if count})
-        self._add(coverage=self.found.coverage + seen)
+        self._add(coverage=self.stats.coverage + seen)
 
     def measure(self) -> BlameStats:
         """Climb the ladder until it fails, then locate the failure and search for what mends it."""
         eager: Eager | None = None
         if self.arm.judged_eager:
-            self.tell("eager")
+            self.report("eager")
             eager, failures = self.arm.eager(self.arm.subject)
             self._saw(eager_runs=1, ops=len(eager.stats.ops))
             if eager.stats.raised is not None and eager.stats.raised.missing:
                 self._add(unjudged=cannot_run(eager.stats.raised.message))
-                return self.found
+                return self.stats
             self._add(failures=tuple(failures), rungs=(_judged_rung(EAGER, eager.stats, failures),))
-        if self.compile and self.found.stage != EAGER:
+        if self.compile and self.stats.stage != EAGER:
             self._climb()
         elif self.compile and eager is not None and eager.stats.raised is None:
-            self.tell("compiled")
-            self._add(rungs=(*self.found.rungs, self._compiled_rung(self.arm.subject, eager)))
-        if not self.found.rungs:
+            self.report("compiled")
+            self._add(rungs=(*self.stats.rungs, self._compiled_rung(self.arm.subject, eager)))
+        if not self.stats.rungs:
             self._add(unjudged="in float32 there is nothing but torch.compile to judge, and it is left out")
-        if self.found.stage == EAGER and eager is not None:
+        if self.stats.stage == EAGER and eager is not None:
             self._blame_eager(eager)
-        return self.found
+        return self.stats
 
     # The format ------------------------------------------------------------------------------------------------------
 
     def _blame_eager(self, eager: Eager) -> None:
-        arm, failures = self.arm, self.found.failures
+        arm, failures = self.arm, self.stats.failures
         beyond: list[Step] = []
         if eager.stats.raised is None:
-            self.tell("op by op")
+            self.report("op by op")
             steps = measure_steps(arm.subject, arm.reference, eager, arm.low, device=arm.device, native=arm.native)
             beyond = steps_beyond(eager.stats, steps.steps, arm.limits.precision)
             self._saw(ops_beside_float64=len(steps.steps))
-            self._add(coverage=self.found.coverage + Coverage(unseen=steps.unseen))
+            self._add(coverage=self.stats.coverage + Coverage(unseen=steps.unseen))
         cause = first_cause(eager.stats, failures, beyond)
         limits = tuple((step, eager.stats.error_limit(step.as_error(), arm.limits.precision)) for step in beyond)
         self._add(cause=cause, source=_source(cause), steps=limits)
@@ -180,14 +169,14 @@ class Search:
             return f"{found[0].check} fails still, at {found[0].where}" if found else ""
 
         self._search(judge, modules, self.runs, compiled=False)
-        if self.found.code and self.compile:
+        if self.stats.code and self.compile:
             self._try_compiled()
 
     def _try_compiled(self) -> None:
         """What passes in eager mode now must pass compiled as well."""
         arm = self.arm
-        self.tell("compiled with these modules in float32")
-        changed = kept_in_float32(arm.subject, self.found.code, device=arm.device)
+        self.report("compiled with these modules in float32")
+        changed = subject_in_float32(arm.subject, self.stats.code, device=arm.device)
         eager, _ = arm.eager(changed)
         rung = self._compiled_rung(changed, eager)
         self._add(compiled_too=rung)
@@ -196,8 +185,8 @@ class Search:
         note = "# Mends eager mode; compiled the model still fails with these modules in float32"
         if not arm.native and self._passes_with({BACKWARD_AUTOCAST: "off"}, changed, eager):
             self._add(compiled_setting=f'{BACKWARD_AUTOCAST} = "off"')
-            note += f", and passes with\n# {self.found.compiled_setting}"
-        self._add(code=f"{note}\n{self.found.code}")
+            note += f", and passes with\n# {self.stats.compiled_setting}"
+        self._add(code=f"{note}\n{self.stats.code}")
 
     def _passes_with(self, settings: Mapping[str, Any], subject: Subject, eager: Eager) -> bool:
         """Whether the compiled run of a subject passes under these settings of the compiler."""
@@ -218,8 +207,8 @@ class Search:
 
     def _climb(self) -> None:
         """Judge compiled code beside eager mode; where it fails, every stage of the compiler."""
-        arm, below = self.arm, self.found.rungs
-        self.tell("compiled")
+        arm, below = self.arm, self.stats.rungs
+        self.report("compiled")
         for bench in arm.benches(arm.subject):
             if bench.eager.error is not None or bench.incomparable or not bench.draws:
                 raised = f"eager mode raised {brief(bench.eager.error)}" if bench.eager.error is not None else ""
@@ -230,22 +219,22 @@ class Search:
             climb, failing = climbs[INDUCTOR]
             if failing is not None:
                 for name in LADDER[1:-1]:
-                    self.tell(name)
+                    self.report(name)
                     climbs[name] = arm.rung(bench, name)
             self._saw(compiled_runs=len(climbs), tensors=len(climb.deviations), graphs=climb.graphs)
             rungs = [_rung(name, *climbs[name]) for name in LADDER if name in climbs]
             self._add(rungs=(*(below or [_plain_rung(climb)]), *rungs))
             if failing is not None:
-                climb, failing = climbs[self.found.stage]
+                climb, failing = climbs[self.stats.stage]
                 if climb.raised and is_compiled_already(arm.subject):
-                    self._add(unsought="compiled as the user has it, it raises; assert_graph shows where a graph ends")
+                    self._add(unsought="compiled as the user has it, it raises; assert_compiled names graph breaks")
                 else:
                     self._blame_compiler(bench, failing or [])
                 return
 
     def _blame_compiler(self, bench: Bench, failing: Sequence[Deviation]) -> None:
-        arm, stage = self.arm, self.found.stage
-        self.tell("bisecting the graphs")
+        arm, stage = self.arm, self.stats.stage
+        self.report("bisecting the graphs")
         bisected = arm.bisect(bench, stage, failing)
         phase = "backward" if failing and all(d.kind == "gradient" for d in failing) else "forward"
         node = bisected.node
@@ -267,7 +256,7 @@ class Search:
             _, found = arm.rung(again, stage)
             return "" if found is None else f"{stage} fails still"
 
-        module = self.found.cause.module
+        module = self.stats.cause.module
         self._search(judge, [[module], *_parents(module)], min(self.runs, COMPILED_RUNS), compiled=True)
 
     # What mends it ---------------------------------------------------------------------------------------------------
@@ -283,16 +272,16 @@ class Search:
         said: dict[tuple[str, ...], str] = {}
 
         def passes(names: tuple[str, ...]) -> bool:
-            self.tell(f"set {len(said) + 1} of at most {runs} in float32")
-            said[names] = judge(kept_in_float32(arm.subject, self._code(names), device=arm.device))
+            self.report(f"set {len(said) + 1} of at most {runs} in float32")
+            said[names] = judge(subject_in_float32(arm.subject, self._code(names), device=arm.device))
             return not said[names]
 
         modules = [name for name, module in root.named_modules() if not _only_holds(module)]
-        kept = smallest_set(modules, passes, guesses=guesses, budget=runs)
-        self._saw(sets_of_modules_tried=kept.runs)
-        self._add(kept=kept, rest=list(said.values())[-1] if kept.names is None and said else "")
-        if kept.names is not None:
-            self._add(code=self._code(kept.names))
+        minimised = smallest_set(modules, passes, guesses=guesses, budget=runs)
+        self._saw(sets_of_modules_tried=minimised.runs)
+        self._add(minimised=minimised, rest=list(said.values())[-1] if minimised.names is None and said else "")
+        if minimised.names is not None:
+            self._add(code=self._code(minimised.names))
             self._time(compiled)
 
     def _code(self, names: Sequence[str]) -> str:
@@ -308,8 +297,8 @@ class Search:
         elif self.emulated:
             self._add(uncosted=f"Its cost is not known: {self.emulated} is emulated, and its time cannot be measured.")
         else:
-            self.tell("timing the step")
-            changed = kept_in_float32(arm.subject, self.found.code, device=arm.device)
+            self.report("timing the step")
+            changed = subject_in_float32(arm.subject, self.stats.code, device=arm.device)
             dtype = None if arm.native else arm.low
             try:
                 self._add(cost=measure_cost(arm.subject, changed, dtype, device=arm.device, compile=compiled))

@@ -17,9 +17,6 @@ import torch
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.torchtools.copying import prepare
 
-RUNS = 60
-"""How many sets are tried at most."""
-
 _AUTOCAST = '''
 def forward_in_float32(self, *args, **kwargs):
     with torch.autocast({device!r}, enabled=False):
@@ -85,7 +82,7 @@ def float32_code(names: Sequence[str], device: str, *, native: bool) -> str:
     return _CODE.format(names=json.dumps(list(names)), rest=rest)
 
 
-def kept_in_float32(subject: Subject, code: str, *, device: str = "cpu") -> Subject:
+def subject_in_float32(subject: Subject, code: str, *, device: str = "cpu") -> Subject:
     """A copy of the subject whose model the code of `float32_code` has changed."""
     prepared = prepare(subject, device=device)
     space: dict[str, Any] = {}
@@ -96,7 +93,7 @@ def kept_in_float32(subject: Subject, code: str, *, device: str = "cpu") -> Subj
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Minimised:
     """What the search found.
 
     names: the modules to keep in float32; None where not even the whole model in float32 passes, or no set was found.
@@ -139,8 +136,8 @@ def smallest_set(
     passes: Callable[[tuple[str, ...]], bool],
     *,
     guesses: Iterable[Collection[str]] = (),
-    budget: int = RUNS,
-) -> Kept:
+    budget: int = 60,
+) -> Minimised:
     """The smallest set of modules that `passes`.
 
     modules: dotted paths that may be kept; keeping one keeps all below it. guesses: sets to start from, the first that
@@ -152,12 +149,12 @@ def smallest_set(
         starts = [_outermost(set(guess) & set(modules)) for guess in guesses] + [_outermost(modules)]
         start = next((names for names in starts if names and trials(names)), None)
         if start is None:
-            return Kept(None, len(trials.known), True)
+            return Minimised(None, len(trials.known), True)
         found = _minimal(_narrowed(_minimal(start, trials), modules, trials), trials)
         found = _minimal(_gathered(found, modules, trials), trials)
-        return Kept(tuple(sorted(found)), len(trials.known), True)
+        return Minimised(tuple(sorted(found)), len(trials.known), True)
     except _SpentError:
-        return Kept(trials.best, len(trials.known), False)
+        return Minimised(trials.best, len(trials.known), False)
 
 
 def _minimal(names: Sequence[str], passes: Callable[[Iterable[str]], bool]) -> tuple[str, ...]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ampcheck.catalog.compiled import BLAME
 from ampcheck.compiled.accuracy.stats import EAGER, EMULATE, EMULATED, INDUCTOR
 from ampcheck.compiled.blame.bisect import Bisected
 from ampcheck.compiled.blame.cost import Cost
 from ampcheck.compiled.blame.locate import Step
-from ampcheck.compiled.blame.minimise import Kept
-from ampcheck.core.run import Coverage, Finding, Table, Verdict, Where, passed
+from ampcheck.compiled.blame.minimise import Minimised
+from ampcheck.core.run import Coverage, Finding, Table, Where
 
 CODE = "Code that keeps these modules in float32"
 """Title of the table whose rows are the lines to paste."""
@@ -38,7 +39,7 @@ class BlameStats:
 
     failures: of the audit of eager mode. rungs: of the ladder, from eager mode up. cause: the first op whose error
     leaves the bound; source: its text. steps: the ops beyond their bound, in order, with the limit of each. bisected:
-    the search in the compiled graphs. kept: the search for modules to keep in float32, None where there was none and
+    the search in the compiled graphs. minimised: the modules to keep in float32, None where none were searched and
     `unsought` says why; rest: what still fails with everything in float32. compiled_too: what became of the compiled
     model with them, None where it was not tried; compiled_setting: of the compiler, with which that passes. setting: of
     the compiler, that mends the failure; left_out: whether leaving the module of the cause out of compilation does.
@@ -51,7 +52,7 @@ class BlameStats:
     source: str = ""
     steps: tuple[tuple[Step, float], ...] = ()
     bisected: Bisected | None = None
-    kept: Kept | None = None
+    minimised: Minimised | None = None
     unsought: str = ""
     rest: str = ""
     setting: str = ""
@@ -72,29 +73,17 @@ class BlameStats:
 
 def check_blame(stats: BlameStats) -> list[Finding]:
     """A failure for an arm that fails, with its stage, its first op and the modules to keep in float32; else a pass."""
-    slug = "blame"
     if not stats.rungs:
-        return [Finding(slug, Verdict.SKIP, stats.subject, f"not judged: {stats.unjudged}")]
+        return [BLAME.skip(stats.subject, f"not judged: {stats.unjudged}")]
     if not stats.stage:
         said = ", ".join(f"{rung.name} {rung.said}" for rung in stats.rungs)
-        return [passed(slug, stats.subject, f"nothing to blame: {said} ({stats.coverage})", stats.coverage.total)]
+        return [BLAME.passed(stats.subject, f"nothing to blame: {said} ({stats.coverage})", stats.coverage.total)]
     message = f"every stage must lie within what rounding explains of float64; the first that fails is {_stage(stats)}"
-    message += f"; {_place(stats)}"
-    message += f"; {_mending(stats)}"
+    message += f"; {_cause(stats)}; {_mending(stats)}"
     worst = next(rung for rung in stats.rungs if rung.failed)
     errors = [error for error in (worst.output, worst.gradient) if error is not None]
-    return [
-        Finding(
-            slug,
-            Verdict.FAIL,
-            stats.subject,
-            message,
-            stats.cause,
-            observed=max(errors, default=None),
-            unit="relative error" if errors else "",
-            hint=_hint(stats),
-        )
-    ]
+    observed = max(errors, default=None)
+    return [BLAME.fail(stats.subject, message, where=stats.cause, observed=observed, hint=_hint(stats))]
 
 
 _MEANS: Mapping[str, str] = {
@@ -115,7 +104,7 @@ def _stage(stats: BlameStats) -> str:
     return meaning
 
 
-def _place(stats: BlameStats) -> str:
+def _cause(stats: BlameStats) -> str:
     where = stats.cause
     if not where.op and not where.module and not where.file:
         return "no single op is beyond its bound"
@@ -129,18 +118,18 @@ def _place(stats: BlameStats) -> str:
 
 
 def _mending(stats: BlameStats) -> str:
-    kept = stats.kept
-    if kept is None:
+    minimised = stats.minimised
+    if minimised is None:
         return f"no modules to keep in float32 were searched: {stats.unsought}"
-    if kept.names is None:
-        ended = "" if kept.minimal else f", of those that {kept.runs} runs could try"
+    if minimised.names is None:
+        ended = "" if minimised.minimal else f", of those that {minimised.runs} runs could try"
         rest = f"; with everything in float32 {stats.rest}" if stats.rest else ""
         return f"no set of modules kept in float32 mends it{ended}{rest}"
-    names = ", ".join(name or "(the root: the whole model)" for name in kept.names)
+    names = ", ".join(name or "(the root: the whole model)" for name in minimised.names)
     what = "eager mode" if stats.stage == EAGER else stats.stage
     least = f"the smallest set of modules that mends {what} when kept in float32 is"
-    least = least if kept.minimal else f"{what} is mended, so far, by keeping in float32"
-    ended = "" if kept.minimal else f" (the search ended after {kept.runs} runs; a smaller set may do)"
+    least = least if minimised.minimal else f"{what} is mended, so far, by keeping in float32"
+    ended = "" if minimised.minimal else f" (the search ended after {minimised.runs} runs; a smaller set may do)"
     cost = f"; step time: {stats.cost}" if stats.cost is not None and stats.cost.decided else ""
     return f"{least} {names}{ended}{cost}{_compiled_too(stats)}"
 
@@ -162,7 +151,7 @@ def _hint(stats: BlameStats) -> str:
         parts.append(f"set {stats.setting}, with which it passes")
     elif stats.stage == INDUCTOR:
         parts.append(f"set {EMULATE} = True, with which it passes")
-    if stats.kept is not None and stats.kept.names is not None:
+    if stats.minimised is not None and stats.minimised.names is not None:
         parts.append(f"paste the code of the table '{CODE}' and call keep_in_float32(model)")
         if stats.compiled_setting:
             parts.append(f"under torch.compile also set {stats.compiled_setting}, with which it passes")
@@ -193,11 +182,11 @@ def tables(stats: BlameStats) -> tuple[Table, ...]:
         found.append(Table(f"Ladder: {stats.subject}", columns, rows, "blame", note))
     if stats.steps:
         found.append(_first_ops(stats))
-    kept = stats.kept
-    if kept is not None and kept.names is not None:
-        rows_ = [(name or "(the root)",) for name in kept.names]
-        note = f"Found in {kept.runs} run{'s' * (kept.runs != 1)}" + (
-            ", minimal." if kept.minimal else ", not known to be minimal."
+    minimised = stats.minimised
+    if minimised is not None and minimised.names is not None:
+        rows_ = [(name or "(the root)",) for name in minimised.names]
+        note = f"Found in {minimised.runs} run{'s' * (minimised.runs != 1)}" + (
+            ", minimal." if minimised.minimal else ", not known to be minimal."
         )
         if stats.cost is None:
             note += f" {stats.uncosted}".rstrip()

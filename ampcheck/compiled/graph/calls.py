@@ -1,4 +1,4 @@
-"""What really runs while compiled code runs: told by the code objects that Python's own profiling hook names."""
+"""Which code really runs while compiled code runs, by the code objects that Python's profiling hook reports."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
 
 import torch
 
-from ampcheck.compiled.graph.records import Code
-from ampcheck.compiled.graph.trace import Notes, resumed_in
+from ampcheck.compiled.graph.stats import Code
+from ampcheck.compiled.graph.trace import CompileLog
 from ampcheck.core.run import Where
-from ampcheck.torchtools.dynamo import Told, asked_for, is_compiled_code, resumed_at
+from ampcheck.torchtools.dynamo import TraceRecord, in_compiled_region, is_compiled_code, resumed_function
 from ampcheck.torchtools.source import is_users, short_path, users_line
 
 _ARTIFACTS = {
-    action: function.__code__
+    function.__code__: action
     for action in ("save", "load")
     if (function := getattr(torch.compiler, f"{action}_cache_artifacts", None)) is not None  # 2.7
 }
@@ -27,17 +26,20 @@ _ARTIFACTS = {
 
 @dataclass(frozen=True, slots=True)
 class EagerRun:
-    """A module, or a function, that ran as plain Python inside the compiled region. above: what called it, if eager."""
+    """A module or function that ran as plain Python inside the compiled region.
+
+    caller: the `id` of the eager module or function that called it, None where compiled code did.
+    """
 
     name: str
     code: Code
-    above: int | None
+    caller: int | None
     is_torchs: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactCall:
-    """A call that saved or loaded: the keys that it named, and what had been compiled and used by then."""
+    """A call that saved or loaded artifacts: their keys, and how many graphs and cache hits there were by then."""
 
     action: str
     keys: tuple[str, ...]
@@ -46,39 +48,41 @@ class ArtifactCall:
     where: Where
 
 
-class CallWatch:
-    """Entered, every call of this thread is looked at, except while Dynamo compiles.
+class CallProfiler:
+    """Records the calls of the thread that entered it, except while Dynamo compiles.
 
-    names: module paths by `id`. functions: those that were handed to `torch.compile`. codes: functions of which code
-    ran that Dynamo wrote. carried: lines at which a function broke because one that it calls did. Where another
-    profiler is at work it keeps its place, and `counted` is False.
+    names: module paths by `id`. functions: those that were passed to `torch.compile`. codes: functions of which code
+    ran that Dynamo wrote. outer_lines: lines at which a function broke because one that it calls did. Another profiler
+    stays installed; then `active` is False.
     """
 
-    def __init__(self, notes: Notes, names: Mapping[int, str], functions: Collection[Code] = ()) -> None:
+    def __init__(
+        self, log: CompileLog, names: Mapping[int, str] | None = None, functions: Collection[Code] = ()
+    ) -> None:
         self.ran = 0
         self.eager: dict[int, EagerRun] = {}
         self.artifacts: list[ArtifactCall] = []
         self.codes: set[Code] = set()
-        self.carried: set[tuple[str, int]] = set()
-        self.counted = False
-        self._notes = notes
-        self._names = names
+        self.outer_lines: set[tuple[str, int]] = set()
+        self.active = False
+        self._log = log
+        self._names = names or {}
         self._functions = frozenset(functions)
-        self._sorts: dict[int, tuple[str, CodeType]] = {}
+        self._kinds: dict[int, tuple[str, CodeType]] = {}  # the code objects stay alive, so that each `id` is unique
         self._resumed: Counter[tuple[str, int]] = Counter()
         self._most: Counter[tuple[str, int]] = Counter()
         self._thread = 0
-        self._kept: list[Any] = []
+        self._alive: list[object] = []
 
-    def __enter__(self) -> CallWatch:
+    def __enter__(self) -> CallProfiler:
         self._thread = threading.get_ident()
         if sys.getprofile() is None:
-            self.counted = True
+            self.active = True
             sys.setprofile(self._on)
         return self
 
-    def __exit__(self, *exc: Any) -> None:
-        if self.counted:
+    def __exit__(self, *exc: object) -> None:
+        if self.active:
             sys.setprofile(None)
         self._thread = 0
         self.next_call()
@@ -89,109 +93,109 @@ class CallWatch:
         self._resumed.clear()
 
     def times(self, file: str, line: int | None) -> int:
-        """How often code went on behind a break at this line, in the call that did so most; `file` is a short path."""
+        """How often code resumed after a break at this line, in the call that did so most; `file` is a short path."""
         return self._most[file, line or 0]
 
-    def hear(self, told: Told) -> None:
-        """Stand back while Dynamo compiles: its own calls are many and say nothing."""
-        if not self.counted or threading.get_ident() != self._thread:
+    def __call__(self, record: TraceRecord) -> None:
+        """Pause recording during compilation: Dynamo's own calls are many."""
+        if not self.active or threading.get_ident() != self._thread:
             return
-        if told.name == "dynamo_start":
+        if record.name == "dynamo_start":
             sys.setprofile(None)
-        elif told.name == "compilation_metrics":
+        elif record.name == "compilation_metrics":
             sys.setprofile(self._on)
 
-    def _on(self, frame: FrameType, event: str, value: Any) -> None:
+    def _on(self, frame: FrameType, event: str, value: object) -> None:
         if event != "call" and event != "return":  # this runs at every call of C
             return
         code = frame.f_code
-        sort = self._sorts.get(id(code)) or self._sort(frame)
-        if not sort[0]:
+        known = self._kinds.get(id(code))
+        kind = known[0] if known is not None else self._classify(frame)
+        if not kind:
             return
         if event == "return":
-            if sort[0] in _ARTIFACTS:
-                self._artifacts(sort[0], value, frame)
-        elif sort[0] == "compiled":
-            self.ran += 1
-            if (line := resumed_at(code)) is not None:
-                self._resumed[code.co_filename, line] += 1
-        elif sort[0] == "resumed":
-            self._resumed[code.co_filename, resumed_at(code) or 0] += 1
-        elif sort[0] in ("forward", "function"):
-            self._ran_eager(frame, sort[0])
+            if kind in ("save", "load"):
+                self._record_artifacts(kind, value, frame)
+        elif kind in ("forward", "function"):
+            self._record_eager(frame, kind)
+        elif kind in ("compiled", "resumed"):
+            self.ran += kind == "compiled"
+            if (part := resumed_function(code.co_name)) is not None:
+                self._resumed[code.co_filename, part[1]] += 1
 
-    def _sort(self, frame: FrameType) -> tuple[str, CodeType]:
-        """What a code object is that runs for the first time; it is kept, so that its `id` stays its own."""
-        code, sort = frame.f_code, ""
-        saved = (name for name, known in _ARTIFACTS.items() if known is code)
+    def _classify(self, frame: FrameType) -> str:
+        """The kind of a code object that runs for the first time."""
+        code, kind = frame.f_code, ""
+        identity = (code.co_filename, code.co_name, code.co_firstlineno)
+        resumed = resumed_function(code.co_name) is not None
         if is_compiled_code(code):
-            sort = "compiled"
-        elif resumed_at(code) is not None:
-            sort = "resumed"
-        elif action := next(saved, ""):
-            sort = action
+            kind = "compiled"
+        elif resumed:
+            kind = "resumed"
+        elif code in _ARTIFACTS:
+            kind = _ARTIFACTS[code]
         elif code.co_name == "forward" and code.co_argcount and not code.co_filename.startswith("<"):
-            sort = "forward"
-        elif (code.co_filename, code.co_name, code.co_firstlineno) in self._functions:
-            sort = "function"
-        if sort in ("compiled", "resumed"):
-            self.codes.add((code.co_filename, code.co_name, code.co_firstlineno))
-            if resumed_at(code) is not None:
-                self._carry(frame)
-        self._sorts[id(code)] = found = (sort, code)
-        return found
+            kind = "forward"
+        elif identity in self._functions:
+            kind = "function"
+        if kind in ("compiled", "resumed"):
+            self.codes.add(identity)
+            if resumed:
+                self._record_outer_lines(frame)
+        self._kinds[id(code)] = kind, code
+        return kind
 
-    def _carry(self, frame: FrameType) -> None:
-        """Note where the functions around a break stand: each goes on in a function of Dynamo's for this break's sake.
+    def _kind(self, frame: FrameType) -> str:
+        return self._kinds.get(id(frame.f_code), ("",))[0]
 
-        A function that has broken before stands on the stack with each of its parts; only the innermost is here now.
+    def _record_outer_lines(self, frame: FrameType) -> None:
+        """Record the lines of the functions around a break: each resumes in a function of Dynamo's because of it.
+
+        A function that broke before is on the stack with each of its parts; only the innermost is at its line.
         """
         last = _function(frame)
-        back = frame.f_back
-        while back is not None:
-            if self._sorts.get(id(back.f_code), ("",))[0] in ("compiled", "resumed") and _function(back) != last:
-                last = _function(back)
-                self.carried.add((back.f_code.co_filename, back.f_lineno))
-            back = back.f_back
+        outer = frame.f_back
+        while outer is not None:
+            if self._kind(outer) in ("compiled", "resumed") and _function(outer) != last:
+                last = _function(outer)
+                self.outer_lines.add((outer.f_code.co_filename, outer.f_lineno))
+            outer = outer.f_back
 
-    def _ran_eager(self, frame: FrameType, sort: str) -> None:
-        code = frame.f_code
-        owner = _owner(frame, sort)
-        if sort == "forward" and not isinstance(owner, torch.nn.Module):
+    def _record_eager(self, frame: FrameType, kind: str) -> None:
+        owner, code = _owner(frame, kind), frame.f_code
+        if kind == "forward" and not isinstance(owner, torch.nn.Module):
             return
-        key = id(owner)
-        if key in self.eager or not asked_for(frame.f_back):
+        if id(owner) in self.eager or not in_compiled_region(frame.f_back):
             return
-        self._kept.append(owner)
-        name = self._names.get(key, type(owner).__name__) if sort == "forward" else code.co_name
+        self._alive.append(owner)
+        name = self._names.get(id(owner), type(owner).__name__) if kind == "forward" else code.co_name
         identity = (code.co_filename, code.co_name, code.co_firstlineno)
-        self.eager[key] = EagerRun(name, identity, self._above(frame.f_back), not is_users(code.co_filename))
+        self.eager[id(owner)] = EagerRun(name, identity, self._caller(frame.f_back), not is_users(code.co_filename))
 
-    def _above(self, frame: FrameType | None) -> int | None:
+    def _caller(self, frame: FrameType | None) -> int | None:
         while frame is not None:
-            sort = self._sorts.get(id(frame.f_code), ("",))[0]
-            if sort in ("forward", "function") and id(_owner(frame, sort)) in self.eager:
-                return id(_owner(frame, sort))
+            kind = self._kind(frame)
+            if kind in ("forward", "function") and id(_owner(frame, kind)) in self.eager:
+                return id(_owner(frame, kind))
             frame = frame.f_back
         return None
 
-    def _artifacts(self, action: str, value: Any, frame: FrameType) -> None:
-        info = value[1] if action == "save" and value is not None else value
+    def _record_artifacts(self, action: str, value: object, frame: FrameType) -> None:
+        info = value[1] if isinstance(value, tuple) else value
         groups = getattr(info, "artifacts", None) or {}
         keys = tuple(str(key) for group in groups.values() for key in group)
         file, line = users_line(frame.f_back)
-        reading = self._notes.read()
         where = Where("compile", file=file, line=line)
-        self.artifacts.append(ArtifactCall(action, keys, len(reading.graphs), len(reading.hits), where))
+        self.artifacts.append(ArtifactCall(action, keys, len(self._log.graphs), len(self._log.hits), where))
 
 
 def _function(frame: FrameType) -> tuple[str, str]:
-    """The user's function that a frame runs, or a part of behind a break."""
+    """The user's function that a frame runs, whole or a part of it after a break."""
     name = frame.f_code.co_name
-    part = resumed_in(name)
+    part = resumed_function(name)
     return frame.f_code.co_filename, part[0] if part is not None else name
 
 
-def _owner(frame: FrameType, sort: str) -> Any:
+def _owner(frame: FrameType, kind: str) -> object:
     """The module whose `forward` runs in a frame; of a function its code."""
-    return frame.f_locals.get(frame.f_code.co_varnames[0]) if sort == "forward" else frame.f_code
+    return frame.f_locals.get(frame.f_code.co_varnames[0]) if kind == "forward" else frame.f_code

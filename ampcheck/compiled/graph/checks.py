@@ -1,30 +1,37 @@
-"""Judge what a compiled run left behind: breaks, recompilations, what ran eager, caches, CUDA graphs. No torch runs."""
+"""Judge a record of a compiled run: breaks, recompilations, eager code, caches, CUDA graphs. No torch runs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from ampcheck.compiled.graph.records import SEE_IT, Fallback, GraphBreak, GraphStats, Recompile
-from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where, passed
+from ampcheck.catalog.autocast import AUTOCAST_STATE
+from ampcheck.catalog.compiled import (
+    CACHE_ARTIFACTS,
+    COMPILED_EXCEPTION,
+    CUDAGRAPH,
+    EAGER_FALLBACK,
+    GRAPH_BREAK,
+    RECOMPILE,
+)
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Fallback, GraphBreak, GraphStats, Recompile
+from ampcheck.core.check import Check
+from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.torchtools.unsupported import cannot_run
 
-GRAPH_CHECKS = (
-    "graph-break",
-    "recompile",
-    "eager-fallback",
-    "cache-artifacts",
-    "cudagraph",
-    "autocast-state",
-    "coverage",
+GRAPH_CHECKS = tuple(
+    map(str, (GRAPH_BREAK, RECOMPILE, EAGER_FALLBACK, CACHE_ARTIFACTS, CUDAGRAPH, AUTOCAST_STATE, COVERAGE))
 )
-"""The slugs of graph hygiene."""
+"""The names of the checks on graphs."""
 
-_NAMED = 6
-"""How many names a message tells."""
+_NAMES = 6
+"""How many names a message lists."""
 _ROWS = 60
 """Rows of one table."""
 
-_PLAIN = {
+_GUARDS = {
     "other": "something else",
     "invalidated": "an object that was freed",
     "constant": "a constant",
@@ -33,22 +40,22 @@ _PLAIN = {
     "training flag": "the training flag",
     "grad mode": "the grad mode",
 }
-"""Kinds of guards as a sentence has them."""
+"""Kinds of guards as a message names them."""
 
-_MEND = {
-    "recompile limit": "mend what the guard watches, so that one graph serves them all; or raise "
+_HINTS = {
+    "recompile limit": "change what the guard checks, so that one graph serves them all; or raise "
     "torch._dynamo.config.recompile_limit",
     "backend error": "look at the exception; with torch._dynamo.config.suppress_errors = False it is raised",
-    "unseen": SEE_IT,
+    "unseen": RESET_BEFORE,
     "skipped": "look at TORCH_LOGS=dynamo for the reason; functions of files that Dynamo leaves out, generators and "
     "code under a dispatch mode are not compiled",
 }
 
 
 def check_graph(stats: GraphStats, *, max_breaks: int = 0, max_recompiles: int = 0) -> list[Finding]:
-    """Every verdict on a compiled run. max_breaks: in one call; max_recompiles: beyond what the warm-up may need."""
-    if stats.untold:
-        return [Finding("coverage", Verdict.SKIP, stats.subject, f"graphs were not judged: {stats.untold}")]
+    """Every verdict on a compiled run. max_breaks: in one call; max_recompiles: beyond those of the warm-up."""
+    if stats.unsupported:
+        return [COVERAGE.skip(stats.subject, f"graphs were not judged: {stats.unsupported}")]
     findings = [
         *check_breaks(stats, max_breaks),
         *check_recompiles(stats, max_recompiles),
@@ -56,182 +63,164 @@ def check_graph(stats: GraphStats, *, max_breaks: int = 0, max_recompiles: int =
         *check_artifacts(stats),
         *check_cudagraphs(stats),
         *check_state(stats),
-        *check_stopped(stats),
+        *check_error(stats),
     ]
     return [*findings, *check_evidence(stats, any(f.verdict is Verdict.FAIL for f in findings))]
 
 
-# Breaks ----------------------------------------------------------------------------------------------------------
-
-
 def check_breaks(stats: GraphStats, limit: int) -> list[Finding]:
-    """A call runs into no more graph breaks than the limit; one failure for each place."""
-    slug = "graph-break"
-    count = sum(found.times for found in stats.breaks)
-    refused = stats.stopped is not None and stats.stopped.asked and bool(stats.breaks)
-    if not refused and count <= limit:
-        if not _looked_at(stats):
-            return []
-        if stats.before:
-            told = f"compiled before the block: breaks of {_number(stats.before, 'function')} cannot be told"
-            return [_finding(slug, Verdict.SKIP, stats, told, hint=SEE_IT.replace("the reason", "them"))]
-        told = f"{_number(count, 'graph break')} in one call, at most {limit} allowed"
-        told += f": {_listed(_placed(found) for found in stats.breaks)}" if stats.breaks else ""
-        return [_passed(slug, stats, told, observed=count, limit=limit, unit="breaks")]
-    findings = []
-    for found in stats.breaks:
+    """A call runs into no more graph breaks than the limit; one failure for each line."""
+    count = sum(each.times for each in stats.breaks)
+    raised = stats.error.kind if stats.error is not None and stats.error.expected and stats.breaks else ""
+    if not raised and count <= limit:
+        if stats.compiled_before and _seen(stats):
+            message = f"compiled before the block: breaks of {_number(stats.compiled_before, 'function')} are unknown"
+            return [GRAPH_BREAK.skip(stats.subject, message, hint=RESET_BEFORE.replace("the reason", "them"))]
+        message = f"{_number(count, 'graph break')} in one call, at most {limit} allowed"
+        message += f": {_listed(_line(each) for each in stats.breaks)}" if stats.breaks else ""
+        return _passed(GRAPH_BREAK, stats, message, count, limit)
+    eager, findings = _broken(stats), []
+    for graph_break in stats.breaks:
+        times = "once" if graph_break.times == 1 else f"{graph_break.times} times"
         message = f"at most {limit} graph breaks are allowed in one call, it has {count}"
-        message += f"; {_times(found)} the graph ends here: {found.reason}"
-        message += f". fullgraph=True raised it: {stats.stopped.kind}" if refused and stats.stopped else ""
-        message += f"; eager because of breaks: {_listed(_broken(stats))}" if _broken(stats) else ""
-        message += _elsewhere(stats)
-        hint = found.hint or "rewrite the place with tensor operations, or move it out of the compiled function"
-        findings.append(_finding(slug, Verdict.FAIL, stats, message, found.where, hint, count, limit, "breaks"))
+        message += f"; {times} the graph ends here: {graph_break.reason}"
+        message += f". fullgraph=True raised it: {raised}" if raised else ""
+        message += f"; eager because of breaks: {_listed(eager)}" if eager else ""
+        message += _disagreements(stats, count)
+        hint = graph_break.hint or "rewrite the line with tensor operations, or move it out of the compiled function"
+        findings.append(
+            GRAPH_BREAK.fail(stats.subject, message, where=graph_break.where, hint=hint, observed=count, limit=limit)
+        )
     return findings
 
 
-def _times(found: GraphBreak) -> str:
-    return "once" if found.times == 1 else f"{found.times} times"
-
-
-def _placed(found: GraphBreak) -> str:
-    return f"{found.where.file}:{found.where.line}"
-
-
-def _elsewhere(stats: GraphStats) -> str:
-    """What the other ways to ask say, where they part from what really ran."""
-    count = sum(found.times for found in stats.breaks)
-    parted = {
-        how: said
-        for how, said in stats.elsewhere.items()
-        if said not in (f"{count} graph breaks", "raises Unsupported", "raises UserError")
-        and not said.startswith("raises Fail")
-    }
-    return f" ({'; '.join(f'{how} {said}' for how, said in parted.items())})" if parted else ""
-
-
-# Recompilations --------------------------------------------------------------------------------------------------
+def _disagreements(stats: GraphStats, count: int) -> str:
+    """What `explain` and `fullgraph=True` say, where it differs from what really ran."""
+    known = (f"{count} graph breaks", "raises Unsupported", "raises UserError")
+    said = [
+        f"{how} {answer}"
+        for how, answer in stats.cross_checks.items()
+        if answer not in known and not answer.startswith("raises Fail")
+    ]
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def check_recompiles(stats: GraphStats, limit: int) -> list[Finding]:
     """No frame is compiled again beyond the limit; one failure for each frame and kind of guard."""
-    slug = "recompile"
-    found = [one for one in stats.recompiles if _counts(one, stats)]
-    rest = [one for one in stats.recompiles if not _counts(one, stats)]
-    spared = f"; {_number(len(rest), 'recompilation')} to learn what varies ({_kinds(rest)})" if rest else ""
-    if len(found) <= limit:
-        if not _looked_at(stats):
-            return []
-        told = f"{_number(len(found), 'recompilation')}{' beyond the warm-up' if stats.warm else ''}, at most {limit} "
-        told += f"allowed{f' ({_kinds(found)})' if found else ''}{spared}"
-        return [_passed(slug, stats, told, observed=len(found), limit=limit, unit="recompilations")]
+    counted = [recompile for recompile in stats.recompiles if _counts(recompile, stats)]
+    free = [recompile for recompile in stats.recompiles if not _counts(recompile, stats)]
+    spared = f"; {_number(len(free), 'recompilation')} to learn what varies ({_kinds(free)})" if free else ""
+    beyond = " beyond the warm-up" if stats.warm else ""
+    if len(counted) <= limit:
+        message = f"{_number(len(counted), 'recompilation')}{beyond}, at most {limit} allowed"
+        message += f" ({_kinds(counted)})" if counted else ""
+        return _passed(RECOMPILE, stats, message + spared, len(counted), limit)
     groups: dict[tuple[str, str], list[Recompile]] = {}
-    for one in found:
-        groups.setdefault((one.frame, one.kind), []).append(one)
+    for recompile in counted:
+        groups.setdefault((recompile.frame, recompile.kind), []).append(recompile)
     findings = []
-    for (frame, kind), ones in groups.items():
-        message = f"at most {limit} recompilations are allowed{' beyond the warm-up' if stats.warm else ''}, "
-        message += f"there were {len(found)}; {len(ones)} of {frame} by its guard on {_PLAIN.get(kind, kind)}: "
-        message += _listed(f"`{one.guard}`" for one in ones)
-        if any(one.late for one in ones):
-            message += f"; {_number(sum(one.late for one in ones), 'compilation')} after the warm-up"
-        message += spared
-        last = ones[-1]
+    for (frame, kind), group in groups.items():
+        message = f"at most {limit} recompilations are allowed{beyond}, there were {len(counted)}; "
+        message += f"{len(group)} of {frame} by its guard on {_GUARDS.get(kind, kind)}: "
+        message += _listed(f"`{recompile.guard}`" for recompile in group)
+        if late := sum(recompile.late for recompile in group):
+            message += f"; {_number(late, 'compilation')} after the warm-up"
         findings.append(
-            _finding(slug, Verdict.FAIL, stats, message, last.where, last.hint, len(found), limit, "recompilations")
+            RECOMPILE.fail(
+                stats.subject,
+                message + spared,
+                where=group[-1].where,
+                hint=group[-1].hint,
+                observed=len(counted),
+                limit=limit,
+            )
         )
     return findings
 
 
-def _counts(one: Recompile, stats: GraphStats) -> bool:
-    """Whether a recompilation is the user's: after the warm-up, of a value that had varied, or without any warm-up."""
-    learnt = one.kind == "shape" and not one.repeated
-    return one.late or one.repeated or not (stats.warm or learnt)
+def _counts(recompile: Recompile, stats: GraphStats) -> bool:
+    """Whether a recompilation counts: after the warm-up, of a value that had varied, or without any warm-up."""
+    first_size = recompile.kind == "shape" and not recompile.repeated
+    return recompile.late or recompile.repeated or not (stats.warm or first_size)
 
 
-def _kinds(ones: Iterable[Recompile]) -> str:
-    counts: dict[str, int] = {}
-    for one in ones:
-        counts[one.kind] = counts.get(one.kind, 0) + 1
+def _kinds(recompiles: Iterable[Recompile]) -> str:
+    counts = Counter(recompile.kind for recompile in recompiles)
     return ", ".join(f"{kind} {count}" if count > 1 else kind for kind, count in counts.items())
 
 
-# What ran eager --------------------------------------------------------------------------------------------------
-
-
 def check_fallbacks(stats: GraphStats) -> list[Finding]:
-    """Everything that is asked to run compiled does; what a graph break leaves outside is told with the break."""
-    slug = "eager-fallback"
+    """All code inside the compiled region runs compiled; eager code because of a graph break is part of the break."""
     findings = []
-    for found in stats.fallbacks:
-        if found.cause == "graph break":
+    for fallback in stats.fallbacks:
+        if fallback.cause == "graph break":
             continue
-        names = found.names
-        what = f"{names[0] or 'the model'} runs" if len(names) == 1 else f"{len(names)} modules run"
-        message = f"what is compiled must run compiled; {what} eager without a word"
+        names = fallback.names
+        what = f"{names[0] or 'the model'} silently falls" if len(names) == 1 else f"{len(names)} modules silently fall"
+        message = f"what is compiled must run compiled; {what} back to eager"
         message += f" ({_listed(names)})" if len(names) > 1 else ""
-        message += f": {found.reason}" if found.cause == "unseen" else f": {found.cause}: {found.reason}"
-        where = found.where if len(names) > 1 else _in_module(found)
+        message += f": {fallback.reason}" if fallback.cause == "unseen" else f": {fallback.cause}: {fallback.reason}"
+        where = fallback.where if len(names) > 1 else _in_module(fallback)
+        hint = _HINTS[fallback.cause]
         findings.append(
-            _finding(slug, Verdict.FAIL, stats, message, where, _MEND[found.cause], len(names), 0, "left eager")
+            EAGER_FALLBACK.fail(stats.subject, message, where=where, hint=hint, observed=len(names), limit=0)
         )
-    if findings or not _looked_at(stats):
+    if findings:
         return findings
     broken = _broken(stats)
-    told = "nothing runs eager" if not broken else f"eager because of graph breaks alone: {_listed(broken)}"
-    told += " by what Dynamo tells; calls could not be counted" if stats.ran is None else ""
-    return [_passed(slug, stats, told, observed=0, limit=0, unit="left eager")]
+    message = "nothing runs eager" if not broken else f"eager because of graph breaks alone: {_listed(broken)}"
+    message += " in the trace of compilations; calls could not be counted" if stats.ran is None else ""
+    return _passed(EAGER_FALLBACK, stats, message, 0, 0)
 
 
 def _broken(stats: GraphStats) -> list[str]:
-    """What runs eager because a graph break cuts it."""
-    return [name or "the model" for found in stats.fallbacks if found.cause == "graph break" for name in found.names]
+    """Modules and functions that run eager because a graph break splits them."""
+    return [
+        name or "the model"
+        for fallback in stats.fallbacks
+        if fallback.cause == "graph break"
+        for name in fallback.names
+    ]
 
 
-def _in_module(found: Fallback) -> Where:
-    known = found.where
-    return Where("compile", found.names[0] if "(" not in found.names[0] else "", "", known.file, known.line)
-
-
-# Caches and CUDA graphs ------------------------------------------------------------------------------------------
+def _in_module(fallback: Fallback) -> Where:
+    return replace(fallback.where, phase="compile", module=fallback.names[0] if "(" not in fallback.names[0] else "")
 
 
 def check_artifacts(stats: GraphStats) -> list[Finding]:
-    """Artifacts are saved after compilation, and what was loaded is used."""
-    slug = "cache-artifacts"
+    """Artifacts are saved after compilation, and those that were loaded are used."""
     findings = []
     for call in stats.artifacts:
-        bad, hint = False, ""
+        message, hint = _artifact_failure(call)
+        if message:
+            message = f"{message} ({call.process})"
+            findings.append(CACHE_ARTIFACTS.fail(stats.subject, message, where=call.where, hint=hint))
+            continue
+        message = f"{call.hits} of {call.keys} loaded artifacts were used"
         if call.action == "save":
             message = f"torch.compiler.save_cache_artifacts saved {call.keys} artifacts of {call.compiled} graphs"
-            if not call.keys:
-                bad = True
-                message = "torch.compiler.save_cache_artifacts must be called after compilation; it returned None "
-                message += f"and saved nothing, with {_number(call.compiled, 'graph')} compiled before it"
-                hint = "run the compiled function first, and its backward, in the process that saves"
-                if call.compiled:
-                    hint = "caches are off or were bypassed: look at torch._inductor.config.fx_graph_cache"
-        else:
-            message = f"{call.hits} of {call.keys} loaded artifacts were used"
-            if not call.keys:
-                bad = True
-                message = (
-                    "torch.compiler.load_cache_artifacts must load what was saved; it found no artifact in its bytes"
-                )
-                hint = "save and load with one release of PyTorch, and pass on the bytes, the first of the pair"
-            elif not call.hits:
-                bad = True
-                message = f"loaded artifacts must be used; none of {call.keys} was, and {_number(call.later, 'graph')} "
-                message += "compiled afterwards"
-                hint = (
-                    "load before the first compiled call; model, inputs, PyTorch, device and settings must be the same"
-                )
-        message += f" ({call.process})"
-        if bad:
-            findings.append(_finding(slug, Verdict.FAIL, stats, message, call.where, hint))
-        else:
-            findings.append(passed(slug, stats.subject, message, call.keys, where=call.where, hint=hint))
+        message = f"{message} ({call.process})"
+        findings.append(CACHE_ARTIFACTS.passed(stats.subject, message, call.keys, where=call.where))
     return findings
+
+
+def _artifact_failure(call: Artifacts) -> tuple[str, str]:
+    """Message and hint of a call that saved nothing or loaded for nothing; "" for all others."""
+    if call.action == "save" and not call.keys:
+        message = "torch.compiler.save_cache_artifacts must be called after compilation; it returned None "
+        message += f"and saved nothing, with {_number(call.compiled, 'graph')} compiled before it"
+        if call.compiled:
+            return message, "caches are off or were bypassed: look at torch._inductor.config.fx_graph_cache"
+        return message, "run the compiled function first, and its backward, in the process that saves"
+    if call.action == "load" and not call.keys:
+        message = "torch.compiler.load_cache_artifacts must load what was saved; it found no artifact in its bytes"
+        return message, "save and load with one release of PyTorch, and pass on the bytes, the first of the pair"
+    if call.action == "load" and not call.hits:
+        message = f"loaded artifacts must be used; none of {call.keys} was, and {_number(call.later, 'graph')} "
+        message += "compiled afterwards"
+        hint = "load before the first compiled call; model, inputs, PyTorch, device and settings must be the same"
+        return message, hint
+    return "", ""
 
 
 def check_cudagraphs(stats: GraphStats) -> list[Finding]:
@@ -239,109 +228,87 @@ def check_cudagraphs(stats: GraphStats) -> list[Finding]:
 
     Code that is compiled already, or compiles by itself, has asked for them where one was skipped.
     """
-    slug = "cudagraph"
-    if stats.stopped is not None and "overwritten by a subsequent run" in stats.stopped.message:
-        message = f"no output may be read after the next run has overwritten it; it was: {stats.stopped.message}"
+    if stats.error is not None and "overwritten by a subsequent run" in stats.error.message:
+        message = f"no output may be read after the next run has overwritten it; it was: {stats.error.message}"
         hint = "clone the output, or call torch.compiler.cudagraph_mark_step_begin() before each step"
-        return [_finding(slug, Verdict.FAIL, stats, message, stats.stopped.where, hint)]
+        return [CUDAGRAPH.fail(stats.subject, message, where=stats.error.where, hint=hint)]
     if not stats.wants_cudagraphs and not stats.skips:
         return []
     asks = stats.wants_cudagraphs or "a mode or option of the compiled code's own"
     on_cpu = bool(stats.skips) and all("cpu device" in reason for reason in stats.skips)
     if stats.device.startswith("cpu") or (on_cpu and not stats.wants_cudagraphs):
         message = f"{asks} asks for CUDA graphs, which need a CUDA device; this is cpu"
-        return [_finding(slug, Verdict.SKIP, stats, message)]
+        return [CUDAGRAPH.skip(stats.subject, message)]
     if stats.skips:
         # max-autotune wants speed, with CUDA graphs or without; a mode that is not known may be that one.
         sure = stats.wants_cudagraphs and "autotune" not in stats.wants_cudagraphs
-        verdict = Verdict.FAIL if sure else Verdict.WARN
-        told = _listed(f"{reason} ({count})" for reason, count in stats.skips.items())
-        message = f"{asks} asks for CUDA graphs; they were skipped: {told}"
+        reasons = _listed(f"{reason} ({count})" for reason, count in stats.skips.items())
+        message = f"{asks} asks for CUDA graphs; they were skipped: {reasons}"
         hint = "keep every input on the device and unchanged in place, or leave out the mode"
-        return [_finding(slug, verdict, stats, message, Where("compile"), hint)]
-    return [_passed(slug, stats, "no CUDA graph was skipped")]
-
-
-# State, exceptions, evidence -------------------------------------------------------------------------------------
+        verdict = Verdict.FAIL if sure else Verdict.WARN
+        return [CUDAGRAPH.finding(verdict, stats.subject, message, where=Where("compile"), hint=hint)]
+    return [CUDAGRAPH.passed(stats.subject, "no CUDA graph was skipped", _seen(stats))]
 
 
 def check_state(stats: GraphStats) -> list[Finding]:
     """A compiled call leaves autocast as eager mode leaves it."""
-    if not stats.switches:
+    if not stats.state_changes:
         return []
-    told = ", ".join(f"{name} {old} before and {new} after" for name, (old, new) in stats.switches.items())
-    message = f"a compiled call must leave autocast's state as the eager call does; {told}"
-    message += f" under backend={stats.switched_by!r}" if stats.switched_by else ""
-    message += f"; it raises {stats.stopped.eager or stats.stopped.message}" if stats.stopped is not None else ""
+    changes = ", ".join(f"{name} {old} before and {new} after" for name, (old, new) in stats.state_changes.items())
+    message = f"a compiled call must leave autocast's state as the eager call does; {changes}"
+    message += f" under backend={stats.changed_by!r}" if stats.changed_by else ""
+    message += f"; it raises {stats.error.eager or stats.error.message}" if stats.error is not None else ""
     hint = "enter autocast outside of the compiled function, where an exception closes it again"
-    where = stats.stopped.where if stats.stopped is not None else Where("compile")
-    return [_finding("autocast-state", Verdict.FAIL, stats, message, where, hint)]
+    where = stats.error.where if stats.error is not None else Where("compile")
+    return [AUTOCAST_STATE.fail(stats.subject, message, where=where, hint=hint)]
 
 
-def check_stopped(stats: GraphStats) -> list[Finding]:
+def check_error(stats: GraphStats) -> list[Finding]:
     """The compiled run raises nothing that the eager run does not."""
-    stopped = stats.stopped
-    if stopped is not None and stopped.machine:
-        return [_finding("compiled-exception", Verdict.SKIP, stats, f"not judged: {cannot_run(stopped.machine)}")]
-    if stopped is None or stopped.eager != "" or (stopped.asked and stats.breaks) or "overwritten" in stopped.message:
+    error = stats.error
+    if error is not None and error.machine:
+        return [COMPILED_EXCEPTION.skip(stats.subject, f"not judged: {cannot_run(error.machine)}")]
+    if error is None or error.eager != "" or (error.expected and stats.breaks) or "overwritten" in error.message:
         return []
-    message = f"the compiled run must not raise where the eager run does not; it raised {stopped.message}"
-    return [_finding("compiled-exception", Verdict.FAIL, stats, message, stopped.where)]
+    message = f"the compiled run must not raise where the eager run does not; it raised {error.message}"
+    return [COMPILED_EXCEPTION.fail(stats.subject, message, where=error.where)]
 
 
 def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:
     """Something was compiled or ran compiled, and the subject ran to its end."""
-    slug = "coverage"
-    stopped = stats.stopped
-    if stopped is not None and stopped.machine:
-        return [] if failed else [_finding(slug, Verdict.SKIP, stats, f"not judged: {cannot_run(stopped.machine)}")]
-    if stopped is not None and stopped.eager != "" and not failed:
-        told = f"raised {stopped.message}" if stopped.eager is None else f"raises {stopped.eager} in eager mode too"
-        message = f"what is judged must run to its end, but it {told}"
-        return [_finding(slug, Verdict.FAIL, stats, message, stopped.where)]
-    if _looked_at(stats) or stats.coverage.seen.get("graphs of child Pythons"):
+    error = stats.error
+    if error is not None and error.machine:
+        return [] if failed else [COVERAGE.skip(stats.subject, f"not judged: {cannot_run(error.machine)}")]
+    if error is not None and error.eager != "" and not failed:
+        raised = f"raised {error.message}" if error.eager is None else f"raises {error.eager} in eager mode too"
+        message = f"what is judged must run to its end, but it {raised}"
+        return [COVERAGE.fail(stats.subject, message, where=error.where)]
+    if _seen(stats) or stats.coverage.seen.get("graphs of child Pythons"):
         return []
-    declined = [*(found.reason for found in stats.breaks), *(found.reason for found in stats.fallbacks)]
+    declined = [each.reason for each in stats.breaks] + [each.reason for each in stats.fallbacks]
     if declined:
-        return [_finding(slug, Verdict.SKIP, stats, f"no graph was compiled: Dynamo declined: {declined[0]}")]
+        return [COVERAGE.skip(stats.subject, f"no graph was compiled: Dynamo declined: {declined[0]}")]
     if failed or stats.artifacts:
         return []
     message = "what is judged must compile a graph or run compiled code, but nothing was compiled and none ran"
     hint = "call what torch.compile returned; torch._dynamo.config.disable, TORCHDYNAMO_DISABLE and the stance "
     hint += "'force_eager' switch it off"
-    return [_finding(slug, Verdict.FAIL, stats, message, hint=hint)]
+    return [COVERAGE.fail(stats.subject, message, hint=hint)]
 
 
-def _looked_at(stats: GraphStats) -> bool:
-    seen = stats.coverage.seen
-    return bool(seen.get("graphs") or seen.get("compiled runs"))
+def _seen(stats: GraphStats) -> int:
+    """Graphs that were compiled and compiled runs."""
+    return stats.coverage.seen.get("graphs", 0) + stats.coverage.seen.get("compiled runs", 0)
 
 
-def _finding(
-    slug: str,
-    verdict: Verdict,
-    stats: GraphStats,
-    message: str,
-    where: Where = Where(),  # noqa: B008  # frozen
-    hint: str = "",
-    observed: float | None = None,
-    limit: float | None = None,
-    unit: str = "",
-) -> Finding:
-    return Finding(slug, verdict, stats.subject, message, where, observed, limit, unit, hint)
+def _passed(check: Check, stats: GraphStats, message: str, observed: float, limit: float) -> list[Finding]:
+    """A pass; nothing where neither a graph nor a compiled run was seen, which `coverage` reports."""
+    seen = _seen(stats)
+    return [check.passed(stats.subject, message, seen, observed=observed, limit=limit)] if seen else []
 
 
-def _passed(
-    slug: str,
-    stats: GraphStats,
-    message: str,
-    observed: float | None = None,
-    limit: float | None = None,
-    unit: str = "",
-) -> Finding:
-    """A pass that rests on the graphs that were compiled and the compiled runs."""
-    seen = stats.coverage.seen.get("graphs", 0) + stats.coverage.seen.get("compiled runs", 0)
-    return passed(slug, stats.subject, message, seen, observed=observed, limit=limit, unit=unit)
+def _line(graph_break: GraphBreak) -> str:
+    return f"{graph_break.where.file}:{graph_break.where.line}"
 
 
 def _number(count: int, what: str) -> str:
@@ -349,38 +316,38 @@ def _number(count: int, what: str) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    given = list(dict.fromkeys(names))
-    more = f" and {len(given) - _NAMED} more" if len(given) > _NAMED else ""
-    return ", ".join(given[:_NAMED]) + more
-
-
-# Tables ----------------------------------------------------------------------------------------------------------
+    unique = list(dict.fromkeys(names))
+    more = f" and {len(unique) - _NAMES} more" if len(unique) > _NAMES else ""
+    return ", ".join(unique[:_NAMES]) + more
 
 
 def tables(stats: GraphStats) -> tuple[Table, ...]:
     """Graphs with their compile time, recompilations by kind, breaks, caches and modes; empty ones are left out."""
     graphs = [(g.frame, g.ops, round(g.seconds, 2), "after the warm-up" if g.late else "") for g in stats.graphs]
-    again = [(one.kind, one.frame, one.guard, _when(one, stats)) for one in stats.recompiles]
-    broken = [(_placed(found), found.times, found.reason) for found in stats.breaks]
-    made = (
-        ("Graphs", ("frame", "ops", "compile seconds", "when"), graphs, "coverage"),
-        ("Recompilations", ("kind", "frame", "guard that failed", "counted"), again, "recompile"),
-        ("Graph breaks", ("place", "times in one call", "reason"), broken, "graph-break"),
-        ("Graph breaks, asked in other ways", ("way", "answer"), list(stats.elsewhere.items()), "graph-break"),
-        ("Compiler caches", ("cache", "count"), list(stats.caches.items()), "cache-artifacts"),
-        ("Graphs of each mode", ("mode", "new graphs"), list(stats.modes.items()), "recompile"),
+    again = [(r.kind, r.frame, r.guard, _counted(r, stats)) for r in stats.recompiles]
+    breaks = [(_line(each), each.times, each.reason) for each in stats.breaks]
+    columns_and_rows: tuple[tuple[str, tuple[str, ...], Sequence[Sequence[Scalar]], Check], ...] = (
+        ("Graphs", ("frame", "ops", "compile seconds", "when"), graphs, COVERAGE),
+        ("Recompilations", ("kind", "frame", "guard that failed", "counted"), again, RECOMPILE),
+        ("Graph breaks", ("line", "times in one call", "reason"), breaks, GRAPH_BREAK),
+        ("Graph breaks by other tools", ("tool", "answer"), list(stats.cross_checks.items()), GRAPH_BREAK),
+        ("Compiler caches", ("cache", "count"), list(stats.caches.items()), CACHE_ARTIFACTS),
+        ("Graphs of each mode", ("mode", "new graphs"), list(stats.modes.items()), RECOMPILE),
     )
-    return tuple(_table(stats, *one) for one in made if one[2])
+    return tuple(
+        Table(
+            f"{title}: {stats.subject}",
+            columns,
+            list(rows[:_ROWS]),
+            check.slug,
+            f"the first {_ROWS} of {len(rows)}" if len(rows) > _ROWS else "",
+        )
+        for title, columns, rows, check in columns_and_rows
+        if rows
+    )
 
 
-def _when(one: Recompile, stats: GraphStats) -> str:
-    if one.late:
+def _counted(recompile: Recompile, stats: GraphStats) -> str:
+    if recompile.late:
         return "yes, after the warm-up"
-    return "yes" if _counts(one, stats) else "no, it shows what varies"
-
-
-def _table(
-    stats: GraphStats, title: str, columns: Sequence[str], rows: Sequence[Sequence[Scalar]], check: str
-) -> Table:
-    note = f"the first {_ROWS} of {len(rows)}" if len(rows) > _ROWS else ""
-    return Table(f"{title}: {stats.subject}", columns, list(rows[:_ROWS]), check, note)
+    return "yes" if _counts(recompile, stats) else "no, it shows what varies"

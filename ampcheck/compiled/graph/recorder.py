@@ -1,112 +1,134 @@
-"""What is noted while compiled code runs, brought together: breaks with how often, who ran eager and why."""
+"""Record what happens while compiled code runs: breaks with how often, what ran eager and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ampcheck.autocast.missing import lacking
-from ampcheck.compiled.graph.calls import ArtifactCall, CallWatch, EagerRun
-from ampcheck.compiled.graph.children import Children
-from ampcheck.compiled.graph.records import SEE_IT, Artifacts, Code, Fallback, GraphBreak, GraphStats, Stopped
-from ampcheck.compiled.graph.run import Ended
-from ampcheck.compiled.graph.trace import Failure, Notes, Reading, frame_name, is_wrapper, resumed_in
+from ampcheck.compiled.graph.calls import CallProfiler, EagerRun
+from ampcheck.compiled.graph.run import Passes
+from ampcheck.compiled.graph.startup_hook import EVENTS
+from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Code, Fallback, GraphBreak, GraphStats, RunError
+from ampcheck.compiled.graph.trace import CompileLog, Failure, frame_name, is_wrapper
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Coverage, Where
-from ampcheck.torchtools.dynamo import Told, compile_trace, counters
+from ampcheck.torchtools.dynamo import TraceRecord, compile_trace, counters, resumed_function
 from ampcheck.torchtools.source import is_users, short_path, users_place
 
-_ASKED = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileError")
-"""Exceptions that Dynamo raises where the user asked for an error, as with `fullgraph=True`."""
+_EXPECTED = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileError")
+"""Exceptions that Dynamo raises where the user wants an error, as with `fullgraph=True`."""
 
 
 @dataclass(slots=True)
-class Noting:
-    """What listens while something runs, and what it has heard.
+class Children:
+    """processes: child processes that used PyTorch; graphs: compiled in all of them together."""
 
-    fresh: Dynamo was reset before, so that nothing runs of whose compilation nothing was heard.
+    processes: int = 0
+    graphs: int = 0
+    artifacts: tuple[Artifacts, ...] = ()
+
+
+class GraphRecorder:
+    """Records the trace of compilations and the calls that run.
+
+    fresh: Dynamo was reset before, so that all code that runs was compiled while recording.
     """
 
-    notes: Notes = field(default_factory=Notes)
-    calls: CallWatch | None = None
-    children: Children = field(default_factory=Children)
-    fresh: bool = True
-    _graphs: int = 0
-    _skipped: int = 0
+    def __init__(self, *, fresh: bool = True) -> None:
+        self.log = CompileLog()
+        self.children = Children()
+        self.fresh = fresh
+        self._calls = CallProfiler(self.log)
+        self._profiled = False
+        self._graphs = self._skipped = 0
 
     @contextmanager
     def trace(self) -> Iterator[None]:
-        """Listen to what Dynamo tells."""
+        """Record what Dynamo compiles."""
 
-        def hear(told: Told) -> None:
-            self.notes(told)
-            if self.calls is not None:
-                self.calls.hear(told)
+        def listen(record: TraceRecord) -> None:
+            self.log(record)
+            self._calls(record)
 
-        self._graphs, self._skipped = _graphs_and_skips()
+        before = _graphs_and_skips()
         try:
-            with compile_trace(hear):
+            with compile_trace(listen):
                 yield
         finally:
-            graphs, skipped = _graphs_and_skips()
-            self._graphs, self._skipped = graphs - self._graphs, skipped - self._skipped
+            self._graphs, self._skipped = (now - old for now, old in zip(_graphs_and_skips(), before, strict=True))
 
     @contextmanager
-    def calls_counted(self, names: Mapping[int, str], functions: Any) -> Iterator[Callable[[], None]]:
-        """Look at what runs."""
-        self.calls = CallWatch(self.notes, names, functions)
-        with self.calls as calls:
-            yield calls.next_call
+    def profile(
+        self, names: Mapping[int, str] | None = None, functions: Collection[Code] = ()
+    ) -> Iterator[CallProfiler]:
+        """Record the code that runs."""
+        self._calls, self._profiled = CallProfiler(self.log, names, functions), True
+        with self._calls as calls:
+            yield calls
 
-    def stats(self, name: str, ended: Ended, *, device: str = "cpu", warm: bool = True, asks: str = "") -> GraphStats:
-        """Everything that was heard and seen."""
-        reading, calls = self.notes.read(), self.calls
-        if self._graphs > 0 and not reading.frames:
-            return GraphStats(name, untold=f"PyTorch {torch.__version__} compiles without telling it as is known here")
-        # A Python or a PyTorch in which the hook does not meet Dynamo's code says nothing of what ran.
-        seen = calls is not None and calls.counted and (calls.ran > 0 or not reading.graphs or bool(calls.eager))
-        before = set() if self.fresh or calls is None else calls.codes - reading.met
-        reading.breaks |= {
-            (file, line, name): one for (file, name, line), one in _breaks_before(before, reading, calls)
+    @contextmanager
+    def block(self) -> Iterator[CallProfiler]:
+        """Record a block of the user's own code, with the child processes that it starts."""
+        with self.trace(), recorded_children() as self.children, self.profile() as calls:
+            yield calls
+
+    def stats(
+        self, name: str, passes: Passes, *, device: str = "cpu", warm: bool = True, wants_cudagraphs: str = ""
+    ) -> GraphStats:
+        """Everything recorded so far."""
+        log, calls = self.log, self._calls
+        if self._graphs > 0 and not log.frames:
+            return GraphStats(
+                name, f"compile trace unsupported: PyTorch {torch.__version__} wrote no record of a graph"
+            )
+        # A Python or a PyTorch in which the hook does not meet Dynamo's code shows nothing of what ran.
+        counted = calls.active and (calls.ran > 0 or not log.graphs or bool(calls.eager))
+        before = set() if self.fresh else calls.codes - log.seen
+        breaks = [*log.breaks.values(), *_breaks_before(before, log, calls)]
+        unseen = {
+            "calls that could not be counted": int(self._profiled and not counted),
+            f"backward, which raised {passes.backward_error}": int(bool(passes.backward_error)),
+            f"what comes after the {type(passes.error).__name__}": int(passes.error is not None),
         }
-        artifacts = [_artifacts(call, reading) for call in (calls.artifacts if calls else ())]
-        skips = reading.skips or ({"no reason given": self._skipped} if self._skipped > 0 else {})
-        unseen = _positive({"calls that could not be counted": int(calls is not None and not seen)})
-        if ended.no_backward:
-            unseen[f"backward, which raised {ended.no_backward}"] = 1
-        if ended.error is not None:
-            unseen[f"what comes after the {type(ended.error).__name__}"] = 1
+        seen = {
+            "calls": passes.calls,
+            "child Pythons": self.children.processes,
+            "graphs of child Pythons": self.children.graphs,
+        }
         return GraphStats(
             subject=name,
             warm=warm,
-            graphs=tuple(reading.graphs),
-            breaks=tuple(_timed(found, calls) for found in reading.breaks.values()),
-            recompiles=tuple(reading.recompiles),
-            fallbacks=_fallbacks(reading, calls.eager if calls is not None and seen else {}, ended.error, self.fresh),
-            artifacts=(*artifacts, *self.children.artifacts),
-            caches=dict(reading.caches),
-            skips=dict(skips),
-            wants_cudagraphs=asks,
+            graphs=tuple(log.graphs),
+            breaks=tuple(replace(b, times=max(calls.times(b.where.file, b.where.line), 1)) for b in breaks),
+            recompiles=tuple(log.recompiles),
+            fallbacks=_fallbacks(log, calls.eager if counted else {}, passes.error, self.fresh),
+            artifacts=(*_artifacts(log, calls), *self.children.artifacts),
+            caches=dict(log.caches),
+            skips=dict(log.skips or ({"no reason given": self._skipped} if self._skipped > 0 else {})),
+            wants_cudagraphs=wants_cudagraphs,
             device=device,
-            ran=calls.ran if calls is not None and seen else None,
-            switches=ended.switches,
-            switched_by=ended.by,
-            stopped=_stopped(ended),
-            children=self.children.processes,
-            before=len(before),
+            ran=calls.ran if counted else None,
+            state_changes=passes.state_changes,
+            changed_by=passes.changed_by,
+            error=_run_error(passes),
+            compiled_before=len(before),
             coverage=Coverage(
                 {
-                    "graphs": len(reading.graphs),
-                    "compiled runs": calls.ran if calls is not None else 0,
-                    **_positive({"calls": ended.calls}),
-                    **_positive({"child Pythons": self.children.processes}),
-                    **_positive({"graphs of child Pythons": self.children.graphs}),
+                    "graphs": len(log.graphs),
+                    "compiled runs": calls.ran,
+                    **{what: count for what, count in seen.items() if count},
                 },
-                unseen,
+                {what: count for what, count in unseen.items() if count},
             ),
         )
 
@@ -115,65 +137,57 @@ def _graphs_and_skips() -> tuple[int, int]:
     return counters("stats")["unique_graphs"], counters("inductor")["cudagraph_skips"]
 
 
-def _positive(counts: dict[str, int]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if count}
+def _artifacts(log: CompileLog, calls: CallProfiler) -> Iterator[Artifacts]:
+    for call in calls.artifacts:
+        used = set(log.hits[call.hits :]) & set(call.keys)
+        later = len(log.graphs) - call.compiled
+        yield Artifacts(call.action, len(call.keys), call.compiled, len(used), later, call.where)
 
 
-def _timed(found: GraphBreak, calls: CallWatch | None) -> GraphBreak:
-    times = calls.times(found.where.file, found.where.line) if calls is not None else 0
-    return replace(found, times=max(times, 1))
-
-
-def _artifacts(call: ArtifactCall, reading: Reading) -> Artifacts:
-    used = set(reading.hits[call.hits :]) & set(call.keys)
-    later = len(reading.graphs) - call.compiled
-    return Artifacts(call.action, len(call.keys), call.compiled, len(used), later, call.where)
-
-
-def _stopped(ended: Ended) -> Stopped | None:
-    if ended.error is None:
+def _run_error(passes: Passes) -> RunError | None:
+    if passes.error is None:
         return None
-    kind = type(ended.error).__name__
-    file, line = users_place(ended.eager or ended.error)  # compiled code raises from a file that nobody wrote
-    eager = (brief(ended.eager) if ended.eager is not None else "") if ended.compared else None
+    kind = type(passes.error).__name__
+    file, line = users_place(passes.eager or passes.error)  # compiled code raises from a file that nobody wrote
+    eager = (brief(passes.eager) if passes.eager is not None else "") if passes.compared else None
     where = Where("compile", file=file, line=line)
-    return Stopped(brief(ended.error), kind, eager, kind in _ASKED, where, lacking(ended.error))
+    return RunError(brief(passes.error), kind, eager, kind in _EXPECTED, where, lacking(passes.error))
 
 
-def _breaks_before(
-    before: Iterable[Code], reading: Reading, calls: CallWatch | None
-) -> Iterator[tuple[Code, GraphBreak]]:
-    """Breaks of code that was compiled before anybody listened: the function behind the break ran."""
-    told = {frame for found in reading.breaks.values() for frame in found.frames}
+def _breaks_before(before: Iterable[Code], log: CompileLog, calls: CallProfiler) -> Iterator[GraphBreak]:
+    """Breaks of code that was compiled before recording began: the function that resumes after the break ran."""
+    known = {frame for graph_break in log.breaks.values() for frame in graph_break.frames}
     for code in sorted(before):
-        place = resumed_in(code[1])
-        carried = place is not None and calls is not None and (code[0], place[1]) in calls.carried
-        if place is not None and not carried and (code[0], place[0]) not in told:
-            where = Where("compile", file=short_path(code[0]), line=place[1])
+        part = resumed_function(code[1])
+        outer = part is not None and (code[0], part[1]) in calls.outer_lines
+        if part is not None and not outer and (code[0], part[0]) not in known:
+            where = Where("compile", file=short_path(code[0]), line=part[1])
             reason = "it was compiled before the block, so that the reason was not seen"
-            yield code, GraphBreak(where, reason, SEE_IT, frames=frozenset([(code[0], place[0])]))
+            yield GraphBreak(where, reason, RESET_BEFORE, frames=frozenset([(code[0], part[0])]))
 
 
 def _fallbacks(
-    reading: Reading, eager: Mapping[int, EagerRun], error: BaseException | None, fresh: bool
+    log: CompileLog, eager: Mapping[int, EagerRun], error: BaseException | None, fresh: bool
 ) -> tuple[Fallback, ...]:
-    """Who ran eager, grouped by the reason; below what runs eager as a whole nothing is named.
+    """Eager modules and functions grouped by the reason; of a module that runs eager as a whole only itself.
 
     error: what ended the run. A failure to compile that was raised is no fallback.
     """
-    calling = {run.above for run in eager.values()}
-    eager = {key: run for key, run in eager.items() if not _is_empty(run, key in calling, reading)}
-    causes = {key: _cause(run, reading, fresh) for key, run in eager.items()}
+    callers = {run.caller for run in eager.values()}
+    eager = {key: run for key, run in eager.items() if not _is_empty(run, key in callers, log)}
+    causes = {key: _cause(run, log, fresh) for key, run in eager.items()}
     groups: dict[Failure, list[str]] = {}
     for key, run in eager.items():
-        above = causes.get(run.above) if run.above is not None else None
-        if above is not None and (
-            above.cause != "graph break" or (run.is_torchs and causes[key].cause in ("skipped", "unseen"))
+        outer = causes.get(run.caller) if run.caller is not None else None
+        if outer is not None and (
+            outer.cause != "graph break" or (run.is_torchs and causes[key].cause in ("skipped", "unseen"))
         ):
             continue
         groups.setdefault(causes[key], []).append(run.name)
-    for failure in reading.failures:
-        if failure.cause != "graph break" and failure not in groups and not _was_raised(failure, error):
+    for failure in log.failures:
+        # Dynamo wraps some exceptions into one of its own.
+        raised = error is not None and type(error).__name__ in (failure.kind, "InternalTorchDynamoError")
+        if failure.cause != "graph break" and failure not in groups and not raised:
             groups[failure] = [frame_name(failure.code)] if failure.code is not None else ["a function"]
     return tuple(
         Fallback(tuple(dict.fromkeys(names)), failure.cause, failure.reason, failure.where)
@@ -181,45 +195,87 @@ def _fallbacks(
     )
 
 
-def _was_raised(failure: Failure, error: BaseException | None) -> bool:
-    """Whether a failure to compile is what ended the run; Dynamo wraps some exceptions into one of its own."""
-    return error is not None and type(error).__name__ in (failure.kind, "InternalTorchDynamoError")
+def _is_empty(run: EagerRun, calls: bool, log: CompileLog) -> bool:
+    """Whether Dynamo compiled a function and there was no tensor operation in it. calls: it runs other modules."""
+    if run.is_torchs and run.caller is None and not calls:
+        return any(map(is_wrapper, log.empty))
+    return run.code in log.empty
 
 
-def _is_empty(run: EagerRun, calls: bool, reading: Reading) -> bool:
-    """Whether Dynamo looked at a function and found no tensor operation in it. calls: it runs other modules."""
-    if run.is_torchs and run.above is None and not calls:
-        return any(is_wrapper(code) for code in reading.empty)
-    return run.code in reading.empty
-
-
-def _cause(run: EagerRun, reading: Reading, fresh: bool) -> Failure:
-    """Why a function ran eager: a failure of its own, a break that cuts it, or none that Dynamo told."""
-    own = [failure for failure in reading.failures if _is_of(failure.code, run.code)]
+def _cause(run: EagerRun, log: CompileLog, fresh: bool) -> Failure:
+    """Why a function ran eager: a failure of its own, a break that splits it, or no reason in the trace."""
+    own = [failure for failure in log.failures if _is_of(failure.code, run.code)]
     hard = [failure for failure in own if failure.cause != "graph break"]
     if hard:
         return hard[-1]
-    if own or any(run.code[:2] in found.frames for found in reading.breaks.values()):
-        return Failure(run.code, "graph break", "a graph break cuts it")
-    if run.is_torchs and run.above is None and any(is_wrapper(code) for code in reading.empty):
+    if own or any(run.code[:2] in graph_break.frames for graph_break in log.breaks.values()):
+        return Failure(run.code, "graph break", "a graph break splits it")
+    outermost = run.is_torchs and run.caller is None
+    if outermost and any(map(is_wrapper, log.empty)):
         reason = "PyTorch's own modules are compiled through one function, which Dynamo leaves out for good once a "
         return Failure(run.code, "skipped", f"{reason}module without tensor operations (nn.Identity) was compiled")
-    if run.is_torchs and reading.breaks:  # what PyTorch's own code is called for at a break has no frame to compile
+    if run.is_torchs and log.breaks:  # code of PyTorch's own that runs at a break has no frame to compile
         return Failure(run.code, "graph break", "a graph ends where it is called")
     # A module of PyTorch's own is compiled through a wrapper, whose failure is the module's.
-    wrapper = [f for f in reading.failures if f.code and is_wrapper(f.code) and f.cause != "graph break"]
-    if wrapper and run.is_torchs and run.above is None:
+    wrapper = [f for f in log.failures if f.code and is_wrapper(f.code) and f.cause != "graph break"]
+    if wrapper and outermost:
         return wrapper[-1]
     file, _, line = run.code
     where = Where("compile", file=short_path(file), line=line) if is_users(file) else Where("compile")
     if not fresh:
-        reason = "nothing was told of it inside the block: Dynamo met it before the block, or leaves it out"
+        reason = "the trace of the block has no record of it: Dynamo met it before the block, or leaves it out"
         return Failure(run.code, "unseen", reason, where)
-    return Failure(run.code, "skipped", "Dynamo left it out and told no reason", where)
+    return Failure(run.code, "skipped", "Dynamo left it out and recorded no reason", where)
 
 
 def _is_of(code: Code | None, run: Code) -> bool:
-    """Whether a compiled frame is the function, or a part of it behind a graph break."""
+    """Whether a compiled frame is the function, or a part of it after a graph break."""
     if code is None or code[0] != run[0]:
         return False
     return code == run or code[1].startswith(f"torch_dynamo_resume_in_{run[1]}_at_")
+
+
+# Child processes, which this process cannot profile ------------------------------------------------------------
+
+
+@contextmanager
+def recorded_children() -> Iterator[Children]:
+    """Record what each Python process that is started inside compiles, saves and loads.
+
+    It finds our `sitecustomize` first on `PYTHONPATH`, which then imports its own. A process that is started with `-I`,
+    `-E`, `-S` or an environment of its own, and one that is forked, is not recorded.
+    """
+    children, before = Children(), os.environ.get("PYTHONPATH")
+    with tempfile.TemporaryDirectory(prefix="ampcheck-") as folder:
+        events = Path(folder, EVENTS)
+        events.touch()
+        shutil.copy(Path(__file__).with_name("startup_hook.py"), Path(folder, "sitecustomize.py"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (folder, before) if part)
+        try:
+            yield children
+        finally:
+            if before is None:
+                os.environ.pop("PYTHONPATH", None)
+            else:
+                os.environ["PYTHONPATH"] = before
+            _read_events(children, events.read_text(encoding="utf-8"))
+
+
+def _read_events(children: Children, text: str) -> None:
+    by_process: dict[int, list[Mapping[str, Any]]] = {}
+    for event in map(json.loads, text.splitlines()):
+        by_process.setdefault(event["pid"], []).append(event)
+    children.processes = len(by_process)
+    artifacts: list[Artifacts] = []
+    for events in by_process.values():
+        last = events[-1]
+        children.graphs += last["graphs"]
+        for event in (event for event in events if event["event"] != "end"):
+            hits, later = last["hits"] - event["hits"], last["graphs"] - event["graphs"]
+            where = Where("compile")
+            if is_users(event["file"]):
+                where = Where("compile", file=short_path(event["file"]), line=event["line"])
+            artifacts.append(
+                Artifacts(event["event"], event["keys"], event["graphs"], hits, later, where, "a child process")
+            )
+    children.artifacts = tuple(artifacts)

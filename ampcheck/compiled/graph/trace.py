@@ -1,4 +1,4 @@
-"""PyTorch's records of its compilations, read: graphs, breaks, recompiles, failures, caches. No torch runs."""
+"""Read PyTorch's trace of its compilations: graphs, breaks, guards that failed, failures, caches. No torch runs."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
-from ampcheck.compiled.graph.guards import closest, hint, read_guards
-from ampcheck.compiled.graph.records import Code, Graph, GraphBreak, Recompile
+from ampcheck.compiled.graph.stats import Code, Graph, GraphBreak, Recompile
 from ampcheck.core.run import Where
-from ampcheck.torchtools.dynamo import Told
+from ampcheck.torchtools.dynamo import TraceRecord
 from ampcheck.torchtools.source import is_users, short_path, users_line
 
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (\S+)', re.MULTILINE)
-_PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
-_BOUNDARY = (os.path.join("torch", "_dynamo", "eval_frame.py"), os.path.join("torch", "nn", "modules", "module.py"))
+_BREAK_LINE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
+_EVAL_FRAME = os.path.join("torch", "_dynamo", "eval_frame.py")
 _ASIDE = re.compile(r"\s*(For more information|Graph break in user code at|from user code|https?:)", re.IGNORECASE)
 _GENERIC = ("This graph break", "Dynamo has detected", "It may be possible", "Please report", "Note: Python")
 _LIMIT = "Dynamo recompile limit exceeded"
 _SOFT = ("Unsupported", "UserError", "StepUnsupported")
 _CACHES = {"fx_graph_cache": "FX graph cache", "aotautograd_cache": "AOTAutograd cache"}
+_RESULTS = {"hit": "hits", "miss": "misses", "bypass": "bypassed"}
 FIRST, WARM, LATE = "first call", "warm-up", "late"
-_TEXT = 240
-"""Letters of a reason that are shown."""
+_LENGTH = 240
+"""Characters of a reason that messages quote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A frame that was not compiled.
 
-    cause: `recompile limit`, `backend error` or `graph break`; kind: the class of the exception.
+    cause: `recompile limit`, `backend error`, `graph break`, `skipped` or `unseen`; kind: the class of the exception.
     """
 
     code: Code | None
@@ -45,47 +45,15 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Notes:
-    """Listens to the trace. stage: `FIRST` during the first call, `WARM` until the warm-up is over, then `LATE`."""
+class CompileLog:
+    """A listener of the trace that keeps what its records say, in their order.
 
-    stage: str = FIRST
-    _calls: int = 0
-    _told: list[tuple[str, Told, Where]] = field(default_factory=list)
-
-    def __call__(self, told: Told) -> None:
-        """Keep a record; of a recompilation also the user's line that called the compiled code."""
-        place = Where("compile")
-        if told.name == "recompile_reasons":
-            file, line = users_line(_torchs(sys._getframe()))
-            place = Where("compile", file=file, line=line)
-        self._told.append((self.stage, told, place))
-
-    def next_call(self) -> None:
-        """Another call of the warm-up begins."""
-        self._calls += 1
-        self.stage = FIRST if self._calls == 1 else WARM
-
-    @property
-    def compiled(self) -> int:
-        """How many graphs were compiled so far."""
-        return len(self.read().graphs)
-
-    def read(self) -> Reading:
-        """What the records say."""
-        reading = Reading()
-        for stage, told, place in self._told:
-            reading.add(told, stage, place)
-        return reading
-
-
-@dataclass(slots=True)
-class Reading:
-    """What the records say, in their order.
-
-    hits: keys of cached artifacts that were used. frames: how many compilations; empty: functions without a graph; met:
-    all functions that Dynamo looked at.
+    stage: `FIRST` during the first call, `WARM` until the warm-up is over, then `LATE`. hits: keys of cached artifacts
+    that were used. frames: how many compilations; empty: functions without a graph; seen: all functions that Dynamo
+    looked at.
     """
 
+    stage: str = FIRST
     graphs: list[Graph] = field(default_factory=list)
     breaks: dict[tuple[str, int, str], GraphBreak] = field(default_factory=dict)
     recompiles: list[Recompile] = field(default_factory=list)
@@ -95,117 +63,122 @@ class Reading:
     skips: Counter[str] = field(default_factory=Counter)
     frames: int = 0
     empty: set[Code] = field(default_factory=set)
-    met: set[Code] = field(default_factory=set)
+    seen: set[Code] = field(default_factory=set)
+    _calls: int = 0
     _codes: dict[str, Code] = field(default_factory=dict)
     _reasons: dict[str, tuple[str, Where]] = field(default_factory=dict)
     _broken: set[str] = field(default_factory=set)
-    _known: dict[Code, set[tuple[str, ...]]] = field(default_factory=dict)
+    _varied: dict[Code, set[tuple[str, ...]]] = field(default_factory=dict)
 
-    def add(self, told: Told, stage: str, place: Where) -> None:
-        """Take in one record, made at `place` of the user's code."""
-        cache, _, result = told.name.rpartition("_")
-        if told.name == "dynamo_graph_break_reason":
-            self._broken.add(told.compile_id)
-            self._break(read_break(told.text))
-        elif told.name == "recompile_reasons":
-            self._reasons[told.compile_id] = told.text, place
-        elif told.name == "compilation_metrics":
-            self._compiled(told, stage)
+    def next_call(self) -> None:
+        """Another call of the warm-up begins."""
+        self._calls += 1
+        self.stage = FIRST if self._calls == 1 else WARM
+
+    def __call__(self, record: TraceRecord) -> None:
+        """Take in one record; of a recompilation also the user's line that called the compiled code."""
+        cache, _, result = record.name.rpartition("_")
+        if record.name == "dynamo_graph_break_reason":
+            self._broken.add(record.compile_id)
+            self._break(read_break(record.text))
+        elif record.name == "recompile_reasons":
+            file, line = users_line(_innermost_of_torch(sys._getframe()))
+            self._reasons[record.compile_id] = record.text, Where("compile", file=file, line=line)
+        elif record.name == "compilation_metrics":
+            self._compiled(record)
         elif cache in _CACHES:
-            ending = {"hit": "hits", "miss": "misses", "bypass": "bypassed"}[result]
-            self.caches[f"{_CACHES[cache]} {ending}"] += 1
-            if result == "hit":
-                self.hits += _key(told.text)
-        if skip := told.fields.get("cudagraph_skip_reason"):
+            self.caches[f"{_CACHES[cache]} {_RESULTS[result]}"] += 1
+            if result == "hit" and (key := _cache_key(record.text)):
+                self.hits.append(key)
+        if skip := record.fields.get("cudagraph_skip_reason"):
             self.skips[str(skip)] += 1
 
-    def _compiled(self, told: Told, stage: str) -> None:
-        fields = told.fields
-        frame, _, _ = told.compile_id.partition("/")
+    def _compiled(self, record: TraceRecord) -> None:
+        fields = record.fields
+        frame, _, _ = record.compile_id.partition("/")
         reason = str(fields.get("fail_reason") or "")
         self.frames += 1
         if reason.startswith(_LIMIT):
-            last = self._guards(told)
-            text = f"the limit of recompilations was reached; the last guard that failed: {last}" if last else reason
-            code = self._codes.get(frame)
-            self.failures.append(Failure(code, "recompile limit", text, _place_of(code) if code else Where("compile")))
+            text, _ = self._reasons.get(record.compile_id, ("", None))
+            if text := text or str(fields.get("recompile_reason") or ""):
+                guard = read_guards(text)[0].text
+                reason = f"the limit of recompilations was reached; the last guard that failed: {guard}"
+            known = self._codes.get(frame)
+            self.failures.append(Failure(known, "recompile limit", reason, _defined(known)))
             return
         if fields.get("co_name") is None:
             return
         code = (str(fields["co_filename"]), str(fields["co_name"]), int(fields["co_firstlineno"]))
         self._codes[frame] = code
-        self.met.add(code)
+        self.seen.add(code)
         if fields.get("fail_type"):
-            self._failed(told, code, reason)
-        elif fields.get("has_guarded_code"):
-            ops = int(fields.get("graph_op_count") or 0)
+            self._failed(record, code, reason)
+            return
+        ops = int(fields.get("graph_op_count") or 0) if fields.get("has_guarded_code") else 0
+        if ops:
             seconds = int(fields.get("duration_us") or fields.get("dynamo_cumulative_compile_time_us") or 0) / 1e6
-            if ops:
-                self.graphs.append(Graph(frame_name(code), code, ops, seconds, stage == LATE))
-            else:
-                self.empty.add(code)
-            self._recompiled(told, code, stage)
+            self.graphs.append(Graph(frame_name(code), code, ops, seconds, self.stage == LATE))
         else:
             self.empty.add(code)
+        if fields.get("has_guarded_code"):
+            self._recompiled(record, code)
 
-    def _failed(self, told: Told, code: Code, reason: str) -> None:
-        file, line = told.fields.get("fail_user_frame_filename"), told.fields.get("fail_user_frame_lineno")
-        where = Where("compile", file=short_path(str(file)), line=line) if file and is_users(str(file)) else Where()
-        where = where if where.file else _place_of(code)
-        soft = told.fields["fail_type"] in _SOFT
-        if soft and told.compile_id not in self._broken:
+    def _failed(self, record: TraceRecord, code: Code, reason: str) -> None:
+        file, line = record.fields.get("fail_user_frame_filename"), record.fields.get("fail_user_frame_lineno")
+        where = _defined(code)
+        if file and is_users(str(file)):
+            where = Where("compile", file=short_path(str(file)), line=line)
+        soft = record.fields["fail_type"] in _SOFT
+        if soft and record.compile_id not in self._broken:
             title, advice = _titled(reason)
             self._break(GraphBreak(where, title, advice, frames=frozenset([code[:2]])))
         cause = "graph break" if soft else "backend error"
-        self.failures.append(Failure(code, cause, _short(reason), where, told.fields["fail_type"]))
+        self.failures.append(Failure(code, cause, _short(reason), where, record.fields["fail_type"]))
 
-    def _recompiled(self, told: Told, code: Code, stage: str) -> None:
-        text, called = self._reasons.pop(told.compile_id, ("", Where("compile")))
-        text = text or str(told.fields.get("recompile_reason") or "")
-        known = self._known.setdefault(code, set())
+    def _recompiled(self, record: TraceRecord, code: Code) -> None:
+        text, caller = self._reasons.pop(record.compile_id, ("", Where("compile")))
+        text = text or str(record.fields.get("recompile_reason") or "")
+        late, varied = self.stage == LATE, self._varied.setdefault(code, set())
         if not text:
-            if stage == LATE and told.fields.get("graph_op_count"):
+            if late and record.fields.get("graph_op_count"):
                 first = "code that had not run before"
-                self.recompiles.append(Recompile(frame_name(code), _place_of(code), "new code", first, late=True))
+                self.recompiles.append(Recompile(frame_name(code), _defined(code), "new code", first, late=True))
             return
         guards = read_guards(text)
-        guard, repeated = closest(guards, known)
+        guard, repeated = closest(guards, varied)
         # One call that needs a function in three sizes needs three graphs of it: those of its modules' weights.
-        repeated = repeated and not (stage == FIRST and guard.of_tensor)
-        known |= guard.families
-        where = _innermost(guard.stack) or (_place_of(code) if is_users(code[0]) else called)
+        repeated = repeated and not (self.stage == FIRST and guard.of_tensor)
+        varied |= guard.families
+        users = [(file, int(line)) for file, line, _ in _FRAME.findall(guard.stack) if is_users(file)]
+        where = _defined(code) if is_users(code[0]) else caller
+        if users:
+            where = Where("compile", file=short_path(users[-1][0]), line=users[-1][1])
         self.recompiles.append(
-            Recompile(frame_name(code), where, guard.kind, guard.text, repeated, stage == LATE, hint(guard.kind))
+            Recompile(frame_name(code), where, guard.kind, guard.text, repeated, late, hint(guard.kind))
         )
 
-    def _guards(self, told: Told) -> str:
-        text, _ = self._reasons.get(told.compile_id, ("", None))
-        text = text or str(told.fields.get("recompile_reason") or "")
-        return read_guards(text)[0].text if text else ""
-
-    def _break(self, found: GraphBreak) -> None:
-        key = (found.where.file, found.where.line or 0, found.reason)
+    def _break(self, new: GraphBreak) -> None:
+        key = (new.where.file, new.where.line or 0, new.reason)
         known = self.breaks.get(key)
-        frames = found.frames | known.frames if known else found.frames
-        self.breaks[key] = GraphBreak(found.where, found.reason, found.hint, found.times, frames)
+        self.breaks[key] = replace(new, frames=new.frames | known.frames) if known else new
 
 
 def read_break(text: str) -> GraphBreak:
-    """The place and the reason of a graph break, from the text of its record: place, reason, hints, traceback."""
+    """A graph break from the text of its record: line, reason, hints, traceback."""
     text = text.partition("Traceback (most recent call last)")[0]
-    told, _, stack = text.partition("User code traceback:")
-    frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack or told)]
-    inside = frames[_last_boundary(frames) :]
-    place = _PLACE.search(told)
-    users = [frame for frame in inside if is_users(frame[0]) and not _is_pythons(frame[0])]
+    head, _, stack = text.partition("User code traceback:")
+    frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack or head)]
+    # The compiled region begins at the last wrapper of torch.compile; code further out called it.
+    wrappers = [index for index, (f, _, name) in enumerate(frames) if f.endswith(_EVAL_FRAME) and name != "_fn"]
+    inside = frames[wrappers[-1] + 1 if wrappers else 0 :]
+    users = [frame for frame in inside if is_users(frame[0]) and not _of_standard_library(frame[0])]
     if users:
         file, line, _ = users[-1]
-    elif place:
-        file, line = place[1], int(place[2])
+    elif named := _BREAK_LINE.search(head):
+        file, line = named[1], int(named[2])
     else:
         file, line, _ = frames[-1] if frames else ("", 0, "")
-    reason = told.partition("Graph Break Reason: ")[2] or told
-    title, advice = _titled(reason)
+    title, advice = _titled(head.partition("Graph Break Reason: ")[2] or head)
     where = Where("compile", file=short_path(file), line=line or None)
     return GraphBreak(where, title, advice, frames=frozenset((name, function) for name, _, function in inside))
 
@@ -220,32 +193,19 @@ def frame_name(code: Code) -> str:
     file, name, line = code
     if is_wrapper(code):
         return "the compiled module"
-    name = re.sub(r"torch_dynamo_resume_in_(.+)_at_\d+", r"\1, behind a break", name)
+    name = re.sub(r"torch_dynamo_resume_in_(.+)_at_\d+", r"\1, after a break", name)
     return f"{name} ({short_path(file)}:{line})"
 
 
-def resumed_in(name: str) -> tuple[str, int] | None:
-    """The function, and the line, that a function of Dynamo's goes on with behind a graph break."""
-    match = re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_(\d+)", name)
-    return (match[1], int(match[2])) if match else None
-
-
-def _is_pythons(file: str) -> bool:
-    """Whether a file is of Python's standard library."""
+def _of_standard_library(file: str) -> bool:
     return file.startswith(os.path.dirname(os.__file__) + os.sep) and "site-packages" not in file
 
 
-def _torchs(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame that is PyTorch's; those further in belong to the logging that calls us."""
+def _innermost_of_torch(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of PyTorch's; those further in are of the logging that calls the listener."""
     while frame is not None and f"{os.sep}torch{os.sep}" not in frame.f_code.co_filename:
         frame = frame.f_back
     return frame
-
-
-def _last_boundary(frames: list[tuple[str, int, str]]) -> int:
-    """Where the compiled region begins in a traceback; code further out called it."""
-    found = [place for place, (file, _, name) in enumerate(frames) if file.endswith(_BOUNDARY[0]) and name != "_fn"]
-    return found[-1] + 1 if found else 0
 
 
 def _titled(reason: str) -> tuple[str, str]:
@@ -261,23 +221,141 @@ def _titled(reason: str) -> tuple[str, str]:
 
 def _short(text: str) -> str:
     line = re.sub(r" at 0x[0-9a-f]+", "", " ".join(text.partition("\n\n")[0].split()))
-    return line if len(line) <= _TEXT else f"{line[: _TEXT - 3]}..."
+    return line if len(line) <= _LENGTH else f"{line[: _LENGTH - 3]}..."
 
 
-def _place_of(code: Code) -> Where:
-    file, _, line = code
-    return Where("compile", file=short_path(file), line=line) if is_users(file) else Where("compile")
+def _defined(code: Code | None) -> Where:
+    """The first line of a function of the user's."""
+    if code is None or not is_users(code[0]):
+        return Where("compile")
+    return Where("compile", file=short_path(code[0]), line=code[2])
 
 
-def _innermost(stack: str) -> Where | None:
-    users = [(file, int(line)) for file, line, _ in _FRAME.findall(stack) if is_users(file)]
-    return Where("compile", file=short_path(users[-1][0]), line=users[-1][1]) if users else None
-
-
-def _key(text: str) -> Iterator[str]:
+def _cache_key(text: str) -> str:
     try:
-        key = json.loads(text).get("key")
+        return str(json.loads(text).get("key") or "")
     except (ValueError, AttributeError):
-        return
-    if key:
-        yield str(key)
+        return ""
+
+
+# Guards ----------------------------------------------------------------------------------------------------------
+
+_TENSOR = re.compile(r"tensor '(.*?)' (.+?) mismatch(?: at index (\d+))?")
+_SIZE = re.compile(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]")
+_CONSTANT = re.compile(r"(.+?) (==|is|!=|is not|in|not in) .+")
+_IDENTITY = re.compile(r"___check_(?:obj|type)_id\((.+?), \d+\)|len\((.+?)\) ==|___dict_\w+\((.+?)[,)]")
+_STACK = "\nUser stack trace:\n"
+
+HINTS = {
+    "shape": "mark the dimension with torch._dynamo.mark_dynamic(tensor, dim) before the first call, compile with "
+    "dynamic=True; where Python code needs the size (range, a list of that length) only padding to few sizes helps; "
+    "sizes 0 and 1 are always specialised",
+    "stride": "bring the input to one memory layout before the call, with contiguous()",
+    "rank": "give the input one number of dimensions, or compile one function for each",
+    "dtype": "give the input one dtype, or warm up with each that occurs",
+    "device": "keep the input on one device, or warm up with each that occurs",
+    "requires_grad": "call with inputs that agree in requires_grad, or warm up with both",
+    "training flag": "switch train() and eval() seldom, and warm up with both; or compile one function for each",
+    "grad mode": "run the warm-up with and without torch.no_grad(), or compile one function for each",
+    "inference mode": "use torch.no_grad() where the same code also runs in training, or warm up under inference_mode",
+    "autocast": "enter autocast inside the compiled function, or warm up in each autocast state that occurs",
+    "constant attribute": "keep what changes in a buffer (register_buffer(name, torch.tensor(value))), or set "
+    "torch._dynamo.config.allow_unspec_int_on_nn_module = True for an integer",
+    "constant": "pass what changes as a tensor; Python values are compiled into the graph",
+    "identity": "keep one object instead of creating a new one for each call",
+    "backend": "wrap with torch.compile once, and keep the result",
+    "invalidated": "keep the objects that the graph was compiled for alive",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One failed guard. families: what varies, without its value; a family that failed before has varied before.
+    of_tensor: it checks the size, layout, dtype or the like of a tensor."""
+
+    kind: str
+    text: str
+    families: frozenset[tuple[str, ...]]
+    global_state: bool = False
+    of_tensor: bool = False
+    stack: str = ""
+
+
+def read_guards(text: str) -> list[Guard]:
+    """The failed guards of a recompilation, one for each older compilation, the newest first.
+
+    text: the payload of the record `recompile_reasons`: one reason, or a JSON list of them.
+    """
+    try:
+        reasons = json.loads(text)
+    except ValueError:
+        reasons = text
+    return [_guard(str(reason)) for reason in (reasons if isinstance(reasons, list) else [reasons])]
+
+
+def closest(guards: Sequence[Guard], known: Collection[tuple[str, ...]]) -> tuple[Guard, bool]:
+    """The most specific guard, and whether all that differs had differed before.
+
+    Each older compilation names the first of its guards that fails, global state before tensors. Values that have not
+    varied yet come first; among those the compilation that agrees longest.
+    """
+
+    def order(guard: Guard) -> tuple[bool, bool, int]:
+        return guard.families <= set(known), guard.global_state, len(guard.families)
+
+    best = min(guards, key=order)
+    return best, best.families <= set(known)
+
+
+def hint(kind: str) -> str:
+    """How recompilations of this kind are avoided."""
+    return HINTS.get(kind) or next((HINTS[part] for part in kind.split(" and ") if part in HINTS), "")
+
+
+def _guard(reason: str) -> Guard:
+    text, _, stack = reason.partition(_STACK)
+    of_module = "allow_unspec_int_on_nn_module" in text  # PyTorch's own advice, which follows such a guard alone
+    text = re.sub(r"^\S+: ", "", text, count=1)
+    text = " ".join(text.partition("  #")[0].split())
+    if text.startswith("GLOBAL_STATE changed:"):
+        flags = text.partition(":")[2].split()
+        kinds = list(dict.fromkeys(map(_flag_kind, flags))) or ["global state"]
+        families = frozenset(("global", flag) for flag in flags)
+        return Guard(" and ".join(kinds), text, families, global_state=True, stack=stack)
+    kind, family = _kind(text)
+    kind = "constant attribute" if of_module and kind == "constant" else kind
+    of_tensor = bool(_TENSOR.match(text) or _SIZE.search(text))
+    return Guard(kind, text, frozenset([family]), of_tensor=of_tensor, stack=stack)
+
+
+def _flag_kind(flag: str) -> str:
+    if flag.startswith("autocast"):
+        return "autocast"
+    return "grad mode" if flag == "grad_mode" else flag.replace("_", " ")
+
+
+def _kind(text: str) -> tuple[str, tuple[str, ...]]:
+    """The kind of what differs, and its family."""
+    if match := _TENSOR.match(text):
+        name, what, index = match[1], match[2], match[3] or ""
+        if what == "size":
+            return "shape", ("shape", name, index)
+        if what == "dispatch key set":
+            expected, _, actual = text.partition("actual")
+            kind = "inference mode" if ("Autograd" in expected) != ("Autograd" in actual) else "dispatch keys"
+            return kind, (kind, name)
+        return what, (what, name, index)
+    if match := _SIZE.search(text):
+        return "shape", ("shape", match[1], match[2])
+    if "BACKEND_MATCH" in text:
+        return "backend", ("backend",)
+    if "invalidated" in text:
+        return "invalidated", ("invalidated",)
+    if ".training == " in text:
+        return "training flag", ("training",)
+    if match := _IDENTITY.search(text):
+        return "identity", ("identity", next(filter(None, match.groups()), text))
+    if match := _CONSTANT.fullmatch(text):
+        attribute = match[1].startswith("self.") or "._modules[" in match[1]
+        return "constant attribute" if attribute else "constant", ("constant", match[1])
+    return "other", ("other", re.sub(r"\d+", "#", text))

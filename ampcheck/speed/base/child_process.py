@@ -22,7 +22,7 @@ from ampcheck.speed.steps import StepConfig, step_of
 from ampcheck.torchtools import dynamo
 
 if TYPE_CHECKING:
-    from ampcheck.compiled.graph.recorder import Noting
+    from ampcheck.compiled.graph.recorder import GraphRecorder
 
 
 def commands() -> Launch:
@@ -38,7 +38,7 @@ class Launch:
         self._clock: Clock
         self._device = "cpu"
         self._subject = ""
-        self._recorder: Noting | None = None
+        self._recorder: GraphRecorder | None = None
         self._recording = ExitStack()
         self._unavailable = ""
         self._owns_threads = False
@@ -122,12 +122,12 @@ class Launch:
         """The fields of `Signals`: graphs, breaks and recompilations so far."""
         if self._recorder is None:
             return {"unavailable": self._unavailable}
-        from ampcheck.compiled.graph.run import Ended
+        from ampcheck.compiled.graph.run import Passes
 
-        stats = self._recorder.stats(self._subject, Ended(), device=self._device)
+        stats = self._recorder.stats(self._subject, Passes(), device=self._device)
         breaks = [graph_break for graph_break in stats.breaks for _ in range(graph_break.times)]
         return {
-            "unavailable": stats.untold,
+            "unavailable": stats.unsupported,
             "graphs": len(stats.graphs),
             "breaks": [[f"{each.where.file}:{each.where.line}", " ".join(each.reason.split())] for each in breaks],
             "recompiles": [[each.frame, " ".join(each.guard.split())] for each in stats.recompiles],
@@ -135,15 +135,15 @@ class Launch:
 
     def _record_graphs(self) -> None:
         """Record what Dynamo compiles from now on. A target that never compiles does not import it."""
-        self._unavailable = dynamo.untold()
+        self._unavailable = dynamo.trace_unsupported()
         if not self._unavailable:
-            from ampcheck.compiled.graph.recorder import Noting
+            from ampcheck.compiled.graph.recorder import GraphRecorder
 
-            self._recorder = Noting()
+            self._recorder = GraphRecorder()
             self._recording.enter_context(self._recorder.trace())
 
     def _set_stage(self, name: str) -> None:
         if self._recorder is not None:
             from ampcheck.compiled.graph import trace
 
-            self._recorder.notes.stage = getattr(trace, name)
+            self._recorder.log.stage = getattr(trace, name)

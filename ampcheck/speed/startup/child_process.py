@@ -90,19 +90,25 @@ class Start:
 
     def start(self, config: Mapping[str, Any]) -> Figures:
         """Build a step of this configuration, and run the first few."""
-        from ampcheck.compiled.graph.recorder import Noting
-        from ampcheck.compiled.graph.run import Ended
+        from ampcheck.compiled.graph.recorder import GraphRecorder
+        from ampcheck.compiled.graph.run import Passes
         from ampcheck.compiled.graph.trace import FIRST, LATE, WARM
         from ampcheck.speed.steps import EAGER, StepConfig
-        from ampcheck.torchtools.dynamo import Told, compile_seconds, compile_trace, kernel_count, untold
+        from ampcheck.torchtools.dynamo import (
+            TraceRecord,
+            compile_seconds,
+            compile_trace,
+            kernel_count,
+            trace_unsupported,
+        )
 
         chosen = StepConfig(**config)
         if chosen.mode == EAGER:
             return self._run(chosen, [nullcontext] * PASSES)
-        recorder, trace = Noting(), list[Told]()
+        recorder, trace = GraphRecorder(), list[TraceRecord]()
 
         def stage(name: str) -> AbstractContextManager[None]:
-            recorder.notes.stage = name
+            recorder.log.stage = name
             return nullcontext()
 
         before = _binaries()
@@ -111,18 +117,18 @@ class Start:
             imported = time.perf_counter() - begin
             figures = self._run(chosen, [partial(stage, name) for name in (FIRST, WARM, LATE)])
             figures["built"] += imported
-            with recorder.calls_counted({}, frozenset()):  # slows Python down, and comes after the timed steps
+            with recorder.profile():  # slows Python down, and comes after the timed steps
                 self.step()
         figures.update(
             compiling=compile_seconds(),
             kernels=kernel_count(),
             off=_disabled_caches(),
-            untold=untold(),
+            untold=trace_unsupported(),
             binaries=len(_binaries() - before),
             lookups=[lookup for record in trace if (lookup := _lookup(record.name, record.text)) is not None],
         )
         if not figures["untold"]:
-            graph = recorder.stats(self.subject.name, Ended(calls=PASSES + 1), device=self.device)
+            graph = recorder.stats(self.subject.name, Passes(calls=PASSES + 1), device=self.device)
             figures["graph"] = base64.b64encode(pickle.dumps(graph)).decode()
         return figures
 

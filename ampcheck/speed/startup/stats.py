@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from ampcheck.compiled.graph.records import GraphStats
+from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar
 from ampcheck.speed.startup.breakeven import BreakEven, break_even

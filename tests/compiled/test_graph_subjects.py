@@ -1,4 +1,4 @@
-"""assert_graph on every kind of subject: compiled already, raising, training, with bad settings, with nothing seen."""
+"""Graphs of every kind of subject: compiled already, raising, training, with bad settings, with nothing seen."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from hygiene_cases import (
+from graph_cases import (
+    EAGER,
     Net,
     X,
+    assert_graphs,
     double,
     failures,
     judge,
@@ -22,8 +24,9 @@ from hygiene_cases import (
 from torch import nn
 
 from ampcheck.compiled.accuracy.judge import judge_accuracy
-from ampcheck.compiled.graph.judge import assert_graph, judge_graph, measure_graph, observe_graphs
+from ampcheck.compiled.graph.judge import judge_graph, measure_graph, observe_graphs
 from ampcheck.compiled.graph.run import own_device
+from ampcheck.compiled.options import CompileOptions, GraphLimits
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
@@ -112,7 +115,7 @@ def test_what_is_compiled_already_runs_with_its_own_settings(model: object) -> N
     assert run.coverage.seen["graphs"] == 1
     assert not any(table.title.startswith("Compiler caches") for table in run.tables), "not its own backend"
     with pytest.raises(UsageError, match="compiled already, so mode"):
-        judge_graph(Subject((model, [(X,)])), mode="default")
+        judge_graph(Subject((model, [(X,)])), options=CompileOptions(mode="default"))
 
 
 def counted(compile: Callable[[nn.Module], object]) -> tuple[object, nn.BatchNorm1d]:
@@ -178,7 +181,7 @@ def test_what_the_findings_tell_dynamo_does_not_log_besides() -> None:
     try:
         for act in (
             lambda: judge((lambda x: x + 1, [(x,) for x in shape])),
-            lambda: judge_accuracy((lambda x: x + 1, [(x,) for x in shape]), options={"backend": "eager"}),
+            lambda: judge_accuracy((lambda x: x + 1, [(x,) for x in shape]), options=CompileOptions("eager")),
         ):
             too_often(act)
         assert [record.getMessage() for record in told.buffer] == []
@@ -205,7 +208,7 @@ def test_autocast_is_entered_around_each_call() -> None:
         seen.append(torch.is_autocast_enabled("cpu"))
         return x @ x
 
-    measure_graph(Subject((noting, [(X,)])), backend="eager", dtype=torch.bfloat16)
+    measure_graph(Subject((noting, [(X,)])), options=EAGER, dtype=torch.bfloat16)
     assert seen
     assert all(seen)
 
@@ -218,33 +221,33 @@ def test_a_training_loop_is_judged_after_its_first_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("make", "words"),
     [
-        ({"mode": "fast"}, "default, reduce-overhead, max-autotune"),
-        ({"backend": "nope"}, "inductor"),
-        ({"max_breaks": -1}, "0 or more"),
-        ({"max_recompiles": True}, "0 or more"),
-        ({"warmup": 0}, "1 or more"),
-        ({"dynamic": "yes"}, "None, True or False"),
-        ({"mode": "default", "options": {"x": 1}}, "not both"),
-        ({"dtype": "float17"}, "float16"),
-        ({"device": "nope"}, "device"),
-        ({"dtype": "float64"}, "float16 or bfloat16, not to float64; dtype=None"),
-        ({"dtype": "float8_e4m3fn"}, "float16 or bfloat16"),
+        (lambda: CompileOptions(mode="fast"), "default, reduce-overhead, max-autotune"),
+        (lambda: CompileOptions("nope"), "inductor"),
+        (lambda: CompileOptions(dynamic="yes"), "True or False"),
+        (lambda: CompileOptions(mode="default", options={"x": 1}), "not both"),
+        (lambda: GraphLimits(max_breaks=-1), "0 or more"),
+        (lambda: GraphLimits(max_recompiles=True), "0 or more"),
+        (lambda: GraphLimits(warmup=0), "1 or more"),
+        (lambda: assert_graphs(double, [(X,)], dtype="float17"), "float16"),
+        (lambda: assert_graphs(double, [(X,)], device="nope"), "device"),
+        (lambda: assert_graphs(double, [(X,)], dtype="float64"), "float16, bfloat16, float32; found float64"),
+        (lambda: assert_graphs(double, [(X,)], dtype="float8_e4m3fn"), "float16, bfloat16"),
     ],
 )
-def test_bad_settings_are_refused_with_the_valid_ones(settings: dict[str, object], words: str) -> None:
+def test_bad_settings_are_refused_with_the_valid_ones(make: Callable[[], object], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        assert_graph(double, [(X,)], **settings)  # type: ignore[arg-type]
+        make()
     assert "\n" not in str(caught.value)
 
 
 def test_a_subject_brings_its_own_calls_and_name() -> None:
     subject = Subject((double, [(X,)]), name="mine")
-    assert assert_graph(subject, backend="eager").findings[0].subject == "mine"
+    assert assert_graphs(subject).findings[0].subject == "mine"
     for settings in ({"calls": [(X,)]}, {"name": "other"}):
         with pytest.raises(UsageError):
-            assert_graph(subject, **settings)  # type: ignore[arg-type]
+            assert_graphs(subject, **settings)  # type: ignore[arg-type]
 
 
 def test_warnings_of_the_model_are_not_raised_as_errors() -> None:

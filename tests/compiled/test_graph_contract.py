@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ampcheck.compiled.graph.judge import judge_graph, measure_graph, observe_graphs
+from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.torchtools import dynamo
@@ -24,11 +25,11 @@ def branching(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_this_pytorch_is_known() -> None:
-    assert dynamo.untold() == ""
+    assert dynamo.trace_unsupported() == ""
 
 
 def test_every_graph_that_dynamo_counts_is_told() -> None:
-    told: list[dynamo.Told] = []
+    told: list[dynamo.TraceRecord] = []
     torch._dynamo.reset()
     before = dynamo.counters("stats")["unique_graphs"]
     with dynamo.compile_trace(told.append):
@@ -42,7 +43,7 @@ def test_every_graph_that_dynamo_counts_is_told() -> None:
 
 
 def test_the_trace_is_left_alone_afterwards() -> None:
-    told: list[dynamo.Told] = []
+    told: list[dynamo.TraceRecord] = []
     with dynamo.compile_trace(told.append):
         pass
     torch.compile(lambda x: x + 3, backend="eager")(X)
@@ -73,16 +74,17 @@ def test_an_unknown_pytorch_is_a_clear_skip(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_pytorch_that_compiles_and_tells_nothing_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamo, "TOLD", frozenset())
-    stats = measure_graph(Subject((branching, [(X,)])), backend="eager")
-    assert "without telling it" in stats.untold
+    monkeypatch.setattr(dynamo, "TRACE_RECORDS", frozenset())
+    stats = measure_graph(Subject((branching, [(X,)])), options=CompileOptions("eager"))
+    assert "wrote no record" in stats.unsupported
 
 
+@pytest.mark.slow
 def test_a_pytorch_without_cache_artifacts_and_stances_imports_and_runs() -> None:
     code = (
         "import torch; c = torch.compiler; del c.save_cache_artifacts, c.load_cache_artifacts, c.set_stance\n"
         "from ampcheck.compiled.graph.judge import judge_graph; from ampcheck.core.subject import Subject\n"
-        "from hygiene_cases import Net\n"
+        "from graph_cases import Net\n"
         "model = Net(); model.compile(backend='eager')\n"
         "wrong = Subject((model, [(torch.ones(1, 3),)]))\n"
         "assert not judge_graph(Subject((model, [(torch.ones(1, 4),)]))).failed; assert judge_graph(wrong).failed\n"

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from ampcheck.catalog import REGISTRY
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS, check_graph, tables
-from ampcheck.compiled.graph.records import (
+from ampcheck.compiled.graph.stats import (
     Artifacts,
     Fallback,
     Graph,
     GraphBreak,
     GraphStats,
     Recompile,
-    Stopped,
+    RunError,
 )
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
 
@@ -144,7 +144,7 @@ def test_cuda_graphs_that_were_asked_for_are_used(
 
 def test_an_output_that_was_overwritten_is_found() -> None:
     text = "RuntimeError: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run"
-    stats = replace(CLEAN, stopped=Stopped(text, "RuntimeError"))
+    stats = replace(CLEAN, error=RunError(text, "RuntimeError"))
     assert failed(stats) == ["cudagraph"]
     assert "mark_step_begin" in found(stats, "cudagraph")[0].hint
 
@@ -152,15 +152,15 @@ def test_an_output_that_was_overwritten_is_found() -> None:
 @pytest.mark.parametrize(
     ("stopped", "checks"),
     [
-        (Stopped("ValueError: x", "ValueError"), ["compiled-exception"]),
-        (Stopped("ValueError: x", "ValueError", eager="ValueError: x"), ["coverage"]),
-        (Stopped("ValueError: x", "ValueError", eager=None), ["coverage"]),
-        (Stopped("InvalidCxxCompiler: none", "InvalidCxxCompiler", machine="no compiler"), []),
-        (Stopped("ImportError: file too short", "ImportError", eager=None, machine="a broken file"), []),
+        (RunError("ValueError: x", "ValueError"), ["compiled-exception"]),
+        (RunError("ValueError: x", "ValueError", eager="ValueError: x"), ["coverage"]),
+        (RunError("ValueError: x", "ValueError", eager=None), ["coverage"]),
+        (RunError("InvalidCxxCompiler: none", "InvalidCxxCompiler", machine="no compiler"), []),
+        (RunError("ImportError: file too short", "ImportError", eager=None, machine="a broken file"), []),
     ],
 )
-def test_an_exception_is_the_compilers_or_the_subjects_own(stopped: Stopped, checks: list[str]) -> None:
-    assert failed(replace(CLEAN, stopped=stopped)) == checks
+def test_an_exception_is_the_compilers_or_the_subjects_own(stopped: RunError, checks: list[str]) -> None:
+    assert failed(replace(CLEAN, error=stopped)) == checks
 
 
 def test_nothing_compiled_is_a_failure_and_declined_is_a_skip_with_the_reason() -> None:
@@ -172,7 +172,7 @@ def test_nothing_compiled_is_a_failure_and_declined_is_a_skip_with_the_reason() 
 
 
 def test_an_unknown_pytorch_gives_one_skip_and_no_other_verdict() -> None:
-    (finding,) = check_graph(replace(CLEAN, untold="PyTorch 9 is new", breaks=(broken(3),)))
+    (finding,) = check_graph(replace(CLEAN, unsupported="PyTorch 9 is new", breaks=(broken(3),)))
     assert finding.verdict is Verdict.SKIP
     assert "PyTorch 9 is new" in finding.message
 

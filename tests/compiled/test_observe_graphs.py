@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from hygiene_cases import Branching
+from graph_cases import Branching
 from torch import nn
 
-from ampcheck.compiled.graph.children import watched_children
 from ampcheck.compiled.graph.judge import Observed, judge_graph, observe_graphs
+from ampcheck.compiled.graph.recorder import recorded_children
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.core.subject import Subject
@@ -106,7 +106,7 @@ def test_a_break_that_was_compiled_before_the_block_is_found_by_what_runs_behind
     assert failures(seen.run) == ["graph-break"]
     (found,) = seen.run.of(Verdict.FAIL)
     line = Branching.forward.__code__.co_firstlineno + 2
-    assert (Path(found.where.file).name, found.where.line) == ("hygiene_cases.py", line)
+    assert (Path(found.where.file).name, found.where.line) == ("graph_cases.py", line)
     assert "compiled before the block" in found.message
     assert "warm up inside" in found.hint
 
@@ -141,7 +141,7 @@ def test_a_break_that_is_compiled_inside_the_block_is_told_once_with_its_reason(
         seen = observed(lambda: [compiled(X) for _ in range(2)], max_breaks=2)
     assert seen.stats is not None
     assert [(one.times, "compiled before" in one.reason) for one in seen.stats.breaks] == [(2, False)]
-    assert seen.stats.before == 0
+    assert seen.stats.compiled_before == 0
     assert {f.verdict for f in seen.run.findings} == {Verdict.PASS} if seen.run else False
 
 
@@ -187,7 +187,8 @@ def test_an_exception_of_the_block_goes_on_and_the_run_is_kept() -> None:
 @pytest.mark.parametrize("wrong", [-1, "a", True, 0.5])
 def test_a_limit_that_is_no_number_of_times_is_refused_before_the_block_runs(wrong: Any) -> None:
     for limit in ("max_breaks", "max_recompiles"):
-        with pytest.raises(UsageError, match=f"{limit} is a number of times"), observe_graphs(**{limit: wrong}):
+        required = f"{limit} must be a whole number, 0 or more"
+        with pytest.raises(UsageError, match=required), observe_graphs(**{limit: wrong}):
             pytest.fail("the block ran")
 
 
@@ -287,6 +288,7 @@ def python(code: str, *options: str, **environment: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
 
 
+@pytest.mark.slow
 def test_a_child_process_that_saves_too_early_is_found() -> None:
     run = judge_graph(Subject(lambda: python("import torch; torch.compiler.save_cache_artifacts()"), name="planted"))
     (found,) = run.of(Verdict.FAIL)
@@ -296,9 +298,10 @@ def test_a_child_process_that_saves_too_early_is_found() -> None:
     assert run.of(Verdict.PASS) == (), "nothing else was looked at"
 
 
+@pytest.mark.slow
 def test_a_child_process_tells_what_it_compiled() -> None:
     code = "import torch; torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))"
-    with watched_children() as children:
+    with recorded_children() as children:
         python(code)
         python("print(1)")
     assert (children.processes, children.graphs) == (1, 1)
@@ -306,13 +309,13 @@ def test_a_child_process_tells_what_it_compiled() -> None:
 
 def test_a_child_keeps_its_own_start_and_path(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.own = 'started'\n")
-    with watched_children():
+    with recorded_children():
         code = f"import sys; print(own, {os.environ['PYTHONPATH'].split(os.pathsep)[0]!r} in sys.path)"
         path = os.pathsep.join((os.environ["PYTHONPATH"], str(tmp_path)))
         assert python(code, PYTHONPATH=path).split() == ["started", "False"]
 
 
 def test_a_child_that_takes_no_notice_of_the_environment_runs_as_ever() -> None:
-    with watched_children() as children:
+    with recorded_children() as children:
         assert python("print('ran')", "-E") == "ran\n"
     assert children.processes == 0

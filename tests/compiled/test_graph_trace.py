@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.compiled.graph.guards import HINTS, closest, hint, read_guards
-from ampcheck.compiled.graph.trace import Notes, read_break
-from ampcheck.torchtools.dynamo import Told
+from ampcheck.compiled.graph.trace import HINTS, CompileLog, closest, hint, read_break, read_guards
+from ampcheck.torchtools.dynamo import TraceRecord
 
 SAID = {
     "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5": "shape",
@@ -121,41 +120,39 @@ def test_no_text_of_a_break_is_too_odd_to_be_read(text: str) -> None:
     assert read_break(text).times == 1
 
 
-def metrics(compile_id: str, **fields: object) -> Told:
+def metrics(compile_id: str, **fields: object) -> TraceRecord:
     known = {"co_name": "f", "co_filename": "/models/net.py", "co_firstlineno": 3, "has_guarded_code": True}
-    return Told("compilation_metrics", compile_id, {**known, "graph_op_count": 2, **fields}, "")
+    return TraceRecord("compilation_metrics", compile_id, {**known, "graph_op_count": 2, **fields}, "")
 
 
 def test_a_frame_that_hits_the_limit_is_known_by_its_earlier_compilations() -> None:
-    notes = Notes()
-    notes(metrics("5/0"))
+    log = CompileLog()
+    log(metrics("5/0"))
     limit = "Dynamo recompile limit exceeded\n  Explanation: ..."
-    notes(metrics("5/8", fail_reason=limit, fail_type="Unsupported", co_name=None, recompile_reason="5/7: self.i == 7"))
-    (failure,) = notes.read().failures
+    log(metrics("5/8", fail_reason=limit, fail_type="Unsupported", co_name=None, recompile_reason="5/7: self.i == 7"))
+    (failure,) = log.failures
     assert failure.cause == "recompile limit"
     assert failure.code == ("/models/net.py", "f", 3)
     assert "self.i == 7" in failure.reason
 
 
 def test_a_frame_that_failed_softly_is_a_break_and_one_that_failed_hard_is_not() -> None:
-    notes = Notes()
-    notes(metrics("0/0", fail_type="Unsupported", fail_reason="Attempt to trace generator\n  Explanation: no."))
-    notes(metrics("1/0", fail_type="BackendCompilerFailed", fail_reason="boom"))
-    reading = notes.read()
-    assert [found.reason for found in reading.breaks.values()] == ["Attempt to trace generator: no."]
-    assert [failure.cause for failure in reading.failures] == ["graph break", "backend error"]
-    assert reading.graphs == []
+    log = CompileLog()
+    log(metrics("0/0", fail_type="Unsupported", fail_reason="Attempt to trace generator\n  Explanation: no."))
+    log(metrics("1/0", fail_type="BackendCompilerFailed", fail_reason="boom"))
+    assert [found.reason for found in log.breaks.values()] == ["Attempt to trace generator: no."]
+    assert [failure.cause for failure in log.failures] == ["graph break", "backend error"]
+    assert log.graphs == []
 
 
 def test_cached_results_are_counted_with_their_keys() -> None:
-    notes = Notes()
+    log = CompileLog()
     for name in ("fx_graph_cache_hit", "fx_graph_cache_miss", "aotautograd_cache_hit", "aotautograd_cache_bypass"):
-        notes(Told(name, "0/0", {}, json.dumps({"key": name})))
-    reading = notes.read()
-    assert reading.caches == {
+        log(TraceRecord(name, "0/0", {}, json.dumps({"key": name})))
+    assert log.caches == {
         "FX graph cache hits": 1,
         "FX graph cache misses": 1,
         "AOTAutograd cache hits": 1,
         "AOTAutograd cache bypassed": 1,
     }
-    assert reading.hits == ["fx_graph_cache_hit", "aotautograd_cache_hit"]
+    assert log.hits == ["fx_graph_cache_hit", "aotautograd_cache_hit"]

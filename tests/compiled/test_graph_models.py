@@ -1,14 +1,16 @@
-"""assert_graph on running models: every break, recompilation and eager fallback is found where it is planted."""
+"""Graphs of running models: every break, recompilation and eager fallback is found where it is planted."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hygiene_cases import (
+from graph_cases import (
+    EAGER,
     Branching,
     Indexed,
     Net,
     X,
+    assert_graphs,
     broken_backend,
     double,
     failures,
@@ -20,7 +22,8 @@ from hygiene_cases import (
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from ampcheck.compiled.graph.judge import assert_graph, measure_graph
+from ampcheck.compiled.graph.judge import measure_graph
+from ampcheck.compiled.options import CompileOptions, GraphLimits
 from ampcheck.core.run import Verdict, collect
 from ampcheck.core.subject import Subject
 
@@ -28,14 +31,14 @@ from ampcheck.core.subject import Subject
 
 
 def test_a_model_in_one_graph_passes_with_its_counts() -> None:
-    run = assert_graph(Net(), (X,), backend="eager")
+    run = assert_graphs(Net(), (X,))
     assert verdicts(run) == {"graph-break": "pass", "recompile": "pass", "eager-fallback": "pass"}
     assert run.coverage.seen == {"graphs": 1, "compiled runs": 1, "calls": 2}
     assert run.coverage.unseen == {}
 
 
 def test_under_inductor_the_caches_are_counted() -> None:
-    run = assert_graph(Net(), (X,))
+    run = assert_graphs(Net(), (X,), options=CompileOptions())
     (caches,) = [table for table in run.tables if table.title.startswith("Compiler caches")]
     counts = {str(row[0]): row[1] for row in caches.rows}
     assert sum(count for name, count in counts.items() if name.startswith("AOTAutograd cache")) == 1
@@ -48,7 +51,7 @@ def test_the_users_model_and_inputs_stay_as_they_were() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = X.clone()
-    assert_graph(model, (x,), backend="eager")
+    assert_graphs(model, (x,))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(x, X)
@@ -56,7 +59,7 @@ def test_the_users_model_and_inputs_stay_as_they_were() -> None:
 
 def test_the_run_is_emitted() -> None:
     with collect() as runs:
-        run = assert_graph(double, [(X,)], backend="eager")
+        run = assert_graphs(double, [(X,)])
     assert runs == [run]
 
 
@@ -66,7 +69,7 @@ def test_the_run_is_emitted() -> None:
 def test_a_break_is_found_at_its_line_with_reason_and_advice() -> None:
     run = judge((Branching(), (X,)))
     found = only(run, "graph-break")
-    assert found.where.file.endswith("hygiene_cases.py")
+    assert found.where.file.endswith("graph_cases.py")
     assert found.where.line == line_of("# PLANTED: a branch on data")
     assert "Data-dependent branching" in found.message
     assert "\n" not in found.message
@@ -84,7 +87,7 @@ def test_breaks_up_to_the_limit_pass_and_are_named() -> None:
     run = judge((model, (X,)), max_breaks=2)
     (passed,) = [f for f in run.findings if f.check == "graph-break"]
     assert passed.verdict is Verdict.PASS
-    assert f"hygiene_cases.py:{line_of('# PLANTED: a branch on data')}" in passed.message
+    assert f"graph_cases.py:{line_of('# PLANTED: a branch on data')}" in passed.message
     assert failures(run) == []
     assert failures(judge((model, (X,)), max_breaks=1)) == ["graph-break"]
 
@@ -159,7 +162,7 @@ def test_marking_the_dimension_as_the_hint_says_mends_it() -> None:
     calls = sizes(4, 5, 6)
     for (x,) in calls:
         torch._dynamo.mark_dynamic(x, 0)
-    stats = measure_graph(Subject((double, calls)), backend="eager")
+    stats = measure_graph(Subject((double, calls)), options=EAGER)
     assert len(stats.graphs) == 1
 
 
@@ -199,7 +202,7 @@ def test_one_call_that_needs_a_function_in_several_sizes_is_no_failure() -> None
 
 
 def test_compilations_by_mode_are_told_when_asked_for_and_no_alarm() -> None:
-    run = assert_graph(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), (X,), backend="eager", modes=True)
+    run = assert_graphs(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), (X,), graphs=GraphLimits(modes=True))
     (table,) = [table for table in run.tables if table.title.startswith("Graphs of each mode")]
     assert [row[0] for row in table.rows] == ["train", "eval", "no_grad", "autocast", "inference_mode"]
     assert [row[1] for row in table.rows] == [1] * 5
@@ -209,7 +212,7 @@ def test_compilations_by_mode_are_told_when_asked_for_and_no_alarm() -> None:
 
 
 def test_blocks_beyond_the_limit_are_each_found_eager() -> None:
-    stats = measure_graph(Subject(([Indexed(i, False) for i in range(12)], [(X,)])), backend="eager")
+    stats = measure_graph(Subject(([Indexed(i, False) for i in range(12)], [(X,)])), options=EAGER)
     (found,) = stats.fallbacks
     assert found.cause == "recompile limit"
     assert list(found.names) == [str(i) for i in range(8, 12)]
@@ -231,7 +234,7 @@ def test_a_backend_error_that_is_swallowed_is_found(shape: object) -> None:
         run = judge(shape, backend=broken_backend)
     assert failures(run) == ["eager-fallback"]
     assert "RuntimeError: planted" in only(run, "eager-fallback").message
-    assert only(run, "eager-fallback").where.file.endswith("hygiene_cases.py")
+    assert only(run, "eager-fallback").where.file.endswith("graph_cases.py")
 
 
 def test_a_backend_error_that_is_raised_is_an_exception_and_no_fallback() -> None:

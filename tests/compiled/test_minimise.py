@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ampcheck import Subject, emulate
 from ampcheck.compiled.blame.cost import Cost, measure_cost
-from ampcheck.compiled.blame.minimise import float32_code, kept_in_float32, smallest_set
+from ampcheck.compiled.blame.minimise import float32_code, smallest_set, subject_in_float32
 
 TREE = [""] + [f"{a}" for a in "abc"] + [f"{a}.{b}" for a in "abc" for b in "xyz"] + [f"b.y.{c}" for c in "pq"]
 LEAVES = [name for name in TREE if not any(other.startswith(f"{name}.") for other in TREE) and name]
@@ -217,7 +217,7 @@ def test_on_an_emulated_device_the_code_for_that_device_switches_its_autocast_of
 def test_a_subject_is_changed_in_a_copy() -> None:
     model = Net()
     subject = Subject((model, (X,)), name="net")
-    twin = kept_in_float32(subject, float32_code(["down"], "cpu", native=False))
+    twin = subject_in_float32(subject, float32_code(["down"], "cpu", native=False))
     assert "forward" not in vars(model.down)
     assert "forward" in vars(twin.model.down)
     assert twin.name == "net"
@@ -242,6 +242,7 @@ def test_the_interval_is_that_of_the_sign_test() -> None:
     assert cost.interval == (6, 16)
 
 
+@pytest.mark.slow
 def test_a_slower_step_is_measured_as_slower() -> None:
     small, large = nn.Linear(8, 8), nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
     x, y = torch.ones(2, 8), torch.ones(256, 256)

@@ -1,4 +1,4 @@
-"""What a compiled run leaves behind, as plain data: graphs, breaks, recompiles, what ran eager, caches."""
+"""The record of a compiled run, as plain data: graphs, breaks, recompilations, eager fallbacks, caches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ampcheck.core.run import Coverage, Where
 Code = tuple[str, str, int]
 """A function of the user's: file, name, first line."""
 
-SEE_IT = "call torch.compiler.reset() before the block, or warm up inside it, to see the reason"
-"""What to do where something was compiled before anybody listened."""
+RESET_BEFORE = "call torch.compiler.reset() before the block, or warm up inside it, to see the reason"
+"""The hint for code that was compiled before recording began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One compilation of one frame. `late`: after the warm-up. seconds: of Dynamo and all that it called."""
+    """One compilation of one frame. late: after the warm-up. seconds: of Dynamo and the backend."""
 
     frame: str
     code: Code
@@ -27,10 +27,10 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """A place at which a graph ends before its function does.
+    """A line at which a graph ends before its function does.
 
     times: how often in the call that meets it most; 1 where calls could not be counted. frames: the functions that the
-    break cuts in two, from outside in.
+    break splits, outermost first.
     """
 
     where: Where
@@ -44,7 +44,7 @@ class GraphBreak:
 class Recompile:
     """A frame that was compiled again, and the guard that failed.
 
-    kind: what the guard watches, such as `grad mode` or `shape`. guard: as PyTorch words it. repeated: every value that
+    kind: what the guard checks, such as `grad mode` or `shape`. guard: in PyTorch's words. repeated: every value that
     differs had differed before, so that it is specialised again and again. late: after the warm-up.
     """
 
@@ -59,10 +59,10 @@ class Recompile:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What was to run compiled and ran eager.
+    """Modules (by path) or a function inside the compiled region that ran eager.
 
-    names: module paths, or the function. cause: `recompile limit`, `backend error`, `graph break`, `skipped`, or
-    `unseen` where Dynamo may have met it before anybody listened.
+    cause: `recompile limit`, `backend error`, `graph break`, `skipped`, or `unseen` where Dynamo may have compiled it
+    before recording began.
     """
 
     names: tuple[str, ...]
@@ -75,8 +75,8 @@ class Fallback:
 class Artifacts:
     """One call of `torch.compiler.save_cache_artifacts` or `load_cache_artifacts`.
 
-    keys: how many artifacts; 0 where it returned None. compiled: graphs that its process had compiled before. hits: how
-    many of the loaded artifacts were used afterwards. later: graphs that were compiled afterwards.
+    keys: how many artifacts; 0 where it returned None. compiled: graphs that its process had compiled before; later:
+    afterwards. hits: how many of the loaded artifacts were used.
     """
 
     action: str
@@ -89,37 +89,36 @@ class Artifacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class RunError:
     """An exception that ended the compiled run.
 
-    eager: what the same run raised in eager mode; "" where it ran through; None where the user's own code was watched,
-    which does not run twice. asked: raised by `fullgraph=True` at a graph break, or by a limit that is to be an error.
+    eager: the exception of the same run in eager mode; "" where it completes; None where it was not run, since the
+    user's own loop runs once. expected: raised by `fullgraph=True` at a graph break, or by a limit that is to raise.
     machine: what this machine lacks, where that is the reason (`ampcheck.autocast.missing.lacking`).
     """
 
     message: str
     kind: str
     eager: str | None = ""
-    asked: bool = False
+    expected: bool = False
     where: Where = field(default_factory=Where)
     machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStats:
-    """Everything that was noted while a subject ran compiled.
+    """Everything recorded while a subject ran compiled.
 
-    untold: why this PyTorch does not tell what it compiles; then nothing else is known. warm: whether the subject ran
-    through a warm-up first. ran: runs of code that Dynamo wrote; None where runs could not be counted. switches:
-    autocast state that the compiled call changed and the eager call did not, before and after; switched_by: the
-    backend, where it is not the subject's own. skips: reasons for which CUDA graphs were not used. wants_cudagraphs:
-    the mode or option that asks for them. elsewhere: what `explain` and `fullgraph=True` say of the breaks. modes:
-    compilations per mode, where asked for. children: Python processes that were started and told. before: functions
-    that ran compiled and had been compiled before anybody listened, so that their breaks and reasons were not told.
+    unsupported: why this PyTorch's trace cannot be read; then nothing else is known. warm: whether a warm-up came
+    first. ran: runs of Dynamo's code; None where they could not be counted. state_changes: autocast state, before and
+    after, that the compiled call changed and the eager call did not; changed_by: the backend, where it is not the
+    subject's own. skips: reasons for which CUDA graphs were left out. wants_cudagraphs: the mode or option that asks
+    for them. cross_checks: what `explain` and `fullgraph=True` say of the breaks. modes: compilations per mode, where
+    counted. compiled_before: functions that were compiled before recording began, so that their breaks are unknown.
     """
 
     subject: str
-    untold: str = ""
+    unsupported: str = ""
     warm: bool = True
     graphs: tuple[Graph, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
@@ -131,11 +130,10 @@ class GraphStats:
     wants_cudagraphs: str = ""
     device: str = "cpu"
     ran: int | None = None
-    switches: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    switched_by: str = ""
-    stopped: Stopped | None = None
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    state_changes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    changed_by: str = ""
+    error: RunError | None = None
+    cross_checks: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, int] = field(default_factory=dict)
-    children: int = 0
-    before: int = 0
+    compiled_before: int = 0
     coverage: Coverage = field(default_factory=Coverage)

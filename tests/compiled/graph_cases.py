@@ -1,11 +1,16 @@
-"""Models with planted breaks, and how the tests of graph hygiene judge them."""
+"""Models with planted breaks, and how the tests of graphs judge them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
 
+from ampcheck.compiled.assert_compiled import assert_compiled
+from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.compiled.graph.judge import judge_graph
+from ampcheck.compiled.options import CompileOptions, GraphLimits
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 
@@ -59,9 +64,19 @@ def line_of(text: str) -> int:
         return next(number for number, line in enumerate(lines, 1) if text in line and "line_of" not in line)
 
 
-def judge(shape: object, **settings: object) -> Run:
-    settings.setdefault("backend", "eager")
-    return judge_graph(Subject(shape, name="planted"), **settings)  # type: ignore[arg-type]
+EAGER = CompileOptions("eager")
+
+
+def judge(shape: object, **settings: Any) -> Run:
+    """Judge a shape under the backend `eager`; settings: of `CompileOptions` and `GraphLimits`."""
+    limits = {name: settings.pop(name) for name in ("max_breaks", "max_recompiles", "warmup") if name in settings}
+    options = CompileOptions(**{"backend": "eager", **settings})
+    return judge_graph(Subject(shape, name="planted"), options=options, limits=GraphLimits(**limits))
+
+
+def assert_graphs(model: object, calls: object = None, **settings: Any) -> Run:
+    """The checks on graphs alone, under the backend `eager`."""
+    return assert_compiled(model, calls, **{"checks": GRAPH_CHECKS, "options": EAGER, **settings})
 
 
 def judge_compiled(shape: object) -> Run:

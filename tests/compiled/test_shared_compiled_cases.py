@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from graph_cases import EAGER
 
+from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.judge import judge_graph, observe_graphs
+from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 
@@ -26,6 +29,11 @@ EXPECTED = {
     "cmn_autocast_nesting_leak_on_exception": ("autocast-state", "return x.index_select(0, idx)"),
 }
 """Check and source line that the `expected detection:` of each case asks for."""
+
+
+def slow_where_cold(names: Iterable[str]) -> list[Any]:
+    """The cases, with a mark for the one that starts a process."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("cmp_cache")) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +58,7 @@ def case(name: str) -> ModuleType:
 
 def judged(make: Callable[[], Any], name: str) -> Run:
     shape = make if name.startswith("cmp_cache") else make()
-    return judge_graph(Subject(shape, name=name), **({} if callable(shape) else {"backend": "eager"}))
+    return judge_graph(Subject(shape, name=name), options=CompileOptions() if callable(shape) else EAGER)
 
 
 def is_at(finding: Finding, name: str, text: str) -> bool:
@@ -58,7 +66,7 @@ def is_at(finding: Finding, name: str, text: str) -> bool:
     return not text or text in lines[(finding.where.line or 1) - 1]
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", slow_where_cold(EXPECTED))
 def test_shared_defect_is_found_where_it_is(name: str) -> None:
     check, text = EXPECTED[name]
     run = judged(case(name).buggy, name)
@@ -67,11 +75,12 @@ def test_shared_defect_is_found_where_it_is(name: str) -> None:
     assert all(is_at(finding, name, text) for finding in found)
 
 
-@pytest.mark.parametrize("name", [name for name in EXPECTED if not name.startswith("cmn_autocast")])
+@pytest.mark.parametrize("name", slow_where_cold(name for name in EXPECTED if not name.startswith("cmn_autocast")))
 def test_shared_mended_defect_passes(name: str) -> None:
     assert judged(case(name).fixed, name).of(Verdict.FAIL) == ()
 
 
+@pytest.mark.slow
 def test_three_blocks_break_three_times_and_twelve_of_twenty_run_eager() -> None:
     breaks = judged(case("cmp_isinf_branch_graph_break").buggy, "cmp_isinf_branch_graph_break")
     assert [f.observed for f in breaks.of(Verdict.FAIL)] == [3]
@@ -93,3 +102,45 @@ def test_toggled_modes_are_five_compilations_of_four_kinds() -> None:
 def test_the_other_compiled_cases_raise_no_alarm_of_graphs() -> None:
     for name in ("cmn_rope_bf16_fusion", "cmn_lowp_cast_elided"):
         assert judged(case(name).buggy, name).of(Verdict.FAIL) == ()
+
+
+# Accuracy ---------------------------------------------------------------------------------------------------------
+
+
+def troubles(run: Run) -> list[Finding]:
+    return [f for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)]
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "verdict"),
+    [
+        ("cmn_bce_target_not_validated", "compiled-exception", Verdict.FAIL),
+        pytest.param("cmn_item_break_addcdiv_loop", "compiled-error", Verdict.FAIL, marks=pytest.mark.slow),
+        pytest.param("cmn_lowp_cast_elided", "compiled-error", Verdict.FAIL, marks=pytest.mark.slow),
+        pytest.param("cmn_fp8_scale_from_bf16_amax", "compiled-error", Verdict.WARN, marks=pytest.mark.slow),
+    ],
+)
+def test_a_real_defect_is_judged_rightly(name: str, check: str, verdict: Verdict) -> None:
+    found = [f for f in troubles(judge_accuracy(case(name).buggy())) if f.check == check]
+    assert [f.verdict for f in found] == [verdict]
+
+
+@pytest.mark.slow
+def test_the_stage_that_errs_is_told() -> None:
+    (found,) = troubles(judge_accuracy(case("cmn_item_break_addcdiv_loop").buggy()))
+    assert "Inductor's kernels err" in found.message
+    (found, *_) = troubles(judge_accuracy(case("cmn_lowp_cast_elided").buggy()))
+    assert "emulate_precision_casts = True" in found.hint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("cmn_rope_bf16_fusion", "buggy"),
+        ("cmn_rope_bf16_fusion", "fixed"),
+        ("cmn_fp8_scale_from_bf16_amax", "fixed"),
+    ],
+)
+def test_the_negative_control_and_what_is_fixed_are_clean(name: str, version: str) -> None:
+    assert troubles(judge_accuracy(getattr(case(name), version)())) == []
