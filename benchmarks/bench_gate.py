@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from _evidence import write_evidence
 
-from ampcheck import Verdict, measure_speed
+from ampcheck import Verdict
 from ampcheck.speed.interval import Logs, log_ratios, median_bounds
+from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.stats import LOOKS, SpeedStats
 from ampcheck.speed.verdict import Rule, decide, is_decided
 

@@ -27,8 +27,9 @@ import pytest
 import torch
 from _evidence import write_evidence
 
-from ampcheck import emulate, measure_policy
+from ampcheck import emulate
 from ampcheck.autocast.emulate import Emulation, emulated_policy
+from ampcheck.autocast.probe import measure_policy
 from ampcheck.demo import CharTransformer, batch
 
 DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia")

@@ -24,9 +24,10 @@ import torch
 from _evidence import write_evidence
 from audit_models import models
 
-from ampcheck import Run, Subject, UsageError, Verdict, assert_compiled, collect, watch
+from ampcheck import Run, Subject, UsageError, Verdict, assert_compiled, watch
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
+from ampcheck.core.run import collect
 
 
 def judged(call: Callable[[], Run]) -> dict[str, Any]:

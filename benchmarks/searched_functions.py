@@ -27,8 +27,9 @@ import torch
 from _evidence import Row, Rows, is_current, machine_of, options_of, read_rows, write_rows
 from searched_functions_cases import CASES, Case
 
-from ampcheck import Run, Verdict, assert_property, collect
+from ampcheck import Run, Verdict, assert_property
 from ampcheck.core.formats import format_of
+from ampcheck.core.run import collect
 from ampcheck.search import SearchOptions
 from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RAISES, RANGE, SHAPE
 from ampcheck.speed.fingerprint import fingerprint

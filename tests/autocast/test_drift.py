@@ -13,11 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck import UsageError, assert_policy, measure_policy
+from ampcheck import UsageError, assert_policy
 from ampcheck.autocast import drift, judge
 from ampcheck.autocast import policy as snapshots
 from ampcheck.autocast.drift import compare, history, judge_drift, since, spans
 from ampcheck.autocast.policy import FP32, LOWER, PROMOTE, OpPolicy, Policy, Snapshot
+from ampcheck.autocast.probe import measure_policy
 from ampcheck.core.run import Finding, Verdict, collect
 
 HEADER = "ATen/autocast_mode.cpp"

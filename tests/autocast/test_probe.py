@@ -14,9 +14,10 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ampcheck import UsageError, measure_policy
+from ampcheck import UsageError
 from ampcheck.autocast import probe
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FP32, LOWER, OTHER, PROMOTE, SET_DTYPE, Policy, release_of
+from ampcheck.autocast.probe import measure_policy
 from ampcheck.autocast.state import devices, nesting, raw_autocast, registered
 from ampcheck.torchtools.source import op_name, overload
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from ampcheck import measure_policy
 from ampcheck.autocast.policy import RULES, load_release, release_of, releases
+from ampcheck.autocast.probe import measure_policy
 from ampcheck.cli.main import main
 
 INSTALLED_IS_SHIPPED = release_of(torch.__version__) in releases()

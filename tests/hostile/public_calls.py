@@ -20,13 +20,20 @@ from torch import nn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 import ampcheck
+from ampcheck.autocast.guards.guard import guard
 from ampcheck.autocast.locks.lock import LockTarget, write_lock
+from ampcheck.autocast.observe import observe_ops
+from ampcheck.autocast.probe import measure_policy
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
+from ampcheck.compiled.graph.judge import observe_graphs
 from ampcheck.compiled.options import AccuracyOptions, BlameOptions, CompileOptions, GraphLimits
+from ampcheck.core.run import collect
+from ampcheck.health import health_of
 from ampcheck.lab.lab import run_lab
 from ampcheck.search import SearchOptions
 from ampcheck.speed.options import SpeedOptions
+from ampcheck.speed.paired import measure_speed
 
 
 class Plan:
@@ -193,24 +200,24 @@ CASES = [
         lambda w: ampcheck.assert_property(w.model, inputs=_inputs(), compile=False, options=SearchOptions(examples=4)),
     ),
     Case("blame", lambda w: ampcheck.blame((w.model, (w.x,)), compile=False, dtype="float16")),
-    Case("observe_ops", lambda w: ampcheck.observe_ops(w.model, (w.x,), compile=False), at=1),
-    Case("observe_ops emulated", lambda w: ampcheck.observe_ops(w.model, (w.x,), device="cuda", compile=False), at=1),
+    Case("observe_ops", lambda w: observe_ops(w.model, (w.x,), compile=False), at=1),
+    Case("observe_ops emulated", lambda w: observe_ops(w.model, (w.x,), device="cuda", compile=False), at=1),
     Case("observe", _block(lambda w: ampcheck.observe()), own=True, p=0.0),
-    Case("guard", _block(lambda w: ampcheck.guard()), own=True, p=0.0),
+    Case("guard", _block(lambda w: guard()), own=True, p=0.0),
     Case("watch training", _block(lambda w: ampcheck.watch(w.model, w.optimizer, w.scaler)), own=True, p=0.0),
-    Case("observe_graphs", _block(lambda w: ampcheck.observe_graphs(raises=False)), own=True, p=0.0),
+    Case("observe_graphs", _block(lambda w: observe_graphs(raises=False)), own=True, p=0.0),
     Case("emulate", _block(_emulated_step), own=True, p=0.0),
-    Case("collect", _block(lambda w: ampcheck.collect()), own=True, p=0.0),
-    Case("measure_speed", lambda w: ampcheck.measure_speed({"a": w.step, "b": w.step}, budget=0.05), own=True),
+    Case("collect", _block(lambda w: collect()), own=True, p=0.0),
+    Case("measure_speed", lambda w: measure_speed({"a": w.step, "b": w.step}, budget=0.05), own=True),
     Case(
         "assert_speed",
         lambda w: ampcheck.assert_speed({"a": w.step, "b": w.step}, at_least=0.1, options=SpeedOptions(budget=0.05)),
         own=True,
     ),
-    Case("measure_policy", lambda w: ampcheck.measure_policy("cuda", "bfloat16"), raises=False),
+    Case("measure_policy", lambda w: measure_policy("cuda", "bfloat16"), raises=False),
     Case("assert_policy", lambda w: ampcheck.assert_policy(device="cuda", dtype="float16"), raises=False),
     Case("assert_policy of a lock", lambda w: _locked(w), at=1),
-    Case("health_of", lambda w: ampcheck.health_of(w.x.detach(), histogram=True), raises=False),
+    Case("health_of", lambda w: health_of(w.x.detach(), histogram=True), raises=False),
     Case("lab numbers", lambda w: run_lab(["anatomy", "ulp", "exp"], progress=w.told), at=3),
     Case("lab autocast", lambda w: run_lab(["policy", "flow"], progress=w.told), at=3, slow=True),
     Case("lab underflow", lambda w: run_lab(["underflow"], progress=w.told), slow=True),

@@ -20,6 +20,8 @@ from torch import nn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 import ampcheck
+from ampcheck.autocast.guards.guard import guard
+from ampcheck.compiled.graph.judge import observe_graphs
 
 __all__ = ["chosen", "own_temporary_files"]  # fixtures that every test here uses
 
@@ -31,13 +33,13 @@ def _audit(world: World) -> None:
 
 AROUND: dict[str, Callable[[World], Any]] = {
     "watch of training": lambda w: ampcheck.watch(w.model, w.optimizer, w.scaler),
-    "guard": lambda w: ampcheck.guard(raises=False),
+    "guard": lambda w: guard(raises=False),
     "observe": lambda w: ampcheck.observe(),
     "emulate": lambda w: ampcheck.emulate("cuda"),
     "autocast": lambda w: torch.autocast("cpu", torch.bfloat16),
     "no_grad": lambda w: torch.no_grad(),
     "inference mode": lambda w: torch.inference_mode(),
-    "observe_graphs": lambda w: ampcheck.observe_graphs(raises=False),
+    "observe_graphs": lambda w: observe_graphs(raises=False),
 }
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck import Finding, Run, Subject, Verdict, audit, collect, observe
+from ampcheck import Finding, Run, Subject, Verdict, audit, observe
+from ampcheck.core.run import collect
 from ampcheck.report.sections import headline
 
 NAN, INF = math.nan, math.inf

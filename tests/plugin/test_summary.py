@@ -197,7 +197,7 @@ def test_a_run_of_things_that_are_not_plain_fails_its_test_alone(sample: pytest.
         import ampcheck
         from sample import judge
 
-        def test_bad(): ampcheck.emit(ampcheck.Run({"device": object()}))
+        def test_bad(): emit(ampcheck.Run({"device": object()}))
         def test_good(): judge("pass")
         """
     )
@@ -214,7 +214,7 @@ def test_a_run_that_cannot_be_drawn_fails_its_test_alone(sample: pytest.Pytester
         from ampcheck.core.run import Table
         from sample import judge
 
-        def test_bad(): ampcheck.emit(ampcheck.Run(tables=(Table("t", ("a", "b"), ((1,),)),)))
+        def test_bad(): emit(ampcheck.Run(tables=(Table("t", ("a", "b"), ((1,),)),)))
         def test_good(): judge("pass")
         """
     )

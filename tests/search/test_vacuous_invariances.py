@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ampcheck import Verdict, assert_property, collect
+from ampcheck import Verdict, assert_property
+from ampcheck.core.run import collect
 from ampcheck.search import BatchOrder, SearchOptions, Shift
 from ampcheck.strategies import tensors
 

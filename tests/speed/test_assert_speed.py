@@ -9,6 +9,7 @@ from simulated import SimulatedClock, taking
 
 import ampcheck
 from ampcheck import Finding, Run, Verdict, assert_speed
+from ampcheck.core.run import collect
 from ampcheck.speed.base import judge as base_judge
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup import judge as startup_judge
@@ -100,7 +101,7 @@ def test_a_target_is_compared_with_a_base_or_started(monkeypatch: pytest.MonkeyP
 
 
 def test_its_run_is_collected_like_every_other_and_survives_json() -> None:
-    with ampcheck.collect() as runs:
+    with collect() as runs:
         run = assert_speed({"a": taking(0.01), "b": taking(0.01)}, options=SIMULATED)
     assert runs == [run]
     assert ampcheck.Run.from_json(run.to_json()).findings == run.findings

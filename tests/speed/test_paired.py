@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from simulated import SimulatedClock, taking
 
-from ampcheck import UsageError, measure_speed
+from ampcheck import UsageError
 from ampcheck.speed.interval import log_ratios
-from ampcheck.speed.paired import PairedMeasurement
+from ampcheck.speed.paired import PairedMeasurement, measure_speed
 from ampcheck.speed.stats import TWIN
 
 

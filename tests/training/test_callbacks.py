@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-import ampcheck
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Run, Verdict
+from ampcheck.core.run import Run, Verdict, collect
 
 # What the libraries warn of among themselves is theirs; this project's own warnings stay errors elsewhere.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -84,7 +83,7 @@ class TestHuggingFace:
         )  # fmt: skip
         rows = [{"input_ids": row, "labels": row} for row in ids]
         trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=rows, callbacks=[callback])
-        with ampcheck.collect() as runs:
+        with collect() as runs:
             trainer.train()
 
         (run,) = runs
@@ -124,7 +123,7 @@ class TestHuggingFace:
     def test_a_failure_raises_at_the_end_where_asked_for(self, tmp_path: Path) -> None:
         callback = self.callback(every=1, raises=True)
         trainer = self.trainer(tmp_path, Net(bad=3), callback, max_grad_norm=0.0)
-        with ampcheck.collect() as runs, pytest.raises(AssertionError, match="nonfinite-gradient"):
+        with collect() as runs, pytest.raises(AssertionError, match="nonfinite-gradient"):
             trainer.train()
 
         assert len(runs) == 1
@@ -133,7 +132,7 @@ class TestHuggingFace:
     def test_after_an_exception_the_block_ends_the_watch(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         trainer = self.trainer(tmp_path, Net(raises=3), callback)
-        with ampcheck.collect() as runs:
+        with collect() as runs:
             with pytest.raises(ZeroDivisionError), callback:
                 trainer.train()
             assert hooks(trainer.optimizer.optimizer) == 0
@@ -204,7 +203,7 @@ class TestLightning:
 
         callback = self.callback(every=2, json=tmp_path / "run.json")
         module = self.module(Net())
-        with ampcheck.collect() as runs:
+        with collect() as runs:
             trainer = self.fit(tmp_path, module, callback, logger=CSVLogger(tmp_path))
 
         (run,) = runs
@@ -238,7 +237,7 @@ class TestLightning:
 
     def test_a_failure_raises_at_the_end_where_asked_for(self, tmp_path: Path) -> None:
         callback = self.callback(every=1, raises=True)
-        with ampcheck.collect() as runs, pytest.raises(AssertionError, match="nonfinite-gradient"):
+        with collect() as runs, pytest.raises(AssertionError, match="nonfinite-gradient"):
             self.fit(tmp_path, self.module(Net(bad=3)), callback)
 
         assert len(runs) == 1
@@ -246,7 +245,7 @@ class TestLightning:
     def test_an_exception_ends_the_watch(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         module = self.module(Net(raises=3))
-        with ampcheck.collect() as runs, pytest.raises(ZeroDivisionError):
+        with collect() as runs, pytest.raises(ZeroDivisionError):
             self.fit(tmp_path, module, callback)
 
         (run,) = runs
