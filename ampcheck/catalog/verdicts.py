@@ -1,4 +1,4 @@
-"""What each verdict means: the text of `ampcheck explain incomplete`."""
+"""The verdicts: the text of `ampcheck explain incomplete`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ VERDICTS: Mapping[str, str] = MappingProxyType(
     {
         "fail": "The run shows the damage. The only verdict that fails a build (exit code 1, AssertionError).",
         "warn": "A hazard that these inputs do not turn into damage.",
-        "undecided": "A measurement whose interval does not decide; more time does.",
-        "incomplete": "The subject prevents a check that was asked for: its backward raises in every precision, it "
-        "returns no floating tensor, no gradient leads to a module that ran, its optimizer never steps. Nothing "
-        "failed, and nothing was judged; the finding says what to change so that it can be.",
+        "undecided": "The interval of a measurement includes the limit; more time narrows it.",
+        "incomplete": "The subject prevents a requested check: its backward raises in every precision, it returns no "
+        "floating tensor, no module that ran gets a gradient, its optimizer never steps. Nothing failed, and nothing "
+        "was judged; the finding says what to change.",
         "skip": "The check does not apply to the subject, or this machine lacks what it needs. The reason is given.",
-        "pass": "What was looked at is in order. Every pass counts what it rests on; over nothing it is a skip.",
+        "pass": "The requirement is met. Every pass counts its observations; without any it is a skip.",
     }
 )

@@ -61,25 +61,25 @@ def parse_names(values: str | Iterable[str] | None, name: str, choices: Collecti
     """Names out of `choices`, each once and in the order given; all of them for None."""
     if values is None:
         return tuple(choices)
-    given = (values,) if isinstance(values, str) else tuple(values)
-    return tuple(dict.fromkeys(parse_choice(value, name, choices) for value in given))
+    items = (values,) if isinstance(values, str) else tuple(values)
+    return tuple(dict.fromkeys(parse_choice(value, name, choices) for value in items))
 
 
 def parse_dtype(value: DType, name: str = "dtype", choices: Collection[str] = LOW) -> str:
     """The name of a floating-point dtype, given as a string (`float16`, `torch.float16`, `half`) or a `torch.dtype`."""
-    found = format_of(value).name
-    if found not in choices:
-        raise UsageError(f"{name} must be one of {', '.join(choices)}; found {found}")
-    return found
+    format_name = format_of(value).name
+    if format_name not in choices:
+        raise UsageError(f"{name} must be one of {', '.join(choices)}; found {format_name}")
+    return format_name
 
 
 def parse_dtypes(values: DType | Iterable[DType], name: str = "dtype", choices: Collection[str] = LOW) -> list[str]:
     """The names of one dtype or several, each once."""
     several = isinstance(values, (list, tuple, set, frozenset))
-    given = list(values) if several else [values]  # type: ignore[arg-type]
-    if not given:
+    dtypes = list(values) if several else [values]  # type: ignore[arg-type]
+    if not dtypes:
         raise UsageError(f"{name} must name at least one of {', '.join(choices)}; found none")
-    return list(dict.fromkeys(parse_dtype(value, name, choices) for value in given))  # type: ignore[arg-type]
+    return list(dict.fromkeys(parse_dtype(value, name, choices) for value in dtypes))  # type: ignore[arg-type]
 
 
 def show(value: object) -> str:

@@ -56,7 +56,7 @@ def conflict_in(text: str) -> str:
     return ""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     data = dict(pairs)
     if len(data) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -81,7 +81,7 @@ def _children(item: object) -> Iterable[object]:
 # Values and dataclasses ----------------------------------------------------------------------------------------------
 
 
-def tag_nonfinite(value: Any) -> Any:
+def tag_nonfinite(value: object) -> Any:
     """JSON has no NaN and no infinity: they become {"float": "nan"}, which no other value equals."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(float(value))}  # numpy's own repr would not be read back
@@ -92,7 +92,7 @@ def tag_nonfinite(value: Any) -> Any:
     return value
 
 
-def untag_nonfinite(value: Any) -> Any:
+def untag_nonfinite(value: object) -> Any:
     """The inverse of `tag_nonfinite`; lists become tuples."""
     if isinstance(value, dict):
         if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
@@ -136,7 +136,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _read(hint: Any, value: Any, name: str, always: frozenset[str]) -> Any:
+def _read(hint: Any, value: object, name: str, always: frozenset[str]) -> Any:
     """`value` as the annotation `hint` says: a dataclass, a sequence, a mapping, an enumeration or a scalar."""
     origin, arguments = get_origin(hint), get_args(hint)
     if is_dataclass(hint):

@@ -96,7 +96,7 @@ def _show(value: object) -> str:
     return f"a {type(value).__name__}" if isinstance(value, (dict, list)) else f"{value!r:.40}"
 
 
-def _table(holder: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+def _table(holder: Mapping[str, object], key: str, path: Path) -> Mapping[str, object]:
     table = holder.get(key, {})
     if not isinstance(table, dict):
         raise UsageError(f"{key!r} in {path.name} is a {type(table).__name__}; a table is required")

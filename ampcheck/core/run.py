@@ -258,7 +258,7 @@ def finding_to_dict(finding: Finding) -> dict[str, Any]:
     return plain
 
 
-def finding_from_dict(data: Mapping[str, Any]) -> Finding:
+def finding_from_dict(data: Mapping[str, object]) -> Finding:
     """The finding that `finding_to_dict` wrote."""
     return from_plain(Finding, untag_nonfinite(dict(data)), _ALWAYS)
 

@@ -85,12 +85,12 @@ class Subject:
         return require_ran(self.shape["step"](number), f"step({number}) of {self.name}")
 
 
-def as_subject(value: Any, name: str = "subject") -> Subject:
+def as_subject(value: object, name: str = "subject") -> Subject:
     """`value` if it is a `Subject`, else a `Subject` of that shape. Raises `UsageError` for another shape."""
     return value if isinstance(value, Subject) else Subject(value, name=name)
 
 
-def subject_of(model: Any, inputs: Any = None, name: str = "") -> Subject:
+def subject_of(model: object, inputs: object = None, name: str = "") -> Subject:
     """The subject of `assert_*(model, inputs, name=name)`: a model with its inputs, or a subject or shape alone.
 
     Raises `UsageError` where a `Subject` comes with inputs or a name of its own.
@@ -106,7 +106,7 @@ def subject_of(model: Any, inputs: Any = None, name: str = "") -> Subject:
     return Subject((model, inputs), name=name or name_of(model))
 
 
-def name_of(model: Any) -> str:
+def name_of(model: object) -> str:
     """The name in findings of a model: its class or function; of several blocks such as `Block (10 blocks)`."""
     if isinstance(model, (list, tuple)) and model:
         return f"{', '.join(dict.fromkeys(name_of(block) for block in model))} ({len(model)} blocks)"
@@ -124,7 +124,7 @@ def load_subject(target: str) -> Subject:
         raise UsageError(f"a target is 'package.module:factory' or 'path/to/file.py:factory', found {target!r}")
     module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     try:
-        value: Any = attrgetter(attribute)(module)
+        value: object = attrgetter(attribute)(module)
     except AttributeError as error:
         names = ", ".join(name for name in vars(module) if not name.startswith("_"))
         raise UsageError(f"{source} has no {attribute!r}; it has {names or 'nothing'}") from error
@@ -174,7 +174,7 @@ def _parse(shape: Any, name: str) -> tuple[Kind, Any, tuple[Call, ...]]:
     raise _wrong(name, f"{type(shape).__name__}" + (f" of {len(shape)}" if isinstance(shape, Sequence) else ""))
 
 
-def _call(arguments: Any, kwargs: Mapping[str, Any]) -> Call:
+def _call(arguments: object, kwargs: Mapping[str, object]) -> Call:
     """One call: a tuple is its positional arguments, a mapping its keywords, anything else the one argument."""
     if isinstance(arguments, tuple):
         return Call(arguments, dict(kwargs))
@@ -183,8 +183,8 @@ def _call(arguments: Any, kwargs: Mapping[str, Any]) -> Call:
     return Call((arguments,), dict(kwargs))
 
 
-def _wrong(name: str, found: str) -> UsageError:
-    return UsageError(f"{name} is no subject: required is {SHAPES}; found {found}")
+def _wrong(name: str, observed: str) -> UsageError:
+    return UsageError(f"{name} is no subject: required is {SHAPES}; found {observed}")
 
 
 def _is_module(value: object) -> bool:
@@ -192,7 +192,7 @@ def _is_module(value: object) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def _takes_nothing(function: Callable[..., Any]) -> bool:
+def _takes_nothing(function: Callable[..., object]) -> bool:
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):

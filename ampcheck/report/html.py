@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from itertools import count, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ampcheck.core.files import write_atomically
 from ampcheck.core.run import Chart, Run, Table, Verdict
@@ -66,7 +66,7 @@ def _template() -> Template:
     return environment.get_template("run.html.j2")
 
 
-def _finalize(value: Any) -> Any:
+def _finalize(value: object) -> object:
     """Replace control characters in text; markup is not text."""
     return clean(value) if type(value) is str else value
 

@@ -113,4 +113,4 @@ def test_every_verdict_is_explained_as_well(capsys: pytest.CaptureFixture[str]) 
     assert set(VERDICTS) == {verdict.value for verdict in Verdict}
     assert not set(VERDICTS) & set(REGISTRY)
     assert main(["explain", "incomplete"]) == 0
-    assert "prevents a check that was asked for" in capsys.readouterr().out
+    assert "prevents a requested check" in capsys.readouterr().out

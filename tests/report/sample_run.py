@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from xml.etree import ElementTree
 
 from ampcheck.core.run import Band, Chart, Coverage, Finding, Run, Series, Table, Verdict, Where
 
@@ -52,6 +53,11 @@ PROBLEMS = {
         Where("forward"), observed=3.9e-3, limit=4e-3,
     ),
 }  # fmt: skip
+
+
+def texts(svg: str) -> list[str]:
+    """The texts of a chart."""
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter("text")]
 
 
 def sample_run() -> Run:

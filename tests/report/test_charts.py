@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from sample_run import BFLOAT16, FLOAT16, sample_run
+from sample_run import BFLOAT16, FLOAT16, sample_run, texts
 
 import ampcheck
 from ampcheck.core.errors import UsageError
@@ -19,10 +19,6 @@ from ampcheck.core.run import Band, Chart, Run, Series
 from ampcheck.report.charts import chart_svg, describe_chart
 
 NAN, INF = math.nan, math.inf
-
-
-def texts(svg: str) -> list[str]:
-    return [element.text or "" for element in ElementTree.fromstring(svg).iter("text")]
 
 
 @pytest.mark.parametrize("chart", sample_run().charts, ids=lambda chart: chart.title)

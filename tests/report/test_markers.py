@@ -7,6 +7,7 @@ import math
 from xml.etree import ElementTree
 
 import pytest
+from sample_run import texts
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Chart, Marker, Run, Series
@@ -19,10 +20,6 @@ MARKERS = (
     Marker("torch 2.14", 2.7, "new version"),
 )
 CHART = Chart("line", "history", "measurement", "times faster", (BANDED,), markers=MARKERS)
-
-
-def texts(svg: str) -> list[str]:
-    return [element.text or "" for element in ElementTree.fromstring(svg).iter("text")]
 
 
 def test_a_marker_stands_with_its_name_and_each_group_once_in_the_legend() -> None:
