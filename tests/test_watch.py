@@ -12,6 +12,7 @@ from torch import nn
 import ampcheck
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict, collect
+from ampcheck.torchtools import interception
 
 
 class Loud(nn.Module):

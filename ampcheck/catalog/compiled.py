@@ -11,7 +11,7 @@ COMPILED_DTYPE = Check(
     "compile",
     "A compiled model returns the dtypes, shapes and containers of eager mode, and every op returns the dtypes of "
     "eager mode. Fails where they differ; of ops, warns where one of the two raises and the other does not.",
-    "The outputs of each call, eager and compiled. For ops alone (assert_op_dtypes): each op that the model sends "
+    "The outputs of each call, eager and compiled. For ops alone (assert_dtypes): each op that the model sends "
     "through autocast runs by itself, with the arguments of the model, in eager mode and compiled by Inductor, both "
     "under autocast. Each choice of dtypes counts once.",
     "An op whose own kernel calls ops that autocast casts, which the compiled graph never sees; operands of two "

@@ -30,7 +30,7 @@ NONFINITE_REFERENCE = Check(
     "same positions with the same sign. Gradients that are not finite in float64 fail; the check is incomplete if "
     "outputs contain infinities and the default loss is used. A declared loss that is not finite in float64 fails. "
     "The check runs once for each audit and always has a verdict, since elements that are NaN in float64 cannot be "
-    "compared. In a block under ampcheck.observe, each op that gives a NaN also runs in float64; the check fails if a "
+    "compared. In a block under ampcheck.watch, each op that gives a NaN also runs in float64; the check fails if a "
     "NaN is in use at the end of the block, and warns otherwise.",
     "A logarithm or square root of negative numbers, 0/0, inf - inf, a softmax over a fully masked row, a derivative "
     "at its pole (sqrt or norm at zero), missing values in the data, weights saved after a NaN.",

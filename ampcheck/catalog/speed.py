@@ -17,7 +17,7 @@ SPEEDUP = Check(
     "reference and twin differ by more than the minimum effect and the arm by no more than they do.",
     "Graph breaks, recompilations, a step so short that guards and launches cost more than fusion saves, eager "
     "kernels that are as good already, memory-bound work in which nothing can be fused, casts of autocast.",
-    "Check ampcheck.assert_graph first, then a profile; compare modes with ampcheck speed --matrix. If undecided, "
+    "Check ampcheck.assert_compiled first, then a profile; compare modes with ampcheck speed --matrix. If undecided, "
     "raise the budget, or leave other work off the machine.",
     unit="times as fast",
 )
@@ -36,6 +36,7 @@ REGRESSION = Check(
     "a changed flag.",
     "The finding says whether the reference became faster or the arm slower, and between which commits; "
     "torch.profiler shows the ops that grew.",
+    unit="times as fast",
 )
 
 START_UP = Check(

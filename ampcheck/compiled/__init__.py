@@ -5,7 +5,7 @@ accuracy/   eager mode, compiled code and float64 on equal data and random strea
   judge       measures and judges a subject, or two records of an audit; arms: one trajectory; ladder: the stages
   compare     errors of every tensor; stats: the record and its limits; checks: the findings
 graph/      breaks, recompilations, eager fallbacks, caches
-  judge       of a subject or of a block (`observe_graphs`); run: the passes of a subject; recorder: its events
+  judge       of a subject or of a block (`GraphObservation`); run: the passes of a subject; recorder: its events
   trace       reads PyTorch's trace of compilations; calls: which code ran; startup_hook: for child processes
   stats       the record; checks: the findings
 blame/      the stage, the op and the modules of a failure (`blame`, `ampcheck blame`)

@@ -63,7 +63,7 @@ def compare_modes(
                 continue
             verdict = Verdict.WARN if at_least is None else Verdict.FAIL
             message = f"{config} must be compiled to be timed, and it ran eager: {compiled.why}"
-            hint = "ampcheck.assert_graph reports each break"
+            hint = "ampcheck.assert_compiled reports each break"
             where = Where(phase="speed")
             findings.append(EAGER_FALLBACK.finding(verdict, subject.name, message, where=where, hint=hint))
         rules = {str(config): rule for config in judged if str(config) in steps}

@@ -182,7 +182,7 @@ def _judged(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Finding:
     else:
         hint = (
             "torch.profiler shows where the time goes; of compiled code look at graph breaks and recompilations "
-            "first (ampcheck.assert_graph)"
+            "first (ampcheck.assert_compiled)"
         )
     return SPEEDUP.finding(
         decision.verdict, stats.subject, message, where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ampcheck
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
-from ampcheck.autocast.guards.guard import guard, judge_call
+from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.autocast.state import nesting
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict, collect

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from graph_watch import observe_graphs
 
-from ampcheck.compiled.graph.judge import judge_graph, measure_graph, observe_graphs
+from ampcheck.compiled.graph.judge import judge_graph, measure_graph
 from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject

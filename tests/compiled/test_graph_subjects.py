@@ -21,10 +21,11 @@ from graph_cases import (
     judge_compiled,
     only,
 )
+from graph_watch import observe_graphs
 from torch import nn
 
 from ampcheck.compiled.accuracy.judge import judge_accuracy
-from ampcheck.compiled.graph.judge import judge_graph, measure_graph, observe_graphs
+from ampcheck.compiled.graph.judge import judge_graph, measure_graph
 from ampcheck.compiled.graph.run import own_device
 from ampcheck.compiled.options import CompileOptions, GraphLimits
 from ampcheck.core.errors import UsageError

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from graph_cases import Branching
+from graph_watch import Observed, observe_graphs
 from torch import nn
 
-from ampcheck.compiled.graph.judge import Observed, judge_graph, observe_graphs
+from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.compiled.graph.recorder import recorded_children
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict, collect

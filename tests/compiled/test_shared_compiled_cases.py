@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from graph_cases import EAGER
+from graph_watch import observe_graphs
 
 from ampcheck.compiled.accuracy.judge import judge_accuracy
-from ampcheck.compiled.graph.judge import judge_graph, observe_graphs
+from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject

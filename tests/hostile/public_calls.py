@@ -20,13 +20,11 @@ from torch import nn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 import ampcheck
-from ampcheck.autocast.guards.guard import guard
 from ampcheck.autocast.locks.lock import LockTarget, write_lock
 from ampcheck.autocast.observe import observe_ops
 from ampcheck.autocast.probe import measure_policy
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
-from ampcheck.compiled.graph.judge import observe_graphs
 from ampcheck.compiled.options import AccuracyOptions, BlameOptions, CompileOptions, GraphLimits
 from ampcheck.core.run import collect
 from ampcheck.health import health_of
@@ -202,10 +200,9 @@ CASES = [
     Case("blame", lambda w: ampcheck.blame((w.model, (w.x,)), compile=False, dtype="float16")),
     Case("observe_ops", lambda w: observe_ops(w.model, (w.x,), compile=False), at=1),
     Case("observe_ops emulated", lambda w: observe_ops(w.model, (w.x,), device="cuda", compile=False), at=1),
-    Case("observe", _block(lambda w: ampcheck.observe()), own=True, p=0.0),
-    Case("guard", _block(lambda w: guard()), own=True, p=0.0),
+    Case("watch a block", _block(lambda w: ampcheck.watch()), own=True, p=0.0),
     Case("watch training", _block(lambda w: ampcheck.watch(w.model, w.optimizer, w.scaler)), own=True, p=0.0),
-    Case("observe_graphs", _block(lambda w: observe_graphs(raises=False)), own=True, p=0.0),
+    Case("watch graphs", _block(lambda w: ampcheck.watch(checks="graph-break", raises=False)), own=True, p=0.0),
     Case("emulate", _block(_emulated_step), own=True, p=0.0),
     Case("collect", _block(lambda w: collect()), own=True, p=0.0),
     Case("measure_speed", lambda w: measure_speed({"a": w.step, "b": w.step}, budget=0.05), own=True),

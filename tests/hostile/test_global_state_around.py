@@ -20,8 +20,6 @@ from torch import nn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 import ampcheck
-from ampcheck.autocast.guards.guard import guard
-from ampcheck.compiled.graph.judge import observe_graphs
 
 __all__ = ["chosen", "own_temporary_files"]  # fixtures that every test here uses
 
@@ -33,13 +31,12 @@ def _audit(world: World) -> None:
 
 AROUND: dict[str, Callable[[World], Any]] = {
     "watch of training": lambda w: ampcheck.watch(w.model, w.optimizer, w.scaler),
-    "guard": lambda w: guard(raises=False),
-    "observe": lambda w: ampcheck.observe(),
+    "watch a block": lambda w: ampcheck.watch(raises=False),
     "emulate": lambda w: ampcheck.emulate("cuda"),
     "autocast": lambda w: torch.autocast("cpu", torch.bfloat16),
     "no_grad": lambda w: torch.no_grad(),
     "inference mode": lambda w: torch.inference_mode(),
-    "observe_graphs": lambda w: observe_graphs(raises=False),
+    "watch graphs": lambda w: ampcheck.watch(checks="graph-break", raises=False),
 }
 
 

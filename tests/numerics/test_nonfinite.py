@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck import Finding, Run, Subject, Verdict, audit, observe
+from ampcheck import Finding, Run, Subject, Verdict, audit, watch
 from ampcheck.core.run import collect
+from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.report.sections import headline
 
 NAN, INF = math.nan, math.inf
@@ -306,10 +307,13 @@ def test_a_model_that_runs_only_under_one_autocast_dtype_fails_at_its_cast() -> 
 
 def test_a_block_that_ends_with_nan_in_every_precision_fails_and_a_masked_one_warns() -> None:
     x = torch.tensor([1.0, -1.0])
-    with pytest.raises(AssertionError, match="log made 1 of 2 elements NaN in every precision"), observe():
+    with (
+        pytest.raises(AssertionError, match="log made 1 of 2 elements NaN in every precision"),
+        watch(checks=OBSERVABLE),
+    ):
         kept = torch.log(x).half() * 2
     assert kept.isnan().any()
-    with collect() as runs, observe():
+    with collect() as runs, watch(checks=OBSERVABLE):
         masked = torch.where(x > 0, torch.log(x), 0.0)
     assert masked.isfinite().all()
     assert [f.verdict for f in runs[0].findings if f.check == "nonfinite-reference"] == [Verdict.WARN]
@@ -351,13 +355,13 @@ def test_what_float32_loses_as_well_is_no_fault_of_low_precision() -> None:
 
 def test_nan_that_a_block_mends_in_place_or_selects_from_is_no_failure() -> None:
     x = torch.tensor([1.0, -1.0])
-    with observe():
+    with watch(checks=OBSERVABLE):
         y = torch.log(x)
         y.nan_to_num_()
-    with observe():
+    with watch(checks=OBSERVABLE):
         z = torch.log(x)
         z[z.isnan()] = 0.0
-    with observe():
+    with watch(checks=OBSERVABLE):
         raw = torch.log(x)
         kept = torch.where(x > 0, raw, 0.0)
     assert (y + z + kept).isfinite().all()

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from ampcheck import assert_property
+from ampcheck.search import SearchOptions
 from ampcheck.strategies import tensors
 from ampcheck.torchtools import snapshot
 from ampcheck.torchtools.snapshot import preserved_objects

@@ -20,7 +20,7 @@ from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.scale.measure import measure_scalers
 from ampcheck.training.scale.stats import ScalerStats
-from ampcheck.training.window import FEW, GradientHistogram, histogram_of, merge_histograms, scale_window
+from ampcheck.training.window import FEW, GradientHistogram, histogram_of, scale_window
 
 # The path of a scaler -----------------------------------------------------------------------------------------------
 

@@ -32,10 +32,11 @@ _RAN = ("ops", "backward calls", "optimizer steps")
 
 
 class AutocastObservation:
-    """Entered, everything that `checks` need is recorded; `stats()` returns it once the block is left.
+    """A context that records what `checks` need; `stats()` returns it once the block is left.
 
-    checks: names out of `GUARD_CHECKS`, all by default; raises `UsageError` for others. With `autocast-state` alone nothing is hooked: settings are read on entry and
-    exit. counted: ops, backward passes and optimizer steps are counted in any case. On exit the settings are restored.
+    checks: names out of `GUARD_CHECKS`, all by default. With `autocast-state` alone nothing is hooked: settings are
+    read on entry and exit. counted: ops, backward passes and optimizer steps are counted in any case. On exit the
+    settings are restored. Raises `UsageError` for an unknown check.
     """
 
     def __init__(self, checks: Collection[str] | None = None, *, counted: bool = False) -> None:

@@ -133,7 +133,7 @@ def _check_graphs(stats: BaseStats, slower: bool) -> list[Finding]:
             findings.append(passed)
             continue
         message = f"{HEAD} must have no more {what}s than {BASE}: {numbers}; new: {_new(before, now)}; {effect}"
-        hint = "ampcheck.assert_graph reports for each how to avoid it"
+        hint = "ampcheck.assert_compiled reports for each how to avoid it"
         findings.append(
             check.finding(worse, name, message, where=_WHERE, observed=observed, limit=limit, unit=unit, hint=hint)
         )

@@ -58,7 +58,7 @@ class StartupLimits:
 
     compile: seconds that compilation with empty caches may cost. calls: after how many it has paid at the latest.
     memory: a compiled step's peak at most so many times the eager one's, with 1 MiB of slack; bytes: at most so many.
-    breaks, recompiles: as of `assert_graph`.
+    breaks, recompiles: as of `GraphLimits`.
     """
 
     compile: float | None = None

@@ -20,6 +20,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, finding_to_dict
 from ampcheck.core.subject import Subject
 from ampcheck.health import Unmeasured
+from ampcheck.torchtools.saving import same_bits
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.measure import local_health, measure_distributed, merge_health
 from ampcheck.training.distributed.runs import gather_runs

@@ -1,0 +1,33 @@
+"""`ampcheck.watch` with the checks of graphs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ampcheck import Run, watch
+from ampcheck.compiled.graph.stats import GraphStats
+from ampcheck.compiled.options import GraphLimits
+from ampcheck.watch import GRAPH_CHECKS
+
+
+@dataclass
+class Observed:
+    run: Run | None = None
+    stats: GraphStats | None = None
+
+
+@contextmanager
+def observe_graphs(
+    *, max_breaks: int = 0, max_recompiles: int = 0, subject: str = "this block", raises: bool = True
+) -> Iterator[Observed]:
+    observed, graphs = Observed(), GraphLimits(max_breaks, max_recompiles)
+    context = watch(checks=GRAPH_CHECKS, graphs=graphs, name=subject, raises=raises)
+    seen = None
+    try:
+        with context as seen:
+            yield observed
+    finally:
+        if seen is not None:
+            observed.run, observed.stats = seen.run, seen.stats.graphs
