@@ -178,12 +178,11 @@ def save_object(value: Any, *, deep: bool = False) -> list[Restore]:
         return [functools.partial(_set_generator, value, generator_state(value))]
     if isinstance(value, tuple):
         return []
-    tables = [value] if isinstance(value, CONTAINERS) else []
-    if hasattr(value, "__dict__"):
-        tables.append(vars(value))
-    saved = (save_inside(table, set()) if deep else [] for table in tables)
-    restores = [restore for table, inner in zip(tables, saved, strict=True) for restore in (save_items(table), *inner)]
-    return [*restores, _save_slots(value)]
+    restores: list[Restore] = [_save_slots(value)]
+    for table in (value, getattr(value, "__dict__", None)):
+        if isinstance(table, CONTAINERS):
+            restores += [save_items(table), *(save_inside(table, set()) if deep else ())]
+    return restores
 
 
 def _save_slots(value: object) -> Restore:
