@@ -262,24 +262,16 @@ class TrainingMonitor:
     def read(self, subject: str) -> MonitorStats:
         """The statistics so far. Waits for the device."""
         gradients: dict[int, GradientSum] = {}
-        for sums in self._gradients.values():
-            for key, gradient in sums.read().items():
+        for group in self._gradients.values():
+            for key, gradient in group.read().items():
                 gradients[key] = gradients[key] + gradient if key in gradients else gradient
         updates = self._updates.read()
         self._compare()
-        parameters = [
-            ParameterStats(
-                param.name,
-                param.steps.name,
-                param.dtype,
-                param.numel,
-                gradients.get(key),
-                updates.get(key),
-                param.still,
-                param.compensated,
-            )
-            for key, param in enumerate(self._parameters)
-        ]
+        parameters = []
+        for key, param in enumerate(self._parameters):
+            identity = param.name, param.steps.name, param.dtype, param.numel
+            sums = gradients.get(key), updates.get(key)
+            parameters.append(ParameterStats(*identity, *sums, param.still, param.compensated))
         return MonitorStats(
             subject,
             self.every,

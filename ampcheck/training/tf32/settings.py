@@ -25,24 +25,14 @@ _REFUSED = "set through fp32_precision"
 
 _FLAGS = (
     "backends.fp32_precision",
-    "backends.cuda.matmul.fp32_precision",
-    "backends.cuda.matmul.allow_tf32",
-    "backends.cudnn.fp32_precision",
-    "backends.cudnn.conv.fp32_precision",
-    "backends.cudnn.rnn.fp32_precision",
+    *("backends.cuda.matmul.fp32_precision", "backends.cuda.matmul.allow_tf32"),
+    *(f"backends.cudnn.{name}fp32_precision" for name in ("", "conv.", "rnn.")),
     "backends.cudnn.allow_tf32",
-    "backends.mkldnn.fp32_precision",
-    "backends.mkldnn.matmul.fp32_precision",
-    "backends.mkldnn.conv.fp32_precision",
-    "backends.mkldnn.rnn.fp32_precision",
-    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
-    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    *(f"backends.mkldnn.{name}fp32_precision" for name in ("", "matmul.", "conv.", "rnn.")),
+    *(f"backends.cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("fp16", "bf16")),
     "backends.cuda.matmul.allow_fp16_accumulation",
-    "backends.cudnn.enabled",
-    "backends.cudnn.benchmark",
-    "backends.cudnn.deterministic",
-    "backends.mkldnn.enabled",
-    "utils.deterministic.fill_uninitialized_memory",
+    *(f"backends.cudnn.{name}" for name in ("enabled", "benchmark", "deterministic")),
+    *("backends.mkldnn.enabled", "utils.deterministic.fill_uninitialized_memory"),
 )
 """Attributes below `torch`. Before 2.9 there is no `fp32_precision`; flags that a PyTorch lacks are left out."""
 
