@@ -190,7 +190,9 @@ CASES = [
     Case("audit training emulated", lambda w: ampcheck.audit(w.loop(), steps=3, device="cuda"), at=4),
     Case("audit call", lambda w: ampcheck.audit(_call(w)), at=1),
     Case("audit call emulated", lambda w: ampcheck.audit(_call(w), device="cuda"), at=1),
-    Case("assert_numerics", lambda w: ampcheck.assert_numerics(w.model, (w.x,), dtype="bfloat16")),
+    Case(
+        "assert_numerics", lambda w: ampcheck.assert_numerics(w.model, (w.x,), dtype="bfloat16", compile=False)
+    ),
     Case("assert_dtypes", lambda w: ampcheck.assert_dtypes(w.model, (w.x,), {"first": "float32"}), at=1, own=True),
     Case("assert_training", lambda w: ampcheck.assert_training(w.loop(), steps=2), at=3),
     Case(
@@ -227,7 +229,7 @@ CASES = [
     Case("assert_compiled", lambda w: _two_steps(w), at=4, slow=True),
     Case("assert_compiled emulated", lambda w: _compiled_emulated(w), at=4, slow=True),
     Case("assert_dtypes of ops", lambda w: ampcheck.assert_dtypes(w.model, (w.x,), {"aten::*": None}), at=1, slow=True),
-    Case("blame compiled", lambda w: ampcheck.blame((w.model, (w.x,)), dtype="bfloat16", runs=2), at=9, slow=True),
+    Case("blame compiled", lambda w: _blame_compiled(w), at=9, slow=True),
     Case("watch compiled", _block(lambda w: ampcheck.watch(w.model.compile() or w.model)), own=True, p=0.0, slow=True),
     Case(
         "assert_property compiled",
@@ -269,7 +271,7 @@ QUICK = (
     "audit training",
     "audit call",
     "assert_property",
-    "guard",
+    "watch a block",
     "watch training",
     "assert_compiled graphs",
     "lab numbers",
