@@ -22,7 +22,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits, load_settings
 from ampcheck.core.run import Finding, Run, Verdict, emit, merge, verify
-from ampcheck.numerics.checks import OBSERVABLE
+from ampcheck.numerics.checks import OBSERVABLE as OP_CHECKS
 from ampcheck.numerics.observe import OpObservation, observation_run
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
@@ -214,7 +214,7 @@ def watched(
         monitors.append(_Graphs(shown, graphs or GraphLimits()))
     if "ops" in families:
         root = plain if isinstance(plain, torch.nn.Module) else None
-        monitors.append(_Ops(shown, root, bounds, _named(wanted, OBSERVABLE)))
+        monitors.append(_Ops(shown, root, bounds, _named(wanted, OP_CHECKS)))
     if "values" in families:
         if is_intercepted():
             raise UsageError("a watch of compiled code cannot contain another: watch one compiled model at a time")
@@ -268,7 +268,7 @@ def _families(model: object, training: bool, compiled: bool, checks: Collection[
         default = ["training", "values"] if compiled else ["training"]
     else:
         default = ["values"] if compiled else ["autocast", "ops"]
-    slugs = {"training": TRAINING_CHECKS, "values": VALUE_CHECKS, "ops": OBSERVABLE}
+    slugs = {"training": TRAINING_CHECKS, "values": VALUE_CHECKS, "ops": OP_CHECKS}
     applicable |= {family: tuple(slugs[family]) for family in default if family in slugs}
     if checks is None:
         return default

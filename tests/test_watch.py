@@ -116,9 +116,9 @@ def test_without_objects_ops_and_the_use_of_autocast_are_watched() -> None:
     with pytest.raises(AssertionError, match="overflow"), ampcheck.watch():
         torch.full((4,), 300.0, dtype=torch.float16).square()
     weight = torch.ones(4, 4, requires_grad=True)
-    with pytest.raises(AssertionError, match="autocast-scope"), ampcheck.watch():
-        with torch.autocast("cpu", torch.bfloat16):
-            torch.mm(weight, weight).float().sum().backward()
+    region = torch.autocast("cpu", torch.bfloat16)
+    with pytest.raises(AssertionError, match="autocast-scope"), ampcheck.watch(), region:
+        torch.mm(weight, weight).float().sum().backward()
 
 
 def test_named_checks_select_what_is_watched_and_reported() -> None:
@@ -147,9 +147,13 @@ def test_a_block_in_which_nothing_runs_is_no_pass() -> None:
 
 @pytest.mark.parametrize("raises", [True, False])
 def test_the_run_is_emitted_once_also_when_the_block_raises(raises: bool) -> None:
-    with collect() as runs, pytest.raises(ZeroDivisionError), ampcheck.watch(raises=raises):
-        torch.ones(2).add(1)
-        raise ZeroDivisionError
+    def body() -> None:
+        with ampcheck.watch(raises=raises):
+            torch.ones(2).add(1)
+            raise ZeroDivisionError
+
+    with collect() as runs, pytest.raises(ZeroDivisionError):
+        body()
     assert len(runs) == 1
 
 

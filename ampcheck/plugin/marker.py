@@ -96,8 +96,7 @@ def run_marked(item: pytest.Item, arguments: MarkerArguments) -> Iterator[None]:
 
             stack.enter_context(emulate(arguments.device))
         if arguments.checks is not None:
-            from ampcheck.numerics.checks import OBSERVABLE
-            from ampcheck.watch import watch
+            from ampcheck.watch import OP_CHECKS, watch
 
-            stack.enter_context(watch(checks=arguments.checks or OBSERVABLE, name=item.nodeid))
+            stack.enter_context(watch(checks=arguments.checks or OP_CHECKS, name=item.nodeid))
         yield

@@ -190,9 +190,7 @@ CASES = [
     Case("audit training emulated", lambda w: ampcheck.audit(w.loop(), steps=3, device="cuda"), at=4),
     Case("audit call", lambda w: ampcheck.audit(_call(w)), at=1),
     Case("audit call emulated", lambda w: ampcheck.audit(_call(w), device="cuda"), at=1),
-    Case(
-        "assert_numerics", lambda w: ampcheck.assert_numerics(w.model, (w.x,), dtype="bfloat16", compile=False)
-    ),
+    Case("assert_numerics", lambda w: ampcheck.assert_numerics(w.model, (w.x,), dtype="bfloat16", compile=False)),
     Case("assert_dtypes", lambda w: ampcheck.assert_dtypes(w.model, (w.x,), {"first": "float32"}), at=1, own=True),
     Case("assert_training", lambda w: ampcheck.assert_training(w.loop(), steps=2), at=3),
     Case(
