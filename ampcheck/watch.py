@@ -22,7 +22,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits, load_settings
 from ampcheck.core.run import Finding, Run, Verdict, emit, merge, verify
-from ampcheck.numerics.checks import OBSERVABLE as OP_CHECKS
+from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import OpObservation, observation_run
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
@@ -38,6 +38,7 @@ from ampcheck.training.monitor.optimizers import plain_optimizer
 from ampcheck.training.monitor.stats import MonitorStats
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables
 
+OP_CHECKS = OBSERVABLE
 GRAPH_CHECKS = ("graph-break", "recompile", "eager-fallback", "cache-artifacts", "cudagraph")
 VALUE_CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
 TRAINING_CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation", "coverage")

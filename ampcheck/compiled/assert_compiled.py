@@ -37,7 +37,7 @@ def assert_compiled(
     options: CompileOptions | None = None,
     graphs: GraphLimits | None = None,
     accuracy: AccuracyOptions | None = None,
-    checks: str | Collection[str] | None = None,
+    checks: Collection[str] | None = None,
     limits: Limits | None = None,
     name: str = "",
 ) -> Run:
