@@ -294,7 +294,7 @@ def test_a_lock(data: bytes) -> None:
         if held is None:
             assert path.read_bytes() == data  # what could not be read is not overwritten
         else:
-            text = held.with_("new", {"cpu/float16": Locked("2.13", "cpu", {})}).to_text()
+            text = LockFile({**held.targets, "new": {"cpu/float16": Locked("2.13", "cpu", {})}}).to_text()
             assert path.read_text(encoding="utf-8") == text  # every other entry is kept
         assert [file.name for file in path.parent.iterdir()] == [NAME]
 
