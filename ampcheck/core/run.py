@@ -114,24 +114,6 @@ class Finding:
         return self.check, self.verdict.value, self.subject, where.phase, where.module, where.op, where.file, where.line
 
 
-def passed(
-    check: str,
-    subject: str,
-    message: str,
-    seen: int,
-    *,
-    where: Where = Where(),
-    observed: float | None = None,
-    limit: float | None = None,
-    unit: str = "",
-    hint: str = "",
-) -> Finding:
-    """A pass that rests on `seen` observations; a skip where there were none. The one place that builds a pass."""
-    if seen < 1:
-        return Finding(check, Verdict.SKIP, subject, f"nothing to judge: {message}", where, hint=hint, seen=0)
-    return Finding(check, Verdict.PASS, subject, message, where, observed, limit, unit, hint, seen)
-
-
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """How much was examined (`seen`: sort to count) and how much could not be (`unseen`: reason to count)."""

@@ -68,7 +68,7 @@ def assert_training(
     subject: object,
     *,
     device: str = "cpu",
-    checks: str | Collection[str] | None = None,
+    checks: Collection[str] | None = None,
     limits: Limits | None = None,
     name: str = "",
     steps: int | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def emitted(source: str) -> set[str]:
     """The names that a source file gives to `Finding` as a literal, or in a variable called `check` or `slug`."""
     names = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Finding", "passed") and node.args:
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Finding",) and node.args:
             names |= texts(node.args[0])
         if isinstance(node, ast.Assign) and any(getattr(t, "id", "") in ("check", "slug") for t in node.targets):
             names |= texts(node.value)
@@ -33,6 +34,13 @@ def emitted(source: str) -> set[str]:
 
 def texts(node: ast.AST) -> set[str]:
     return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+def test_every_declared_check_is_used_outside_of_the_catalogue() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES if "catalog" not in path.parts)
+    constants = {slug: slug.upper().replace("-", "_") for slug in REGISTRY}
+    unused = [slug for slug, name in constants.items() if not re.search(rf'\b{name}\b|"{slug}"', text)]
+    assert not unused
 
 
 def test_every_name_that_the_source_writes_into_a_finding_is_declared() -> None:

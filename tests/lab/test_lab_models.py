@@ -304,6 +304,7 @@ def test_the_whole_run_shows_every_way_and_draws_its_charts(monkeypatch: pytest.
     assert all(chart_svg(chart) and TWIN in chart.note for chart in run.charts)
 
 
+@pytest.mark.slow
 def test_autocast_outside_and_inside_of_the_compiled_function_give_one_graph_each() -> None:
     with dynamo_still():
         seen = compiling.measure_compiling(

@@ -45,6 +45,7 @@ def _stack(width: int, depth: int, activation: nn.Module, seed: int) -> nn.Modul
     return nn.Sequential(*layers)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     width=st.sampled_from([8, 32, 96]),
@@ -58,6 +59,7 @@ def test_healthy_stacks_of_any_depth_pass(width: int, depth: int, activation: nn
     assert not run.failed, [f.message for f in run.of(Verdict.FAIL)]
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(length=st.integers(1, 40), scale=st.floats(0.1, 10), dtype=st.sampled_from([torch.float16, torch.bfloat16]))
 def test_healthy_chains_of_elementwise_ops_pass(length: int, scale: float, dtype: torch.dtype) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from slow_cases import slow_cases
 from torch import nn
 
 from ampcheck import assert_property
@@ -137,7 +138,7 @@ def modules() -> dict[str, tuple[nn.Module, st.SearchStrategy[Any]]]:
     }
 
 
-@pytest.mark.parametrize("name", modules())
+@pytest.mark.parametrize("name", slow_cases(modules(), ("block", "block with dropout and tails", "language model")))
 def test_a_healthy_module_passes(name: str) -> None:
     model, inputs = modules()[name]
     run = assert_property(model, inputs=inputs, compile=False, options=SearchOptions(examples=25))

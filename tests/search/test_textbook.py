@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_cases
 from textbook import FORMATS, TEXTBOOK
 
 from ampcheck import assert_property
@@ -23,7 +24,10 @@ def smallest_input(message: str) -> Any:
     return eval(found[1], {"torch": torch})
 
 
-@pytest.mark.parametrize(("name", "fmt"), CASES)
+SLOW = (("cosine_similarity", "bfloat16"), ("linear_attention", "bfloat16"), ("linear_attention", "float16"))
+
+
+@pytest.mark.parametrize(("name", "fmt"), slow_cases(CASES, SLOW))
 def test_a_breaking_input_of_one_or_two_elements_is_found(name: str, fmt: str) -> None:
     case = TEXTBOOK[name]
     with collect() as runs, pytest.raises(AssertionError):
