@@ -282,7 +282,7 @@ def _named(checks: Collection[str] | None, family: Collection[str]) -> tuple[str
     return None if checks is None else tuple(slug for slug in checks if slug in family) or None
 
 
-def _is_compiled(model: Any) -> bool:
+def _is_compiled(model: object) -> bool:
     parts = (part for root in modules_of(dynamo.uncompiled(model)) for part in root.modules())
     return dynamo.is_compiled(model) or any(map(dynamo.is_compiled, parts))
 

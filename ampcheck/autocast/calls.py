@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
 
 import torch
 
@@ -133,7 +132,7 @@ def is_custom(op: str) -> bool:
 
 @naming_users_errors
 def measure_calls(
-    subject: Any, *, device: str = "cuda", dtype: torch.dtype | str = torch.float16, release: str | None = None
+    subject: object, *, device: str = "cuda", dtype: torch.dtype | str = torch.float16, release: str | None = None
 ) -> PolicyCalls:
     """Run forward, loss and backward on the CPU under the device's autocast policy, and record what reached autocast.
 

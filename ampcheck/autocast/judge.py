@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -45,7 +44,7 @@ scale that the scaler may have changed."""
 
 @restoring
 def assert_policy(
-    target: Any = None,
+    target: object = None,
     *,
     release: str | None = None,
     lock: PathLike | None = None,

@@ -131,7 +131,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
         below = torch._C._dispatch_keyset_full_after(key)
         takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
 
-        def leave(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> object:
+        def leave(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
             report(args, kwargs)
             if any(takes and not isinstance(value, torch.Tensor) for takes, value in zip(takes_tensor, args)):  # noqa: B905
                 with torch._C._ExcludeDispatchKeyGuard(excluded):  # `x + 1`: Python sees a tensor as the number 1
@@ -142,7 +142,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
 
     if rule == BANNED:
 
-        def ban(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> object:
+        def ban(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
             report(args, kwargs)
             raise RuntimeError(policy.raises or f"{name} is unsafe to autocast")
 
@@ -152,7 +152,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
         with_dtype = _dtype_setter(op, rule)
         called = overload(policy.redispatch) if policy.redispatch else op
 
-        def set_dtype(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> object:
+        def set_dtype(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
             report(args, kwargs)
             args, kwargs = with_dtype(args, kwargs)
             with torch._C._ExcludeDispatchKeyGuard(excluded):
@@ -162,7 +162,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
 
     recurrent = name in RECURRENT
 
-    def cast(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> object:
+    def cast(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         low = torch.get_autocast_dtype("cpu")
         dtype = target_dtype(rule, (*args, *kwargs.values()), low, "cpu")
         report(args, kwargs, dtype)

@@ -95,8 +95,8 @@ class OpDtypes:
 
 @restoring
 def observe_ops(
-    model: Any,
-    inputs: Any = None,
+    model: object,
+    inputs: object = None,
     *,
     device: str = "cpu",
     dtype: torch.dtype | str = "bfloat16",

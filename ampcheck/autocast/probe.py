@@ -198,7 +198,7 @@ class _Probe:
     def _recorder(self, op: OpOverload) -> Callable[..., Any]:
         own = self._kernel(op)
 
-        def record(*args: Any, **kwargs: Any) -> Any:
+        def record(*args: object, **kwargs: object) -> Any:
             if threading.get_ident() != self._thread:  # another thread that is inside the Python dispatcher, as Dynamo
                 return own(*args, **kwargs)
             leaves = tree_leaves((args, kwargs))

@@ -43,7 +43,7 @@ class WatchCallback:
         self._seen: Watched | None = None
         self.run: Run | None = None
 
-    def _begin(self, model: Any, optimizer: Any, scaler: Any) -> None:
+    def _begin(self, model: object, optimizer: object, scaler: object) -> None:
         """Begin to watch; a watch that an earlier training left open ends first."""
         self._end()
         stack = ExitStack()

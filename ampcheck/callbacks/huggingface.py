@@ -31,7 +31,7 @@ class AmpcheckCallback(WatchCallback, TrainerCallback):
         if self._end() is not None:
             self._report(raises=False)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: object, state: object, control: object, **kwargs: object) -> None:
         """Begin to watch."""
         optimizer = kwargs["optimizer"]  # Accelerate's, which has the scaler
         self._begin(kwargs["model"], optimizer, getattr(optimizer, "scaler", None))

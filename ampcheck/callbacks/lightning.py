@@ -31,21 +31,23 @@ class AmpcheckCallback(WatchCallback, Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._begin(pl_module, trainer.optimizers, scaler)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: object, pl_module: object, outputs: object, batch: object, batch_idx: int
+    ) -> None:
         """Record the loss of the batch."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._step(loss)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: object, pl_module: object) -> None:
         """End the watch and report."""
         self._finish(trainer, raises=True)
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
         """End the watch and report, without an exception of its own."""
         self._finish(trainer, raises=False)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, trainer: object, pl_module: object, stage: str) -> None:
         """End the watch where no other hook has."""
         self._finish(trainer, raises=False)
 

@@ -66,7 +66,7 @@ KINDS: tuple[tuple[str, Callable[[Outcome], Mapping[Any, torch.Tensor]]], ...] =
 """What an arm gives: its kind, and the tensors by their keys."""
 
 
-def name_of(key: Any) -> str:
+def name_of(key: object) -> str:
     """The name of a key of `KINDS`: `path[call 1]:path.in.output` of a module output."""
     if isinstance(key, tuple):
         module, call, path = key
@@ -216,7 +216,7 @@ def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
     return found
 
 
-def total_loss(result: Any, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
+def total_loss(result: object, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
     """The loss: the user's, or the mean of squares of every floating output, whose ops are ours and not traced.
 
     An output that is listed several times counts once: to add its gradients in 16 bits would round.
@@ -256,7 +256,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     return id(base), tensor.dtype, *place, tensor.is_conj(), tensor.is_neg()
 
 
-def _without_loss(result: Any) -> tuple[str, bool]:
+def _without_loss(result: object) -> tuple[str, bool]:
     """Why no loss can be made of an output, and whether that is for want of what the subject could return."""
     found = [tensor for _, tensor in tensors(result)]
     floating = [tensor for tensor in found if tensor.is_floating_point() or tensor.is_complex()]
@@ -265,7 +265,7 @@ def _without_loss(result: Any) -> tuple[str, bool]:
     return "no floating output has a gradient", not found or any(tensor.numel() for tensor in floating)
 
 
-def _scalar_losses(result: Any, given: torch.Tensor | None) -> list[torch.dtype]:
+def _scalar_losses(result: object, given: torch.Tensor | None) -> list[torch.dtype]:
     """In which dtype what can only be a loss was computed: the user's own, or 0-d outputs that carry a gradient."""
     losses = [t for _, t in tensors(result) if t.dim() == 0 and t.is_floating_point() and t.requires_grad]
     if given is not None:
@@ -273,7 +273,7 @@ def _scalar_losses(result: Any, given: torch.Tensor | None) -> list[torch.dtype]
     return [next(iter(computed_in(loss)), loss.dtype) for loss in losses]
 
 
-def _is_scalar(result: Any) -> bool:
+def _is_scalar(result: object) -> bool:
     """Whether all that a module gives is one 0-d tensor: a loss module has no parameters, and its inputs gradients."""
     return [tensor.dim() for _, tensor in tensors(result)] == [0]
 
@@ -284,7 +284,7 @@ def _kept_outputs(root: torch.nn.Module, outcome: Outcome) -> Iterator[None]:
     kept = 0
 
     def hook(name: str) -> Callable[..., None]:
-        def keep(module: torch.nn.Module, args: Any, output: Any) -> None:
+        def keep(module: torch.nn.Module, args: object, output: object) -> None:
             nonlocal kept
             if not torch.is_grad_enabled():
                 outcome.without_grad.add(name)

@@ -68,7 +68,7 @@ class Decisions:
         self._forced = forced
         self._count: dict[tuple[str, int, str], int] = {}
 
-    def before(self, op: Any, args: Any, kwargs: Any) -> None:
+    def before(self, op: object, args: object, kwargs: object) -> None:
         """Nothing is needed before an op runs."""
 
     def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> Any:

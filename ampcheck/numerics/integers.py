@@ -149,7 +149,7 @@ class Integers:
         inexact = changed if casts and result.dtype.itemsize <= 2 else 0
         return Loss(result.dtype, casts, inexact, _collided(exact, result.double()))
 
-    def _exact(self, op: Any, given: Any, result: torch.Tensor) -> torch.Tensor | None:
+    def _exact(self, op: object, given: object, result: torch.Tensor) -> torch.Tensor | None:
         wide = next((t for _, t in tensors(self._in_float64(op, given))), None)
         return wide if wide is not None and wide.shape == result.shape else None
 

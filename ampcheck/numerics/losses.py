@@ -71,7 +71,7 @@ def _rounds(name: str, before: Sequence[Any]) -> bool:
     return name.startswith("ToCopy") and any(_LOSS.search(node.name()) or _REDUCES.match(node.name()) for node in wider)
 
 
-def _results(node: Any) -> list[tuple[torch.dtype, int]]:
+def _results(node: object) -> list[tuple[torch.dtype, int]]:
     """(dtype, elements) of what a node gave in forward; empty where PyTorch keeps neither, as of nested tensors."""
     with suppress(Exception):
         return [(result.dtype, math.prod(result.shape)) for result in getattr(node, "_input_metadata", None) or ()]

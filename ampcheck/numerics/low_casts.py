@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -23,11 +22,11 @@ class LowCasts:
         self._operand: Where | None = None
         self._latest: Where | None = None
 
-    def before(self, op: Any, args: Any, kwargs: Any) -> None:
+    def before(self, op: object, args: object, kwargs: object) -> None:
         """Remember the cast behind the operands: an op that raises is not reported to `after`."""
         self._operand = self._cast_of((args, kwargs))
 
-    def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> None:
+    def after(self, event: OpEvent, op: object, args: object, kwargs: object, out: object, held: object) -> None:
         """Note a cast, or pass the cast of the operands on to the results of 16 bits."""
         operand, self._operand = self._operand, None
         low = [t for _, t in tensors(out) if t.is_floating_point() and t.dtype.itemsize == 2]
@@ -44,5 +43,5 @@ class LowCasts:
         """
         return self._operand or (self._latest if _NAMES_DTYPES.search(brief(error)) else None)
 
-    def _cast_of(self, value: Any) -> Where | None:
+    def _cast_of(self, value: object) -> Where | None:
         return next((self._casts[t] for _, t in tensors(value) if t in self._casts), None)

@@ -44,7 +44,7 @@ def measure_dtypes(
     count = 0
 
     def make_hook(names: list[str]) -> Any:
-        def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        def hook(module: torch.nn.Module, inputs: object, output: object) -> None:
             nonlocal count
             for _, tensor in tensors(output):
                 if tensor.is_floating_point():
@@ -66,8 +66,8 @@ def measure_dtypes(
 
 @restoring
 def assert_dtypes(
-    model: Any,
-    inputs: Any,
+    model: object,
+    inputs: object,
     expected: Mapping[str, torch.dtype | str | None],
     *,
     device: str = "cpu",

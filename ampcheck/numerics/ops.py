@@ -95,7 +95,7 @@ class OpWatch:
                 merged[key] = sum(seen[1:], seen[0])
         return merged
 
-    def before(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+    def before(self, op: torch._ops.OpOverload, args: object, kwargs: object) -> Any:
         """Keep the inputs of an op that overwrites them."""
         if self._shadow and op._schema.is_mutable:
             return map_tensors(self._copy, (args, kwargs))
@@ -104,14 +104,18 @@ class OpWatch:
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._integers.copied(tensor, tensor.clone()) if tensor.is_floating_point() else tensor
 
-    def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> None:
+    def after(
+        self, event: OpEvent, op: torch._ops.OpOverload, args: object, kwargs: object, out: object, held: object
+    ) -> None:
         """Judge one op that has just run. What we cannot judge is noted; it must not pose as the model's failure."""
         try:
             self._look(event, op, args, kwargs, out, held)
         except (RuntimeError, NotImplementedError, TypeError) as error:
             self._note(f"{event.op}: {brief(error)}")
 
-    def _look(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, held: Any) -> None:
+    def _look(
+        self, event: OpEvent, op: torch._ops.OpOverload, args: object, kwargs: object, out: object, held: object
+    ) -> None:
         self._integers.follow(op, args, kwargs, out)
         if op.is_view or op._schema.name.startswith(UNWRITTEN):
             for _, view in tensors(out):
@@ -133,7 +137,7 @@ class OpWatch:
             self._health.setdefault((event.phase, event.module), []).append(health)
         self._judge(event, op, given, results)
 
-    def _judge(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, results: list[torch.Tensor]) -> None:
+    def _judge(self, event: OpEvent, op: torch._ops.OpOverload, given: object, results: list[torch.Tensor]) -> None:
         sources = floating(given)
         amax_in, bad_in, nan_in = _summary(sources)
         scalars = [value for value in _scalars(given) if isinstance(value, float)]
@@ -173,7 +177,7 @@ class OpWatch:
         self._facts[key] = self._facts[key] + fact if key in self._facts else fact
 
     def _beside_float64(
-        self, fact: OpFacts, op: torch._ops.OpOverload, given: Any, results: list[torch.Tensor]
+        self, fact: OpFacts, op: torch._ops.OpOverload, given: object, results: list[torch.Tensor]
     ) -> OpFacts:
         wide = in_float64(op, given)
         if wide is None:
@@ -220,7 +224,7 @@ class OpWatch:
             emptied=emptied,
         )
 
-    def _count_integers(self, event: OpEvent, op: torch._ops.OpOverload, given: Any, out: Any) -> None:
+    def _count_integers(self, event: OpEvent, op: torch._ops.OpOverload, given: object, out: object) -> None:
         """Integers that a floating format changed, or made equal to others."""
         results = [t for _, t in tensors(out)]
         if len(results) != 1 or not results[0].numel() or not is_plain(results[0]):
@@ -257,7 +261,7 @@ class OpWatch:
         for result in results:
             self._chains[result] = chain
 
-    def _chain_of(self, *given: Any) -> int:
+    def _chain_of(self, *given: object) -> int:
         known = (self._chains[t] for _, t in tensors(given) if t in self._chains)
         return max(known, default=0)
 
@@ -293,7 +297,7 @@ def draws_numbers_itself(op: torch._ops.OpOverload, given: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags and draws_numbers(op, *given)
 
 
-def in_float64(op: torch._ops.OpOverload, given: Any) -> Any:
+def in_float64(op: torch._ops.OpOverload, given: object) -> Any:
     """The op on the same inputs in float64; None where that does not run."""
     args, kwargs = map_tensors(_widened, given)
     kwargs = {k: torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in kwargs.items()}
@@ -312,7 +316,7 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor.clone()
 
 
-def floating(value: Any) -> list[torch.Tensor]:
+def floating(value: object) -> list[torch.Tensor]:
     """The plain floating tensors inside, complex ones as their real view."""
     found = []
     for _, tensor in tensors(value):
@@ -343,11 +347,11 @@ def _norm(values: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(values))
 
 
-def _is_nan(value: Any) -> bool:
+def _is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _scalars(value: Any) -> Iterable[Any]:
+def _scalars(value: object) -> Iterable[Any]:
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from _scalars(item)

@@ -161,7 +161,7 @@ class WholeNumbers:
     Positions that the model itself rounds (`torch.arange(n).to(x.dtype)`) would be wrong in the judge as well.
     """
 
-    def before(self, op: Any, args: Any, kwargs: Any) -> None:
+    def before(self, op: object, args: object, kwargs: object) -> None:
         """Nothing is needed before an op runs."""
 
     def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> Any:

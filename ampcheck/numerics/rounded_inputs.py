@@ -24,7 +24,7 @@ class RoundedInputs:
                 elif tensor.layout is torch.strided and tensor.numel():
                     self._storages[tensor.untyped_storage().data_ptr()] = name
 
-    def before(self, op: Any, args: Any, kwargs: Any) -> None:
+    def before(self, op: object, args: object, kwargs: object) -> None:
         """Nothing is needed before an op runs."""
 
     def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> None:

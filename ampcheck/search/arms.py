@@ -78,7 +78,7 @@ def _bits(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def as_example(drawn: Any) -> Example:
+def as_example(drawn: object) -> Example:
     """A tensor is the one argument, a tuple the positional ones; `(args, kwargs)` is a tuple and a mapping of names."""
     if isinstance(drawn, tuple) and len(drawn) == 2 and isinstance(drawn[0], tuple) and isinstance(drawn[1], dict):
         return Example(drawn[0], drawn[1])
@@ -291,7 +291,7 @@ class Arms:
                     outputs.found[path] = real.detach().clone()
         return outputs
 
-    def _dropped(self, result: Any) -> None:
+    def _dropped(self, result: object) -> None:
         """Count what cannot be judged in what the low-precision run gives."""
         held = [tensor for _, tensor in tensors(result)]
         names = [_unlike(tensor) for tensor in held if not is_plain(tensor)]

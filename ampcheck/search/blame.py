@@ -76,7 +76,7 @@ class _Results:
         self._held = 0
         self._written: dict[int, frozenset[int]] = {}  # by the address of the memory, the results that stand in it
 
-    def before(self, op: Any, args: Any, kwargs: Any) -> None:
+    def before(self, op: object, args: object, kwargs: object) -> None:
         """Nothing is needed before an op runs."""
 
     def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> None:

@@ -74,7 +74,7 @@ def _asking(answer: Callable[[torch.dtype], torch.dtype]) -> Iterator[None]:
     """`torch.finfo(dtype)` in the user's code is `torch.finfo(answer(dtype))`."""
 
     class Kind(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
+        def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, _FINFO)
 
         def __call__(cls, *dtype: torch.dtype) -> Any:

@@ -101,10 +101,10 @@ class _Places:
         self.magnitude, self.where, self.format = 0.0, Where(), ""
         self._share = 0.0
 
-    def before(self, op: Any, args: Any, kwargs: Any) -> None:
+    def before(self, op: object, args: object, kwargs: object) -> None:
         """Nothing is needed before an op runs."""
 
-    def after(self, event: OpEvent, op: Any, args: Any, kwargs: Any, out: Any, held: Any) -> None:
+    def after(self, event: OpEvent, op: object, args: object, kwargs: object, out: object, held: object) -> None:
         """Note the result if it is the nearest to the end of its format so far."""
         for tensor, top in _tops(op, args, kwargs, out):
             share = top / torch.finfo(tensor.dtype).max

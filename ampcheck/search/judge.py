@@ -255,7 +255,7 @@ def _require(model: object, inputs: object, invariances: object) -> None:
             )
 
 
-def _is_range(domain: Any) -> bool:
+def _is_range(domain: object) -> bool:
     if not isinstance(domain, (tuple, list)) or len(domain) != 2:
         return False
     numbers = all(is_number(bound) and math.isfinite(bound) for bound in domain)

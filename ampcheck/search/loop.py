@@ -96,7 +96,7 @@ def search_inputs(
         smallest: dict[str, tuple[Example, Problem]] = {}
         most, before = found.calls + examples + _SHRINKS, found.examples
 
-        def visit(drawn: Any, smallest: dict[str, Any] = smallest, most: int = most) -> None:
+        def visit(drawn: object, smallest: dict[str, Any] = smallest, most: int = most) -> None:
             nonlocal until, latest
             late = bool(found.calls) and time.perf_counter() > until
             if late or (found.found_after and found.calls > most):
@@ -185,7 +185,7 @@ def _search(
 def _named(visit: Callable[[Any], None]) -> Callable[..., None]:
     """`visit` as Hypothesis calls a test."""
 
-    def test(test_input: Any) -> None:
+    def test(test_input: object) -> None:
         visit(test_input)
 
     return test

@@ -128,7 +128,7 @@ def _model(model: Callable[..., Any], path: Path) -> tuple[list[str], str]:
     return [*lines, *_source(model)], getattr(model, "__name__", "model")
 
 
-def _importable(value: Any) -> str:
+def _importable(value: object) -> str:
     """`module.name` under which an import finds the same object; "" where there is none."""
     name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
     for module in (getattr(value, "__module__", None), "torch", "torch.nn.functional"):
@@ -137,7 +137,7 @@ def _importable(value: Any) -> str:
     return ""
 
 
-def _reaching(value: Any, path: Path) -> list[str]:
+def _reaching(value: object, path: Path) -> list[str]:
     """Lines that let the test import the user's module from the folder that it stands in, relative to the test."""
     module = sys.modules.get(getattr(value, "__module__", "") or "")
     file = getattr(module, "__file__", None)
@@ -193,7 +193,7 @@ def _declared(one: Any) -> str:
     return f"{type(one).__name__}({', '.join(values)})"
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     """Python's own number in the place of numpy's, which brings a name that the test does not import."""
     if isinstance(value, numbers.Integral):
         return int(value)

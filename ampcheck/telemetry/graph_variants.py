@@ -176,7 +176,7 @@ def _copied(inputs: Sequence[Any], changed: frozenset[int]) -> list[Any]:
     return [_copy(value) if number in changed else value for number, value in enumerate(inputs)]
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> Any:
     """A copy with the strides of the tensor, on which compiled code relies; `clone` would close gaps."""
     if not isinstance(value, torch.Tensor):
         return value

@@ -244,7 +244,7 @@ def _identifying_outputs(lowered: LoweredGraph) -> tuple[int, ...]:
     nodes = list(lowered.module.graph.nodes)
     sources = dict(zip([node for node in nodes if node.op == "placeholder"], lowered.sources, strict=False))
 
-    def belongs_to_owner(node: Any) -> bool:
+    def belongs_to_owner(node: object) -> bool:
         while isinstance(node, fx.Node) and isinstance(node.target, torch._ops.OpOverload):
             returns = node.target._schema.returns
             if not returns or returns[0].alias_info is None or not node.args:

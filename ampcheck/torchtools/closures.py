@@ -75,7 +75,7 @@ def is_users_class(kind: type) -> bool:
     return home is not None and package.partition(".")[0] not in sys.stdlib_module_names and is_users(home)
 
 
-def children(value: Any, path: str = "", *, read_globals: bool = True) -> list[tuple[str, Any]]:
+def children(value: object, path: str = "", *, read_globals: bool = True) -> list[tuple[str, Any]]:
     """The values directly inside a value, each with its path; `path` is that of the value itself."""
     if isinstance(value, functools.partial):
         return [(path, child) for child in (value.func, *value.args, *value.keywords.values())]

@@ -146,7 +146,7 @@ def modules_of(model: object) -> list[torch.nn.Module]:
     return list({id(part): part for part in plain if isinstance(part, torch.nn.Module)}.values())
 
 
-def _blocks(model: Any) -> tuple[Any, ...]:
+def _blocks(model: object) -> tuple[Any, ...]:
     return model if isinstance(model, tuple) else (model,)
 
 

@@ -239,7 +239,7 @@ _DISABLED = ("DisableContext", "RunOnlyContext")
 # Modules and functions that torch.compile wrapped ----------------------------------------------------------------
 
 
-def is_compiled(part: Any) -> bool:
+def is_compiled(part: object) -> bool:
     """Whether a module or function is a result of `torch.compile`, or a module on which `compile()` was called.
 
     `OptimizedModule` and `_torchdynamo_orig_callable` exist since 2.0, `Module._compiled_call_impl` since 2.2. The
@@ -253,7 +253,7 @@ def is_compiled(part: Any) -> bool:
     return wrapped and not isinstance(part, torch.nn.Module)
 
 
-def uncompiled(part: Any) -> Any:
+def uncompiled(part: object) -> Any:
     """The module or function that `torch.compile` wrapped; `_orig_mod` of a module since 2.0, and of a function
     `_torchdynamo_orig_callable`. Parts inside it stay compiled."""
     if not is_compiled(part):
@@ -261,7 +261,7 @@ def uncompiled(part: Any) -> Any:
     return getattr(part, "_orig_mod", None) or getattr(part, "_torchdynamo_orig_callable", part)
 
 
-def stripped(part: Any) -> Any:
+def stripped(part: object) -> Any:
     """A module or function without `torch.compile`, in whole and in parts. Changes modules: pass a copy."""
     part = uncompiled(part)
     for module in list(part.modules()) if isinstance(part, torch.nn.Module) else ():
@@ -311,13 +311,13 @@ def _children(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
-def _own_forward(part: Any) -> Any:
+def _own_forward(part: object) -> Any:
     """The compiled function that `module.forward = torch.compile(module.forward)` set on a module."""
     forward = vars(part).get("forward") if isinstance(part, torch.nn.Module) else None
     return forward if hasattr(forward, "_torchdynamo_orig_callable") and not _is_wrapper(part) else None
 
 
-def _is_wrapper(part: Any) -> bool:
+def _is_wrapper(part: object) -> bool:
     """Whether it is an `OptimizedModule`; without an import of Dynamo, which is slow, there is none."""
     kind = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
     return kind is not None and isinstance(part, kind)

@@ -93,7 +93,7 @@ def _foreign(tables: dict[str, _Table | None]) -> set[int]:
     return {number for table in tables.values() for number, hook in (table or {}).items() if _is_foreign(hook)}
 
 
-def _is_foreign(hook: Any) -> bool:
+def _is_foreign(hook: object) -> bool:
     """Whether a hook belongs to ampcheck or to a distributed wrapper."""
     while isinstance(hook, functools.partial):
         hook = hook.func

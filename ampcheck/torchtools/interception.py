@@ -191,7 +191,7 @@ def _output(module: fx.GraphModule) -> fx.Node:
     return node
 
 
-def _sources(model: Any) -> list[str]:
+def _sources(model: object) -> list[str]:
     """The source of each input of a Dynamo graph in the user's frame, `L['self'].up.weight`; "" for what is no
     parameter or buffer. `_dynamo_source` of its node (2.7 and later)."""
     names = []

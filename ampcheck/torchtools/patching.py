@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(owner: object, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """`make(original)` in the place of `owner.name`. Blocks may end in any order: the last one restores the original.
 
     Left alone where another function took its place meanwhile; the wrapper then still calls the original.

@@ -25,7 +25,7 @@ def tensors(value: object, path: str = "", above: frozenset[int] = frozenset()) 
             yield from tensors(item, f"{path}.{key}" if path else str(key), inner)
 
 
-def map_tensors(function: Callable[[torch.Tensor], Any], value: Any, above: frozenset[int] = frozenset()) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], Any], value: object, above: frozenset[int] = frozenset()) -> Any:
     """A copy of the structure `value` with `function` applied to every tensor."""
     if isinstance(value, torch.Tensor):
         return function(value)

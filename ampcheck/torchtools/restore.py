@@ -157,7 +157,7 @@ def _saved(settings: list[Setting]) -> list[Restore]:
     return restores
 
 
-def _restore(read: Callable[[], Any], write: Callable[[Any], object], before: Any) -> None:
+def _restore(read: Callable[[], Any], write: Callable[[Any], object], before: object) -> None:
     with suppress(*_REFUSED):
         if read() == before:
             return
@@ -190,7 +190,7 @@ def _options(config: Any) -> dict[str, Any]:
     return {name: value if _is_plain(value) else getattr(config, name) for name, value in copied.items()}
 
 
-def _configure(config: Any, before: dict[str, Any]) -> None:
+def _configure(config: object, before: dict[str, Any]) -> None:
     now = _options(config)
     for name, value in before.items():
         if name in now and now[name] != value:

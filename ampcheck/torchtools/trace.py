@@ -49,10 +49,12 @@ class OpEvent:
 class Observer(Protocol):
     """Sees each op with its tensors, which an event does not keep alive."""
 
-    def before(self, op: torch._ops.OpOverload, args: Any, kwargs: Any, /) -> Any:
+    def before(self, op: torch._ops.OpOverload, args: object, kwargs: object, /) -> Any:
         """Called before the op runs; its result is handed to `after`."""
 
-    def after(self, event: OpEvent, op: torch._ops.OpOverload, args: Any, kwargs: Any, out: Any, token: Any, /) -> Any:
+    def after(
+        self, event: OpEvent, op: torch._ops.OpOverload, args: object, kwargs: object, out: object, token: object, /
+    ) -> Any:
         """Called after the op ran, unless it raised. A result other than None replaces that of the op."""
 
 
@@ -145,7 +147,7 @@ class _Origin:
     line: int | None = None
 
 
-def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
+def _dtypes(value: object) -> tuple[torch.dtype, ...]:
     return tuple(t.dtype for _, t in tensors(value))
 
 

@@ -84,13 +84,13 @@ class UpcastMode(TorchDispatchMode):
             return result
         return _write_back(func, args, kwargs, wide_args, wide_kwargs, result)
 
-    def _argument(self, value: Any, name: str) -> Any:
+    def _argument(self, value: object, name: str) -> Any:
         return map_tensors(_scalar_to_float32 if name in _FLOAT32_ONLY else self._upcast, value)
 
     def _is_narrower(self, dtype: object) -> bool:
         return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < self.dtype.itemsize
 
-    def _upcast(self, value: Any) -> Any:
+    def _upcast(self, value: object) -> Any:
         if isinstance(value, torch.Tensor) and self._is_narrower(value.dtype):
             return value.to(self.dtype)
         return value

@@ -251,7 +251,7 @@ def _state(loop: TrainingLoop, losses: Sequence[float] = ()) -> _State:
     return state
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value that can be compared; an object by its type."""
     if hasattr(value, "tolist"):
         return value.tolist()

@@ -103,7 +103,7 @@ def measure_accuracy(
 
 
 def judge_accuracy(
-    subject: Any,
+    subject: object,
     *,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
@@ -283,7 +283,7 @@ def _coverage(stats: AccuracyStats, climb: Climb, bench: Bench) -> Coverage:
     return Coverage(seen, {**climb.unseen, **left_out(bench.draws[0], climb.arm, stats.deviations)})
 
 
-def _backend(backend: Any) -> str:
+def _backend(backend: object) -> str:
     return backend if isinstance(backend, str) else str(getattr(backend, "__name__", type(backend).__name__))
 
 

@@ -120,7 +120,7 @@ class _Part(torch.nn.Module):
         super().__init__()
         self._run = run
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: object) -> Any:
         return self._run(*inputs)
 
 

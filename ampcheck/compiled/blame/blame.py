@@ -45,7 +45,7 @@ COMPILED_RUNS = 24
 @restoring
 @naming_users_errors
 def blame(
-    subject: Any,
+    subject: object,
     *,
     device: str = "cpu",
     dtype: DType | Sequence[DType] | None = None,

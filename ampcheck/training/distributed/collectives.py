@@ -160,7 +160,7 @@ class CollectiveMode(TorchDispatchMode):
                 call.wide = cast.sample.tolist()
         return call
 
-    def _follow_cast(self, base: str, args: tuple[Any, ...], out: Any) -> None:
+    def _follow_cast(self, base: str, args: tuple[Any, ...], out: object) -> None:
         """A communication hook casts and divides before the collective: the values before that are the addends."""
         source = args[0] if args else None
         if base == "copy_":
@@ -257,7 +257,7 @@ _REDUCERS: dict[tuple[str, str], Callable[[_Args], Iterator[_Reduction]]] = {
 """Collectives that add up over processes, by namespace and name without underscores at its ends."""
 
 
-def _wait(out: Any) -> None:
+def _wait(out: object) -> None:
     for result in out if isinstance(out, (list, tuple)) else [out]:
         if isinstance(result, torch.ScriptObject):
             torch._C._distributed_c10d.Work.unbox(result).wait()
@@ -274,11 +274,11 @@ def _sample(tensor: torch.Tensor, parts: int = 1) -> list[float]:
     return values
 
 
-def _key(tensor: Any) -> Region:
+def _key(tensor: object) -> Region:
     return (region(tensor) if isinstance(tensor, torch.Tensor) else None) or (0, 0, 0)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     if isinstance(value, torch.Tensor):
         return float(value) if value.numel() == 1 and value.device.type == "cpu" else None
     return float(value) if isinstance(value, (int, float)) else None

@@ -90,7 +90,7 @@ def gather_on_first(value: Value) -> list[Value] | None:
     return values
 
 
-def broadcast(source: int, value: Any) -> Any:
+def broadcast(source: int, value: object) -> Any:
     """The value of one process, on all of them. Every process must call it."""
     values = [value if rank() == source else None]
     if world_size() > 1:

@@ -20,7 +20,7 @@ _FAR = 0.25
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
-def plain_optimizer(value: Any) -> torch.optim.Optimizer:
+def plain_optimizer(value: object) -> torch.optim.Optimizer:
     """The optimizer that makes the steps, inside the wrapper of a library (Accelerate, Lightning).
 
     Raises `UsageError` for anything else.
@@ -31,7 +31,7 @@ def plain_optimizer(value: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def unwrapped(value: Any) -> Any:
+def unwrapped(value: object) -> Any:
     """The innermost `optimizer` of wrappers around optimizers."""
     while not hasattr(value, "_optimizer_step_pre_hooks") and hasattr(value, "optimizer"):
         value = value.optimizer

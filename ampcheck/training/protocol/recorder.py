@@ -221,7 +221,7 @@ class Recorder:
         self._add(Act.BACKWARD, optimizers=touched, **facts)
         return result
 
-    def _scaling_of(self, outputs: Any) -> tuple[bool | None, str, float | None]:
+    def _scaling_of(self, outputs: object) -> tuple[bool | None, str, float | None]:
         """Whether a scaler multiplied a loss, which one, and by what; None where several did, or out of sight."""
         nodes = [root.grad_fn for _, root in tensors(outputs)] if self._scalings else []
         waiting = [node for node in nodes if node is not None]
@@ -298,7 +298,7 @@ def _versions(optimizer: _Optimizer) -> dict[int, tuple[int, int]]:
     return {number: (id(grad), grad._version) for number, grad in grads if grad is not None}
 
 
-def _are_own(grads: Any) -> bool:
+def _are_own(grads: object) -> bool:
     """Whether backward starts from gradients that the step computed itself, not from the 1 of a loss."""
     return any(grad.numel() != 1 or float(grad) != 1.0 for _, grad in tensors(grads))
 
@@ -343,7 +343,7 @@ def _states_in(content: object, depth: int = 3) -> Iterator[str]:
             yield from _states_in(value, depth - 1)
 
 
-def _dtype(outputs: Any) -> str:
+def _dtype(outputs: object) -> str:
     return next((_short(tensor.dtype) for _, tensor in tensors(outputs)), "")
 
 

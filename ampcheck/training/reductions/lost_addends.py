@@ -40,7 +40,7 @@ class VanishedWatch:
             gone, nonzero = gone + earlier[0], max(nonzero + earlier[0], earlier[1])
         self._gone[key] = gone, nonzero
 
-    def of(self, key: Any) -> tuple[int, int]:
+    def of(self, key: object) -> tuple[int, int]:
         """How many values of a tensor became zero, and how many there were that were not."""
         return self._gone.get(key, (0, 0))
 

@@ -165,12 +165,12 @@ class NormWatch:
         value, name = float(plain.detach()), format_of(plain.dtype).name
         self.totals.append(NormStats(name, terms, made.grouped, value, made.exact, made.order, made.sharded, *place))
 
-    def _keep(self, key: Any, norms: tuple[_Norm, ...]) -> None:
+    def _keep(self, key: object, norms: tuple[_Norm, ...]) -> None:
         if key is not None:
             self._norms[key] = norms
 
 
-def _together(norms: tuple[_Norm, ...], out: Any) -> _Norm:
+def _together(norms: tuple[_Norm, ...], out: object) -> _Norm:
     """The total of several norms. A part that is a low total makes the outcome depend on the grouping."""
     order, power = norms[0].order, norms[0].power
     parts = [one.exact for one in norms]
@@ -187,7 +187,7 @@ def _together(norms: tuple[_Norm, ...], out: Any) -> _Norm:
     )
 
 
-def _is_low(tensor: Any) -> bool:
+def _is_low(tensor: object) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and format_of(tensor.dtype).bits <= 16
 
 

@@ -154,7 +154,7 @@ class ReductionWatch(TorchDispatchMode):
             self._purge()
         return out
 
-    def _summed(self, values: torch.Tensor, out: Any, place: tuple[str, int | None]) -> None:
+    def _summed(self, values: torch.Tensor, out: object, place: tuple[str, int | None]) -> None:
         """One op that adds up: inside it adds in float32, but its result may not fit into 16 bits."""
         total, addends = _plain(out), _plain(values)
         if total is None or addends is None or not total.is_floating_point() or total.dtype.itemsize > 2:
@@ -167,7 +167,7 @@ class ReductionWatch(TorchDispatchMode):
             name = format_of(total.dtype).name
             self._single.append(SumStats("sum", name, many, 1, total.numel(), 0.0, 0.0, 0.0, bad, *place))
 
-    def key(self, tensor: Any) -> Key | None:
+    def key(self, tensor: object) -> Key | None:
         """What names a tensor's values: the same for every view of the same elements in the same order."""
         plain = _plain(tensor)
         if plain is None:
@@ -202,7 +202,7 @@ class ReductionWatch(TorchDispatchMode):
         for result in written:
             self._mark(result, inputs)
 
-    def _mark(self, result: Any, inputs: Sequence[Any]) -> None:
+    def _mark(self, result: object, inputs: Sequence[Any]) -> None:
         bits = 0
         for one in inputs:
             if (key := self.key(one)) is not None:
@@ -259,7 +259,7 @@ class ReductionWatch(TorchDispatchMode):
         )
         return started, acc
 
-    def _after(self, pending: tuple[_Sum, Any], result: Any, place: tuple[str, int | None]) -> None:
+    def _after(self, pending: tuple[_Sum, Any], result: object, place: tuple[str, int | None]) -> None:
         made, acc = pending
         key, actual = self.key(result), _sample(result)
         if key is None or actual is None or actual.shape != made.exact.shape:
@@ -292,7 +292,7 @@ class ReductionWatch(TorchDispatchMode):
         else:
             self._keep(key, replace(held, actual=actual, roundings=held.roundings))
 
-    def _valid(self, tensor: Any, now: torch.Tensor) -> _Sum | None:
+    def _valid(self, tensor: object, now: torch.Tensor) -> _Sum | None:
         """The partial sum that a tensor holds, unless something else has been written there since."""
         key = self.key(tensor)
         held = self._sums.get(key) if key is not None else None
@@ -340,14 +340,14 @@ def _kind(acc: Any) -> str:
     return "graph" if acc.requires_grad else "sum"
 
 
-def _plain(tensor: Any) -> torch.Tensor | None:
+def _plain(tensor: object) -> torch.Tensor | None:
     if not isinstance(tensor, torch.Tensor):
         return None
     values = values_of(tensor)
     return None if isinstance(values, Unmeasured) else values
 
 
-def _sample(tensor: Any) -> torch.Tensor | None:
+def _sample(tensor: object) -> torch.Tensor | None:
     """Up to 256 elements in float64, evenly spread; None for what is no tensor of at most 32-bit floats."""
     plain = _plain(tensor)
     if plain is None or not plain.is_floating_point() or plain.dtype == torch.float64 or not plain.numel():

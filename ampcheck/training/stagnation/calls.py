@@ -203,7 +203,7 @@ class BoundCall:
         if self.batch_norm:
             return self._batch_norm_again(wide)
 
-        def mapped(name: str, value: Any) -> Any:
+        def mapped(name: str, value: object) -> Any:
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 return value if self.fused and name in _STEERING else wide(value)
             if isinstance(value, (list, tuple)) and any(isinstance(one, torch.Tensor) for one in value):
@@ -233,7 +233,7 @@ class BoundCall:
         return self.number("momentum", self.number("exponential_average_factor", 0.0))
 
 
-def leaves(value: Any) -> Iterator[torch.Tensor]:
+def leaves(value: object) -> Iterator[torch.Tensor]:
     """The tensors of an argument or a result, also in lists."""
     if isinstance(value, torch.Tensor):
         yield value

@@ -170,7 +170,7 @@ class OperandMode(TorchDispatchMode):
         elif name == "aten::_to_copy" and out.dtype is source.dtype:
             self._remember(out, origin.values.to(out.device), origin.family)
 
-    def _multiply(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def _multiply(self, name: str, func: object, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         if not isinstance(out, torch.Tensor) or out.dtype is not torch.float32:
             return
         self._products += 1
