@@ -207,7 +207,8 @@ def watched(
     shown = name or ("this block" if plain is None else getattr(plain, "__name__", type(plain).__name__))
     modules = modules_of(plain) if plain is not None else ()
     device = torch.device(next((str(p.device) for root in modules for p in root.parameters()), "cpu")).type
-    bounds = limits or load_settings().limits
+    measured = {"ops", "values", "training"} & set(families)
+    bounds = limits or (load_settings().limits if measured else Limits())  # reads a file
     monitors: list[_Monitor] = []
     if "autocast" in families:
         monitors.append(_Autocast(shown, _named(wanted, GUARD_CHECKS)))

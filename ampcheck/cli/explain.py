@@ -40,7 +40,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _paragraph(title: str, text: str) -> str:
-    return f"{title}\n{textwrap.indent(textwrap.fill(text, 98), '  ')}"
+    return f"{title}\n{textwrap.indent(textwrap.fill(text, 98, break_on_hyphens=False), '  ')}"
 
 
 def _formats(options: argparse.Namespace) -> int:

@@ -105,7 +105,7 @@ def test_a_failure_raises_with_its_check_and_is_emitted_first() -> None:
 def test_without_raises_the_findings_are_in_the_run_only() -> None:
     with collect() as runs, guard(raises=False) as seen:
         torch.set_default_dtype(torch.float64)
-    assert seen.run is runs[0]
+    assert seen.run == runs[0]
     assert bad(runs[0]) == [("autocast-state", "fail")]
 
 

@@ -182,8 +182,8 @@ def test_verbose_prints_the_passes_too(folder: Path, capfd: pytest.CaptureFixtur
 AUDITS = {
     "unknown dtype": ("targets.py:sound --dtype float12", "float12"),
     "one unknown dtype of two": ("targets.py:sound --dtype float16,float12", "float12"),
-    "dtype autocast cannot cast to": ("targets.py:sound --dtype float8_e4m3fn", "float16 or bfloat16"),
-    "dtype that is not low": ("targets.py:sound --dtype float32", "float16 or bfloat16"),
+    "dtype autocast cannot cast to": ("targets.py:sound --dtype float8_e4m3fn", "float16, bfloat16"),
+    "dtype that is not low": ("targets.py:sound --dtype float32", "float16, bfloat16"),
     "no dtype": ("targets.py:sound --dtype ,", "--dtype"),
     "unknown device": ("targets.py:sound --device nonsense", "'nonsense' is no device"),
     "device below zero": ("targets.py:sound --device cpu:-1", "is no device"),

@@ -21,10 +21,10 @@ from ampcheck.core.run import Coverage, Finding, Run, Verdict, emit, verify
 VALID = ("overflow", "flush", "integer-cast")
 seen = []
 
-class observe:
-    def __init__(self, checks, subject):
+class watch:
+    def __init__(self, checks, name):
         assert isinstance(checks, tuple)
-        self.asked = checks, subject
+        self.asked = checks, name
 
     def __enter__(self):
         __tracebackhide__ = True
@@ -41,7 +41,7 @@ def run(checks, subject):
     findings = tuple(Finding(check, verdict, subject, "must not be") for check, verdict in verdicts.items())
     return Run(findings=findings, coverage=Coverage({"ops": 3}))
 
-sys.modules["ampcheck.audit"] = types.SimpleNamespace(observe=observe)
+sys.modules["ampcheck.watch"] = types.SimpleNamespace(watch=watch, OP_CHECKS=VALID)
 sys.modules["happens"] = types.SimpleNamespace(happens=seen.append)
 """
 
@@ -282,7 +282,7 @@ def test_the_real_observation(pytester: pytest.Pytester, spread: str) -> None:
     for line in (  # two workers fail in either order
         "E *AssertionError: [[]overflow[]] fail: test_real.py::test_overflows: *",
         ">       assert torch.ones(3).sum() == 4",
-        "E *UsageError: 'underflow' cannot be judged by observing; *",
+        "E *UsageError: checks must be one of *; found 'underflow'*",
     ):
         result.stdout.fnmatch_lines([line])
     for file in ("plugin/plugin.py", "contextlib.py"):

@@ -62,7 +62,7 @@ def loaded() -> None:
 
     for device in ("cpu", "cuda"):
         measure_calls((lambda x: x.softmax(-1), (torch.ones(2, 2),)), device=device)
-    with ampcheck.observe():
+    with ampcheck.watch():
         torch.ones(2, 2) @ torch.ones(2, 2)
 
 

@@ -195,6 +195,7 @@ def test_a_run_of_things_that_are_not_plain_fails_its_test_alone(sample: pytest.
     sample.makepyfile(
         """
         import ampcheck
+        from ampcheck.core.run import emit
         from sample import judge
 
         def test_bad(): emit(ampcheck.Run({"device": object()}))
@@ -211,7 +212,7 @@ def test_a_run_that_cannot_be_drawn_fails_its_test_alone(sample: pytest.Pytester
     sample.makepyfile(
         """
         import ampcheck
-        from ampcheck.core.run import Table
+        from ampcheck.core.run import Table, emit
         from sample import judge
 
         def test_bad(): emit(ampcheck.Run(tables=(Table("t", ("a", "b"), ((1,),)),)))
