@@ -47,7 +47,7 @@ from ampcheck.training.judge import judge_training
 
 @dataclass(frozen=True, slots=True)
 class AuditContext:
-    """What one audit judges, and how.
+    """Configuration of one audit.
 
     dtypes: 16-bit dtypes to run in. native: the model has 16-bit weights or inputs and runs without autocast. compile:
     also run under `torch.compile`. graphs: judge the graphs of the compiled subject, and compiled against eager code.
@@ -80,7 +80,8 @@ class AuditContext:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of an audit that reports progress. optional: a usage error skips it when an earlier stage failed."""
+    """A part of an audit that reports progress. optional: if an earlier stage failed, a `UsageError`
+    skips this stage instead of propagating."""
 
     title: str
     run: Callable[[], list[Run]]
@@ -104,23 +105,23 @@ def audit(
 ) -> Run:
     """Judge a subject in every dtype, eager and compiled, forward and backward.
 
-    subject: a `Subject` or one of its shapes.
+    subject: a `Subject`, or a value from which one can be built:
 
     - `(module, args)`: forward and backward against float64.
     - `(module, [args, args])` and `([block, block], [args])`: also the graphs of the compiled subject, and compiled
-      against eager code; without `dtype` these are judged in the subject's own dtypes, and 16-bit autocast is not.
+      against eager code. If `dtype` is omitted, they run in their own dtypes and 16-bit autocast is not checked.
     - a training loop: all training checks and its use of autocast. `steps`: number of observed steps.
     - a callable without arguments: its use of autocast and of compiler caches, its sums, norms and float32 products.
 
-    A loop and a callable run unchanged: only `device`, `checks`, `limits` and `steps` apply. A compiled model runs
-    uncompiled where eager mode is judged, and with its own settings where compiled code is.
+    A loop and a callable run unchanged: only `device`, `checks`, `limits` and `steps` apply. If the model is already
+    compiled, eager runs use the original module and compiled runs keep its compile options.
 
-    device: where to run; a device that this machine lacks is emulated on the CPU, which every verdict says. dtype: what
-    autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one with 16-bit weights or
-    inputs runs without autocast, in its own dtype. compile: also run under `torch.compile`, which resets Dynamo.
-    checks: names of checks, all by default; `coverage`, `nonfinite-reference` and whether the subject ran at all are
-    always reported. limits: by default those of `[tool.ampcheck]` of the working directory. name: the subject's name in
-    findings.
+    device: if it is not available, its autocast policy is emulated on the CPU, and every finding is labelled so.
+    dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one with
+    16-bit weights or inputs runs without autocast, in its own dtype. compile: also run under `torch.compile`, which
+    resets Dynamo. checks: names of checks, all by default; `coverage`, `nonfinite-reference` and whether the subject
+    ran at all are always reported. limits: by default those of `[tool.ampcheck]` of the working directory. name: the
+    subject's name in findings.
 
     Raises `UsageError` for a subject that cannot be judged, an unknown check, and an unknown device or dtype.
     """

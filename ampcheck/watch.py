@@ -1,4 +1,4 @@
-"""`watch`: the one context manager over the user's own code."""
+"""`watch`: a context manager that checks a block of user code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ TRAINING_CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss
 
 @dataclass(frozen=True, slots=True)
 class WatchedStats:
-    """The statistics of a watched block; None for what was not watched, and before the block ends for the first two.
+    """The statistics of a watched block. A field is None if its family was not watched; `autocast` and `graphs` are
+    also None until the block ends.
 
     autocast: the use of autocast. graphs: what Dynamo compiled. ops: every op of the block. values: statistics inside
     compiled graphs. training: gradients, updates and the loss scale of each measured step.
@@ -152,19 +153,19 @@ def watch(
       each step (`overflow` of the loss, `nonfinite-gradient`, `gradient-underflow`, `loss-scale`, `stagnation`), and
       the values inside compiled graphs.
 
-    checks: names of checks; None for those above. Named ones may also be of autocast's use, and of graphs
-    (`graph-break`, `recompile`, `eager-fallback`, `cache-artifacts`, `cudagraph`), with any object. every: measure each
-    N-th step and each N-th call of a graph, the first among them. raises: raise `AssertionError` for failures when the
-    block ends; False only emits the run. level: which values of a graph are measured: `casts` (roundings to 16 bits),
-    `ops` (the result of every op) or `all` (every floating value). graphs: how many graph
-    breaks and recompilations pass. limits: by default those of `[tool.ampcheck]`.
+    checks: names of checks, by default those above. The checks of autocast and of graphs (`graph-break`, `recompile`,
+    `eager-fallback`, `cache-artifacts`, `cudagraph`) can be selected for any object. every: measure each N-th step
+    and each N-th call of a graph, the first among them. raises: raise `AssertionError` for failures when the block
+    ends; if False, the run is recorded and nothing is raised. level: which values of a graph are measured: `casts`
+    (roundings to 16 bits), `ops` (the result of every op) or `all` (every floating value). graphs: number of graph
+    breaks and recompilations to allow. limits: by default those of `[tool.ampcheck]`.
 
-    Training: weights are copied during a measured step; those of fewer than 32 bits once more for the whole block, with
-    one byte for each element, and 64 MiB are used to compare them. Steps inside compiled code
+    Training: memory is needed for one copy of the weights during a measured step; for 16-bit weights, for a second copy
+    during the whole block and one byte per element; and for a 64 MiB comparison buffer. Steps inside compiled code
     (`torch.compile(optimizer.step)`) cannot be measured. Compiled: entering resets Dynamo, so that the next call
-    compiles graphs with statistics, which takes up to twice as long (at level `all` longer). A value that overflows or
-    is NaN is measured again with complete counts, which compiles its graph once more. After the block the plain graphs
-    run.
+    compiles graphs with statistics, which takes up to twice as long (at level `all` longer). A value that overflows
+    or is NaN is measured again with complete counts, which compiles its graph once more. After the block the plain
+    graphs run.
 
     An exception of the block propagates; the run is emitted first. Switches of autocast that the block changed are
     restored where autocast is watched. Raises `UsageError` for an object that is no model, optimizer or scaler, an
@@ -219,7 +220,7 @@ def watched(
         monitors.append(_Ops(shown, root, bounds, _named(wanted, OP_CHECKS)))
     if "values" in families:
         if is_intercepted():
-            raise UsageError("a watch of compiled code cannot contain another: watch one compiled model at a time")
+            raise UsageError("a watch of compiled code cannot contain another: watch one model at a time")
         monitors.append(_Values(shown, Telemetry(modules, level=Level(level), every=every), bounds, device))
     if "training" in families:
         training = TrainingMonitor(optimizers, scaler, _parameter_names(modules), every=every)
@@ -249,7 +250,8 @@ def _sort(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], 
             models.append(item)
         else:
             raise UsageError(
-                f"watch takes a module or function, optimizers and a torch.amp.GradScaler; found {type(item).__name__}"
+                "watch takes a module or function, optimizers and a torch.amp.GradScaler; found "
+                f"{'an empty list' if item == [] else type(item).__name__}"
             )
     if len(models) > 1 or len(scalers) > 1:
         raise UsageError(f"watch takes one model and one scaler; found {len(models)} models and {len(scalers)} scalers")

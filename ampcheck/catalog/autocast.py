@@ -1,4 +1,4 @@
-"""What is judged of autocast: its policy, and how code uses it."""
+"""Checks of autocast: its policy, and how code uses it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ POLICY_DRIFT = Check(
 POLICY_GAP = Check(
     "policy-gap",
     "policy",
-    "What a test on the CPU shows is what the device does. Warns where the CPU computes an op of the model wider "
-    "than the device does, or the device bans it; the table lists every op that they treat otherwise.",
+    "A CPU test represents the target device. Warns where the CPU computes an op of the model wider than the "
+    "device does, or the device bans it; the table lists every op whose autocast rule differs.",
     "Forward and backward run on the CPU twice, under the CPU's autocast policy and under the device's, and the "
     "dtypes that each op gets after autocast are compared by op and module.",
     "The CPU keeps in float32 what CUDA computes in float16 (PyTorch has a list of ops for each device), so that "
@@ -64,12 +64,12 @@ AUTOCAST_STATE = Check(
     "autocast-state",
     "autocast",
     "A block leaves autocast and the precision switches as it found them; in a training loop over several ranks "
-    "each module runs under the same autocast on all. A model leaves grad mode as well as it found it. Fails with "
-    "each switch and each module that differs.",
+    "each module runs under the same autocast on all. A model must also restore grad mode. Fails with each "
+    "switch and each module that differs.",
     "Autocast on or off, its dtype, cache and nesting depth for every device, float32 matmul precision, TF32, "
     "reduced-precision reductions, fp32_precision, default dtype, default device and determinism are read before "
-    "and after: around a block, and around each forward, loss and backward of a model. What differs is put back. "
-    "Nothing else is tapped: it costs a fraction of a millisecond.",
+    "and after: around a block, and around each forward, loss and backward of a model. Changed settings are "
+    "restored. Nothing else is tapped: it costs a fraction of a millisecond.",
     "A torch.set_autocast_enabled or a precision flag that is never restored, autocast entered by hand, an exception "
     "inside a region of a torch.compile'd function, which leaves the region open.",
     "Use `with torch.autocast(...)`; restore flags in a finally block or a fixture.",
@@ -134,7 +134,7 @@ AUTOCAST_THREAD = Check(
 AUTOCAST_CHECKPOINT = Check(
     "autocast-checkpoint",
     "autocast",
-    "A forward that backward computes again runs under the same autocast state as before.",
+    "Recomputed forwards (activation checkpointing) run under the autocast state of the original forward.",
     "Ops of Python code that the autograd engine calls are matched to the forward by op and source line, or by the "
     "module of PyTorch that ran them. Fails where both the state and the dtypes of the inputs differ, and where "
     "torch.utils.checkpoint refused the recomputation after the state had changed.",

@@ -1,4 +1,4 @@
-"""What is judged of compiled models."""
+"""Checks of compiled models."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ COMPILED_DTYPE = Check(
 COMPILED_EXCEPTION = Check(
     "compiled-exception",
     "compile",
-    "Eager mode and compiled code accept the same. Fails where only compiled code raises, and where it computes "
-    "with what eager mode refuses in every precision; warns where eager mode raises in low precision alone.",
+    "Eager and compiled code accept the same inputs. Fails where only compiled code raises, and where it "
+    "computes with what eager mode refuses in every precision; warns where eager mode raises in low precision "
+    "alone.",
     "The subject runs in eager mode and under torch.compile on equal data.",
     "An op that Inductor lowers wrongly, control flow on tensor values under fullgraph; checks of the data that "
     "eager kernels make and compiled kernels leave out.",
@@ -56,11 +57,12 @@ COMPILED_GRADIENT = Check(
     "compiled-gradient",
     "compile",
     "Gradients of weights and inputs of compiled code are as close to float64 as those of eager mode.",
-    "As compiled-error. What is zero but for rounding is compared by its part in the whole gradient.",
+    "As compiled-error. Gradients that are zero up to rounding are compared relative to the norm of the whole "
+    "gradient.",
     "AOTAutograd traces the backward pass under the autocast of the forward call, which eager mode has left by "
     "then: code that the author runs in float32 is differentiated in 16 bits (pytorch/pytorch#153044, #179804). A "
     "counter that forward changes and uses (#197039).",
-    "Set torch._functorch.config.backward_pass_autocast = 'off' where the finding says that it mends it; enter "
+    "Set torch._functorch.config.backward_pass_autocast = 'off' where the finding says that it fixes it; enter "
     "autocast inside the compiled region.",
     subjects=MODELS,
 )
@@ -69,8 +71,8 @@ BLAME = Check(
     "blame",
     "compile",
     "A subject passes at every stage from eager low precision to torch.compile. Where it does not, the verdict "
-    "names the stage, the first op whose error leaves the bound, and the smallest set of modules that mends it in "
-    "float32.",
+    "names the stage, the first op whose error leaves the bound, and the smallest set of modules that fixes it "
+    "in float32.",
     "Eager low precision is judged as in an audit, compiled code as by compiled-error, at aot_eager, Inductor with "
     "emulated casts, and Inductor. In eager mode every op is compared with the same op of the float64 run; in compiled "
     "code the first k nodes of the graphs are compiled, the rest run eagerly, and k is bisected. The modules are found "
@@ -78,7 +80,7 @@ BLAME = Check(
     "in pairs with and without it.",
     "Those of the check that fails: see its page.",
     "Paste the code and call keep_in_float32(model), set what the hint names, or leave the module out of "
-    "compilation. Where no set of modules mends it, mend the op at the line that is named.",
+    "compilation. Where no set of modules fixes it, fix the op at the line that is named.",
     unit="relative error",
 )
 
@@ -103,14 +105,14 @@ GRAPH_BREAK = Check(
 RECOMPILE = Check(
     "recompile",
     "compile",
-    "The graphs of the warm-up serve all later calls. Fails when more than max_recompiles compilations come after "
-    "the warm-up or, in it, for a value that had varied before.",
+    "Calls after the warm-up do not recompile. Fails when more than max_recompiles compilations come after the "
+    "warm-up or, in it, for a value that had varied before.",
     "All calls run as a warm-up and once more. Of each recompilation the guards that failed are read, one for each "
     "older graph; the message names the one that differs in something new, by kind: shape, dtype, training flag, grad "
     "mode, autocast, inference mode, constant. In the warm-up each value may vary once, by which Dynamo learns the "
     "dynamic sizes. Without a warm-up, as in a block of code, only that first new size is free.",
     "A Python number or a layer's index that changes, a size with dynamic=False or of 1, train and eval or grad "
-    "modes in turn, new objects for each call. After eight graphs of one function it runs eager.",
+    "modes in turn, new objects for each call. After eight graphs Dynamo runs a function in eager mode.",
     "Mark what varies with torch._dynamo.mark_dynamic, keep numbers in buffers or tensors, warm up in each mode "
     "that occurs, or accept them with max_recompiles.",
     unit="recompilations",

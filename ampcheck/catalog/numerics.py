@@ -1,4 +1,4 @@
-"""Pages on forward and backward in low precision."""
+"""Checks of forward and backward in low precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ampcheck.core.subject import Kind
 LOW_PRECISION_ERROR = Check(
     "low-precision-error",
     "range",
-    "What runs in float32 also runs in low precision. Fails when only the low-precision run raises an exception.",
+    "A model that runs in float32 must also run in low precision. Fails when only the low-precision run raises "
+    "an exception.",
     "The subject runs in float32 and in float64 first; the exception of the low-precision run is reported with its "
     "op, module and line.",
     "Operands with different dtypes (a float32 table and a bfloat16 tensor), a constant such as -1e9 beyond the range "
@@ -77,12 +78,13 @@ PRECISION_LOSS = Check(
     "limit, where a CPU kernel sums in 16 bits, and where a decision (topk, comparison) differs near a tie and "
     "float64 could not take the same one.",
     "The relative error in the Euclidean norm, per output, module output and gradient. The limit is precision * "
-    "(sqrt(chain) * (u + s) + f) + sqrt(n) * u32: u is the unit roundoff of the format, chain the longest series of "
-    "roundings between two weights, s the change of the float64 model when its weights and rounded inputs are moved "
-    "by u, f the same for float32, n the longest sum and u32 the unit roundoff of float32, in which sums are "
-    "computed. Where the run decided otherwise near a tie, float64 runs again and takes the same decisions. Gradients "
-    "that not even float32 has to the digits of the format are not judged, nor those whose error is within rounding "
-    "of the whole gradient. If two float64 runs with equal seeds differ, the check is incomplete.",
+    "(sqrt(chain) * (u + s) + f) + sqrt(n) * u32: u is the unit roundoff of the format, chain the longest series "
+    "of roundings between two weights, s the change of the float64 model when its weights and rounded inputs are "
+    "moved by u, f the same for float32, n the longest sum and u32 the unit roundoff of float32, in which sums "
+    "are computed. If a near tie was decided differently, float64 runs again with the decisions of the "
+    "low-precision run. Gradients that float32 itself cannot compute to the precision of the format are not "
+    "judged, nor those whose error is within rounding of the whole gradient. If two float64 runs with equal "
+    "seeds differ, the check is incomplete.",
     "Cancellation (differences of cumulative sums, variance by E[x^2] - E[x]^2), position tables in 16 bits, "
     "accumulation in the low format.",
     "Compute the inputs of the reported op in float32; subtract before rounding; set precision in "
@@ -93,10 +95,10 @@ PRECISION_LOSS = Check(
 SILENT_ZERO = Check(
     "silent-zero",
     "range",
-    "No tensor becomes zero as a whole, and no constant that guards a result becomes zero. Fails when outputs or "
-    "gradients are off by more than rounding explains; warns for another constant, and for a tensor where a gradient "
-    "(in forward also a module's output) is off by more than rounding explains, though within the rounding of the "
-    "whole.",
+    "No tensor becomes zero as a whole, and no guarding constant (such as an eps) becomes zero. Fails when "
+    "outputs or gradients are off by more than rounding explains; warns for another constant, and for a tensor "
+    "where a gradient (in forward also a module's output) is off by more than rounding explains, though within "
+    "the rounding of the whole.",
     "The op runs again on the same inputs in float64. A constant becomes zero when it is a nonzero Python number "
     "below half of the format's smallest subnormal and results that needed it are exactly zero.",
     "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",
@@ -146,10 +148,14 @@ HEADROOM = Check(
 LOSS_DTYPE = Check(
     "loss-dtype",
     "dtype",
-    "The outputs of modules have their declared dtypes. A pattern that matches no module fails.",
-    "Floating outputs of every module are followed through tuples, dicts, dataclasses and model outputs.",
-    "A float32 parameter or constant that promotes a 16-bit stream; a missing cast back.",
-    "Cast the result, or the parameter at the point of use.",
+    "The loss is computed in float32 and is finite. Warns when the loss, or a reduction inside it, is computed "
+    "in 16 bits; fails when a declared policy of the training loop requires float32, or when the loss is not "
+    "finite while the float64 loss is.",
+    "The dtype of the loss, when the subject declares one or its output is 0-d; in a training loop the dtype of "
+    "each tensor on which backward is called, and of the sums and means that lead to it.",
+    "A loss computed from 16-bit outputs outside autocast, or under an autocast policy without a rule for it; a "
+    "mean or sum over many elements in 16 bits.",
+    "Compute the loss in float32: output.float() before it, or the loss function under autocast.",
     subjects=(*MODELS, Kind.TRAINING),
 )
 

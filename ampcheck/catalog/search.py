@@ -1,4 +1,4 @@
-"""Pages on properties over all inputs of a strategy."""
+"""Checks of properties over all inputs of a strategy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from ampcheck.core.check import Check
 PROPERTY_FINITE = Check(
     "property-finite",
     "property",
-    "Finite inputs give finite outputs, over all inputs of a strategy. Also fails where the true value is beyond the "
-    "format, which no code mends.",
+    "Finite inputs give finite outputs, over all inputs of a strategy. Also fails where the true value is beyond "
+    "the format, which no implementation can avoid.",
     "Hypothesis draws inputs at the edges of the format, searches for large values and errors, and minimises a "
     "failure; float64 on the same inputs is the reference. Elements that are not finite there are not judged.",
     "An exp without subtracting the largest, squares of large numbers, an eps that is zero in float16, a sum before "

@@ -1,4 +1,4 @@
-"""Pages on speed, start-up, compile time and memory."""
+"""Checks of speed, start-up, compile time and memory."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ REGRESSION = Check(
     "speed",
     "The head is as fast as the base. In a history: no lasting step down.",
     "With ampcheck speed --base: base, a twin of it, and head run in separate processes that take turns block by "
-    "block, in at least three launches, since two launches of the same compiled code differ by 2 to 3 %; the interval "
-    "includes the variation of launches. Dynamo's counts, graph breaks and recompilations, are compared first. In a "
-    "history, steps are detected in each series of one hardware; the detector has at most 1 % false alarms for each "
-    "series of 60 points, so about one in a hundred series. A step is a warning, since a build of today cannot mend "
-    "the past.",
+    "block, in at least three launches, since two launches of the same compiled code differ by 2 to 3 %; the "
+    "interval includes the variation of launches. Dynamo's counts, graph breaks and recompilations, are compared "
+    "first. In a history, steps are detected in each series of one hardware; the detector has at most 1 % false "
+    "alarms for each series of 60 points, so about one in a hundred series. A step is a warning, since it cannot "
+    "be fixed in the current build.",
     "More work in the step, a graph break, a shape that recompiles, a new cast by autocast, a new release of PyTorch, "
     "a changed flag.",
     "The finding says whether the reference became faster or the arm slower, and between which commits; "

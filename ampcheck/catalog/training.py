@@ -12,15 +12,15 @@ GRADIENT_UNDERFLOW = Check(
     "gradient to zero, and no module's output more than that of its gradient's norm. An output that loses elements "
     "but little of its norm warns, as the tiny gradients of a softmax over many classes do.",
     "The step runs again in float64 and in float32, op by op below autocast, from the same state and at the same "
-    "loss scale, and each gradient is compared element by element. An element counts when float32 knows it too; "
-    "what is zero in float64 and not here measures the noise, and is taken off. ampcheck.watch has no reference: "
-    "it warns where a gradient has many zeros and the rest ends abruptly at the smallest number of float16 at the "
-    "loss scale in use (also after clipping down to an eighth), and where a gradient is zero in every measured "
-    "step.",
+    "loss scale, and each gradient is compared element by element. Only elements that agree in float32 are "
+    "counted. Elements that are zero in float64 but not in low precision estimate the noise, which is "
+    "subtracted. ampcheck.watch has no reference: it warns where a gradient has many zeros and the rest ends "
+    "abruptly at the smallest number of float16 at the loss scale in use (also after clipping down to an "
+    "eighth), and where a gradient is zero in every measured step.",
     "float16 autocast without a GradScaler, a scale that is too small, a loss that is divided by much or has a "
     "small weight, one part of the model with much smaller gradients than the rest.",
     "Scale the loss (torch.amp.GradScaler), keep the part in float32 or bfloat16; see loss-scale for the scales "
-    "that serve.",
+    "that work.",
     unit="share of the elements",
     subjects=(Kind.TRAINING,),
 )
@@ -28,11 +28,11 @@ GRADIENT_UNDERFLOW = Check(
 LOSS_SCALE = Check(
     "loss-scale",
     "training",
-    "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero elements "
-    "to zero. Fails when no scale serves (one tensor needs a larger one than another can bear), when the scale in "
-    "use is too small, and when the scaler collapsed: the last 8 steps or more were all skipped at scales that "
-    "should do, or the scale fell below 1. Backing off from overflow, and living above the window for a while, is "
-    "what a GradScaler does, and no finding.",
+    "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero "
+    "elements to zero. Fails when no scale works (one tensor needs a larger scale than another can tolerate), "
+    "when the scale in use is too small, and when the scaler collapsed: the last 8 steps or more were all "
+    "skipped at scales that should do, or the scale fell below 1. Backing off after an overflow and temporarily "
+    "exceeding the window are normal for a GradScaler and are not reported.",
     "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by whole "
     "binades and rounding is monotone, so the counts give for each scale what rounds to zero (up to half of the "
     "smallest subnormal) and what overflows (from 65520 on). The window is the interval of scales that do neither; "
@@ -44,24 +44,24 @@ LOSS_SCALE = Check(
     "warns when more are skipped than growth explains. The window it prints is that of the parameters' gradients "
     "that were left.",
     "float16 without a scaler; a loss divided by much, or one small part of it next to a large one; a scale that "
-    "is fixed or starts low; a NaN or an overflow in the forward pass, which no scale mends and which makes the "
+    "is fixed or starts low; a NaN or an overflow in the forward pass, which no scale fixes and which makes the "
     "scaler back off for ever; a summed loss.",
     "Use torch.amp.GradScaler, with an init_scale inside the window; scale the parts of a loss separately; keep "
     "the module that binds an end in float32, or use bfloat16. After a collapse, average or divide a loss that "
-    "needs a scale below 1; where no scale serves, mend the op that the finding names.",
+    "needs a scale below 1; where no scale works, fix the op that the finding names.",
     subjects=(Kind.TRAINING,),
 )
 
 SCALER_PROTOCOL = Check(
     "scaler-protocol",
     "training",
-    "Scaler, optimizers and clipping are called in the order that gradients of a known scale need: scale, "
-    "backward, unscale_ once if gradients are read, step of each optimizer through the scaler, one update, "
-    "gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an update that "
-    "is missing or between two optimizers, an optimizer stepped directly, a loss that was not scaled, float16 "
-    "parameters under a scaler, and float16 gradients without a loss scale where they vanish. Warns for float16 "
-    "autocast or float16 parameters without a scaler where nothing vanished yet, also where a scaler is enabled "
-    "and no step uses it. In bfloat16 and float32 no scaler is needed.",
+    "Scaler, optimizers and clipping are called in an order that keeps the scale of the gradients well defined: "
+    "scale, backward, unscale_ once if gradients are read, step of each optimizer through the scaler, one "
+    "update, gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an "
+    "update that is missing or between two optimizers, an optimizer stepped directly, a loss that was not "
+    "scaled, float16 parameters under a scaler, and float16 gradients without a loss scale where they vanish. "
+    "Warns for float16 autocast or float16 parameters without a scaler where nothing vanished yet, also where a "
+    "scaler is enabled and no step uses it. In bfloat16 and float32 no scaler is needed.",
     "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the "
     "steps run; the state of each optimizer's gradients (scaled by which scale, divided out or not) is followed "
     "from call to call. Gradients that are cleared before they are used do not count.",
@@ -99,11 +99,11 @@ RESUME = Check(
     "training",
     "A run that is interrupted, saved and loaded ends in the same weights, optimizer state and loss scale as one "
     "that is not, bit by bit. Warns when only random numbers, accumulating gradients or the reported losses differ.",
-    "A run of 2 N steps; then N steps, save(), torch.save and torch.load in memory, back to the state at the start "
-    "as a new process has it, load(checkpoint), N more. Scalers start from a scale that a new one does not have. "
-    "What differs right after loading is named. A loop that does not give the same twice is skipped. In the events "
-    "of a loop, a scaler that takes over from another without its state, and a checkpoint of the optimizer without "
-    "the scaler, fail as well.",
+    "A run of 2 N steps; then N steps, save(), torch.save and torch.load in memory, back to the state at the "
+    "start as a new process has it, load(checkpoint), N more. Scalers start from a scale that a new one does not "
+    "have. What differs right after loading is named. A loop that is not deterministic is skipped. In the events "
+    "of a loop, a scaler that takes over from another without its state, and a checkpoint of the optimizer "
+    "without the scaler, fail as well.",
     "The scaler's or the scheduler's state_dict() is not in the checkpoint, the EMA is not, a GradScaler is "
     "created again, weights are saved in 16 bits.",
     "Save and load the state_dict() of model, optimizer, scaler, scheduler and EMA; create the scaler once.",
@@ -189,10 +189,10 @@ REDUCE_PRECISION = Check(
     "Ops are recorded below autograd. A running sum is a chain of additions, casts between them included, whose "
     "addends were not computed from the partial sum; up to 256 of its elements are followed in float64 and "
     "float32, from 8 addends on. Norms are followed from the tensors through stack, powers and sums, and over "
-    "shards. Under DDP and FSDP2 every all_reduce, reduce_scatter and reduce that adds up is seen, those of DDP's "
-    "reducer and of communication hooks too: a sample of each rank's addends (as they were before a hook cast "
-    "them) is added in float64 and compared with the result. For more processes a ring is emulated with addends "
-    "like those measured; name yours as world_size.",
+    "shards. Under DDP and FSDP2 every all_reduce, reduce_scatter and reduce that adds up is seen, those of "
+    "DDP's reducer and of communication hooks too: a sample of each rank's addends (as they were before a hook "
+    "cast them) is added in float64 and compared with the result. For more processes a ring is emulated with "
+    "addends like those measured; set world_size to predict a specific number of processes.",
     "A policy with reduce_dtype=torch.bfloat16, a compressing communication hook, 16-bit parameters whose "
     "gradients are reduced or accumulated as they are, clip_grad_norm_ on 16-bit gradients, norms of pipeline or "
     "expert groups combined in bfloat16. Beyond some hundred addends each is below half a unit in the last place "

@@ -8,7 +8,7 @@ from types import MappingProxyType
 VERDICTS: Mapping[str, str] = MappingProxyType(
     {
         "fail": "The run shows the damage. The only verdict that fails a build (exit code 1, AssertionError).",
-        "warn": "A hazard that these inputs do not turn into damage.",
+        "warn": "A risk that did not cause a failure with these inputs.",
         "undecided": "The interval of a measurement includes the limit; more time narrows it.",
         "incomplete": "The subject prevents a requested check: its backward raises in every precision, it returns no "
         "floating tensor, no module that ran gets a gradient, its optimizer never steps. Nothing failed, and nothing "

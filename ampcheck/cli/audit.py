@@ -18,8 +18,8 @@ def add_command(commands: Commands, exit_codes: str) -> None:
         nargs="?",
         target="package.module:factory or path/to/file.py:factory; the factory returns (module, args), or for a "
         "training loop {'model', 'optimizer', 'scaler', 'step'}. Default: the built-in demo",
-        dtype="dtypes of autocast, separated by commas (default: float16,bfloat16). A model with 16-bit weights, and "
-        "without this option a subject to be compiled, runs in its own dtypes",
+        dtype="dtypes of autocast, separated by commas (default: float16,bfloat16). 16-bit models "
+        "always run in their own dtype; subjects with a list of calls or blocks do so if --dtype is omitted",
     )
     audit.add_argument("--steps", type=int, metavar="N", help="steps of a training loop to observe")
     audit.add_argument("--no-compile", action="store_true", help="do not run torch.compile")

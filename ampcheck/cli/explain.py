@@ -31,7 +31,7 @@ def _explain(options: argparse.Namespace) -> int:
             page.slug: page.requires,
             "how it is measured": page.measured,
             "what usually causes it": page.causes,
-            "how to mend it": page.mend,
+            "how to fix it": page.fix,
         }
         text = "\n\n".join(_paragraph(title, paragraph) for title, paragraph in titles.items()) + "\n"
     with Stdout() as out:

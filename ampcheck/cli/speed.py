@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 _TARGET = "package.module:factory or path/to/file.py:factory"
 
 _HELP = {
-    "mode": "of torch.compile; several, separated by commas, with --matrix or against eager (default: default; with "
-    "--base the unmodified target; with --matrix every mode)",
-    "precision": "float32, tf32, float16 or bfloat16; several, separated by commas, with --matrix or against eager "
-    "(default: float32; with --matrix all four)",
+    "mode": "torch.compile mode; a comma-separated list except with --base and --startup (default: 'default'; all "
+    "modes with --matrix; the unmodified target with --base)",
+    "precision": "float32, tf32, float16 or bfloat16; a comma-separated list except with --base and --startup "
+    "(default: float32; all four with --matrix)",
     "budget": "seconds of timed steps at most",
-    "at-least": "fail unless each compiled arm is so many times as fast as eager mode (without it a slower one is a "
-    "warning), or the working tree as the base (default: 1)",
-    "launches": "of each side, with --base (default: 3)",
-    "launches-max": "go on to so many while nothing is decided (default: 8)",
-    "effect": "a change below this share counts for nothing (default: 0.03)",
-    "comparisons": "how many such comparisons the whole job makes, so that together 1 %% at most fail without a cause",
+    "at-least": "minimum speedup over eager mode (without it a slower arm is a warning), or over the base with --base "
+    "(default: 1)",
+    "launches": "processes started per side with --base (default: 3)",
+    "launches-max": "maximum number of processes while the result is undecided (default: 8)",
+    "effect": "smallest relative change that can fail (default: 0.03)",
+    "comparisons": "number of comparisons in the CI job; keeps the overall false-failure rate below 1 %%",
     "markdown": "write a comment for a pull request",
 }
 _METAVARS: dict[str, tuple[Callable[[str], object], str]] = {
@@ -57,12 +57,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     base = "compare the working tree with this commit, branch or tag: fails when it is slower"
     what.add_argument("--base", metavar="REV", help=base)
     what.add_argument("--startup", action="store_true", help="cold and warm starts, artifacts, and break-even")
-    matrix = "every mode in every precision, with the accuracy of each; each has a copy of the model, all at once"
+    matrix = "every mode in every precision, with accuracy; all copies of the model are in memory at the same time"
     what.add_argument("--matrix", action="store_true", help=matrix)
     for name, text in _HELP.items():
         kind, metavar = _METAVARS.get(name, (str, None))
         speed.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
-    speed.add_argument("--device", default="cpu", help="where to run; it must be there (default: cpu)")
+    speed.add_argument("--device", default="cpu", help="device to run on; not emulated if missing (default: cpu)")
     add_output(speed, verbose="print every finding and every table")
     speed.set_defaults(command=_speed)
 

@@ -33,7 +33,7 @@ class Check:
     """A check is declared once, in `ampcheck.catalog`; every finding of it is built here.
 
     slug: the name in findings, options and markers. unit: of `observed` and `limit` where a finding gives none.
-    subjects: kinds of subjects that `audit` judges by it. requires, measured, causes, mend: the page of
+    subjects: kinds of subjects that `audit` judges by it. requires, measured, causes, fix: the page of
     `ampcheck explain`.
     """
 
@@ -42,7 +42,7 @@ class Check:
     requires: str
     measured: str
     causes: str
-    mend: str
+    fix: str
     unit: str = ""
     subjects: tuple[Kind, ...] = ()
 
@@ -60,7 +60,7 @@ class Check:
         return self._build(Verdict.FAIL, subject, message, None, **evidence)
 
     def warn(self, subject: str, message: str, **evidence: Unpack[Evidence]) -> Finding:
-        """A hazard that these inputs do not turn into damage."""
+        """A risk that did not cause a failure with these inputs."""
         return self._build(Verdict.WARN, subject, message, None, **evidence)
 
     def undecided(self, subject: str, message: str, **evidence: Unpack[Evidence]) -> Finding:

@@ -19,7 +19,10 @@ OPTIONS = {
     "--ampcheck-json": ("PATH", "write the findings as JSON; implies --ampcheck"),
     "--ampcheck-device": ("DEVICE", f"device of the fixture ampcheck_device: {', '.join(DEVICES)} (default: cpu)"),
     "--ampcheck-update": ("", "write policy locks instead of comparing with them; implies --ampcheck"),
-    "--ampcheck-guard": ("", "fail each test that leaves autocast, its precision flags or the default dtype changed"),
+    "--ampcheck-guard": (
+        "",
+        "fail a test that changes autocast, a precision flag or the default dtype and does not restore it",
+    ),
     "--ampcheck-history": (
         "DIR",
         "append the results of speed tests to the history in this folder; implies --ampcheck",

@@ -1,1 +1,1 @@
-"""Extensions of PyTorch that several packages need; the only package that uses private interfaces of PyTorch."""
+"""Extensions of PyTorch that several packages need, and the private interfaces of PyTorch that they share."""

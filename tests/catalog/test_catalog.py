@@ -83,7 +83,7 @@ def test_a_pass_over_nothing_is_a_skip() -> None:
 def test_a_page_has_all_four_texts(slug: str) -> None:
     page = explain(slug)
     assert page.slug == slug
-    written = [getattr(page, name) for name in ("requires", "measured", "causes", "mend")]
+    written = [getattr(page, name) for name in ("requires", "measured", "causes", "fix")]
     assert len(written) == len(set(written)) == 4
     for text in written:
         assert len(text) > 20
@@ -114,7 +114,7 @@ def test_the_pages_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         pages["overflow"] = None
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(explain("overflow"), "mend", "")  # noqa: B010  # a plain assignment does not pass the type checker
+        setattr(explain("overflow"), "fix", "")  # noqa: B010  # a plain assignment does not pass the type checker
 
 
 def test_every_verdict_is_explained_as_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -332,7 +332,7 @@ def test_explain_prints_the_whole_page(capfd: pytest.CaptureFixture[str], slug: 
     done = command(capfd, "explain", slug)
     assert (done.code, done.err) == (0, "")
     page, words = REGISTRY[slug], " ".join(done.out.split())
-    for text in (page.slug, page.requires, page.measured, page.causes, page.mend):
+    for text in (page.slug, page.requires, page.measured, page.causes, page.fix):
         assert text in words
     assert max(map(len, done.out.splitlines())) <= 100
 

@@ -155,7 +155,7 @@ def test_a_healthy_loop_passes_everything_and_says_how_much_was_looked_at() -> N
     assert dict(run.coverage.seen) == {
         "optimizer steps": 5, "measured steps": 3, "gradients": 12, "updates": 12, "loss scales": 6,
     }  # fmt: skip
-    assert run.title == "the training of mine"
+    assert run.title == "watch of mine"
     assert Run.from_json(run.to_json()) == run
     assert [chart.kind for chart in run.charts] == ["line", "line", "range"]
 

@@ -129,7 +129,7 @@ def test_a_guard_alone_runs_no_shadow():
 
 
 def test_unknown_checks_and_other_subjects_are_usage_errors():
-    with pytest.raises(UsageError, match="checks must be one of .*; found 'gradient-overflow'"):
+    with pytest.raises(UsageError, match=r"checks must be one of .*; found 'gradient-overflow'"):
         audit(amp_loop(), checks=["gradient-overflow"])
     with pytest.raises(UsageError, match=r"checks must be one of .*; found 'gradient-overflow'"):
         assert_training(amp_loop(), checks=["gradient-overflow"])
