@@ -41,7 +41,7 @@ from ampcheck.numerics import (
 from ampcheck.numerics.rounding import usual_errors
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import naming_users_errors
-from ampcheck.training import calls as call_checks
+from ampcheck.training import callable_checks
 from ampcheck.training.judge import judge_training
 
 
@@ -156,7 +156,7 @@ def _plan(
     if autocast is False and native is None:
         raise UsageError(f"autocast=False needs a model with 16-bit weights or inputs; {subject.name} has none")
     compiled_kind = compile and subject.kind in (Kind.COMPILE, Kind.REGIONAL)
-    graph_checks_only = {*accuracy_checks.CHECKS, *_GRAPHS, COVERAGE.slug}
+    graph_checks_only = {*accuracy_checks.CHECKS, *graph_checks.COMPILER_CHECKS, COVERAGE.slug}
     own_dtypes = compiled_kind and dtype is None and not autocast and set(checks or ()) <= graph_checks_only
     dtypes = [] if own_dtypes else _low_dtypes(dtype, placement.device)
     return AuditContext(
@@ -165,15 +165,11 @@ def _plan(
         dtypes=tuple([native] if native is not None else dtypes),
         native=native is not None,
         compile=compile,
-        graphs=compiled_kind or (compile and bool(set(checks or ()) & set(_GRAPHS))),
+        graphs=compiled_kind or (compile and bool(set(checks or ()) & set(graph_checks.COMPILER_CHECKS))),
         checks=checks,
         limits=limits,
         bounds=(limits or load_settings().limits).with_(subject.limits, f"the subject {subject.name}"),
     )
-
-
-_GRAPHS = ("graph-break", "recompile", "eager-fallback", "cache-artifacts", "cudagraph")
-"""Checks of the graphs of a compiled subject."""
 
 
 def _stages(context: AuditContext) -> Iterator[Stage]:
@@ -271,7 +267,7 @@ def _audit_unchanged(
     """Judge a training loop, or a callable without arguments, which cannot be copied."""
     if subject.kind is Kind.TRAINING:
         return judge_training(subject, checks, limits, steps=steps, device=device, progress=progress)
-    own = (*call_checks.CHECKS, CACHE_ARTIFACTS.slug, COVERAGE.slug)
+    own = (*callable_checks.CHECKS, CACHE_ARTIFACTS.slug, COVERAGE.slug)
     guards = None if checks is None else [slug for slug in checks if slug not in own]
     if guards and not set(guards) & set(judge.GUARD_CHECKS):
         judge.judge_use(subject, guards)  # raises, and names what can be judged
@@ -293,7 +289,7 @@ def _audit_unchanged(
         runs.append(Run(findings=tuple(findings)))
 
     bounds = limits or load_settings().limits
-    sums = call_checks.judge_call(call_with_caches if caches else call, subject.name, bounds, checks)
+    sums = callable_checks.judge_call(call_with_caches if caches else call, subject.name, bounds, checks)
     return merge([*runs, sums])
 
 

@@ -14,6 +14,7 @@ from ampcheck.autocast.guards.checks import GUARD_CHECKS
 from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
 from ampcheck.autocast.guards.stats import GuardStats
 from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.options import GraphLimits
@@ -39,7 +40,6 @@ from ampcheck.training.monitor.stats import MonitorStats
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables
 
 OP_CHECKS = OBSERVABLE
-GRAPH_CHECKS = ("graph-break", "recompile", "eager-fallback", "cache-artifacts", "cudagraph")
 VALUE_CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
 TRAINING_CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation", "coverage")
 
@@ -267,7 +267,7 @@ def _is_optimizer(item: object) -> bool:
 
 def _families(model: object, training: bool, compiled: bool, checks: Collection[str] | None) -> list[str]:
     """The families of checks that apply to the objects and contain a selected check."""
-    applicable = {"autocast": GUARD_CHECKS, "graphs": GRAPH_CHECKS}
+    applicable = {"autocast": GUARD_CHECKS, "graphs": COMPILER_CHECKS}
     if training:
         default = ["training", "values"] if compiled else ["training"]
     else:

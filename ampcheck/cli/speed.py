@@ -75,7 +75,7 @@ def _speed(arguments: argparse.Namespace) -> int:
 
     from ampcheck.core.files import write_atomically
     from ampcheck.report import print_run, print_tables, progress_bar
-    from ampcheck.speed.base.comment import comment_of
+    from ampcheck.report.markdown import comment_of
 
     with progress_bar() as progress:
         progress("loading torch and the target", 0, 1)

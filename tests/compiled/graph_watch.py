@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ampcheck import Run, watch
+from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.options import GraphLimits
-from ampcheck.watch import GRAPH_CHECKS
 
 
 @dataclass
@@ -23,7 +23,7 @@ def observe_graphs(
     *, max_breaks: int = 0, max_recompiles: int = 0, subject: str = "this block", raises: bool = True
 ) -> Iterator[Observed]:
     observed, graphs = Observed(), GraphLimits(max_breaks, max_recompiles)
-    context = watch(checks=GRAPH_CHECKS, graphs=graphs, name=subject, raises=raises)
+    context = watch(checks=COMPILER_CHECKS, graphs=graphs, name=subject, raises=raises)
     seen = None
     try:
         with context as seen:

@@ -29,7 +29,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import load_settings
 from ampcheck.core.run import Band, Chart, Coverage, Finding, Marker, Run, Series, Table, Verdict, Where
 from ampcheck.report import print_run, print_tables, render_html, summary_lines
-from ampcheck.speed.base.comment import comment_of
+from ampcheck.report.markdown import comment_of
 from ampcheck.speed.history import append, import_benchmarks, load
 from ampcheck.speed.stats import SpeedRecord
 from ampcheck.speed.trend import trend_run

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict
-from ampcheck.speed.base.comment import LENGTH, comment_of, escaped
+from ampcheck.report.markdown import LENGTH, comment_of, escaped
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",

@@ -14,9 +14,9 @@ from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.training.gradients.finite import FiniteStats, LossStats, check_finite, check_loss, mend_nonfinite
 from ampcheck.training.judge import judge_training
+from ampcheck.training.loss_scale_window import GradientHistogram, scale_window
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import LossScaleStats
-from ampcheck.training.window import GradientHistogram, scale_window
 
 FALLING = tuple((i, 2.0 ** (16 - i), True) for i in range(24))
 CAST = Where("forward", "0", "aten::_to_copy", "train.py", 14)

@@ -17,10 +17,10 @@ from torch import nn
 from ampcheck.core.subject import Subject
 from ampcheck.strategies import cancelling_pairs, heavy_tails, log_uniform, outlier_channels, shapes, tensors, values
 from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, scale_window
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.scale.measure import measure_scalers
 from ampcheck.training.scale.stats import ScalerStats
-from ampcheck.training.window import FEW, GradientHistogram, histogram_of, scale_window
 
 # The path of a scaler -----------------------------------------------------------------------------------------------
 

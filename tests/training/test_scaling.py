@@ -20,10 +20,10 @@ from ampcheck.demo import CharTransformer, batch
 from ampcheck.training.gradients.underflow import measure_gradients
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.loss_scale_window import FEW, ScaleWindow
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.measure import measure_loss_scale
-from ampcheck.training.window import FEW, ScaleWindow
 
 LIMITS = Limits()
 

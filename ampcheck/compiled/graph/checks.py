@@ -21,9 +21,10 @@ from ampcheck.core.check import Check
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.torchtools.unsupported import cannot_run
 
-GRAPH_CHECKS = tuple(
-    map(str, (GRAPH_BREAK, RECOMPILE, EAGER_FALLBACK, CACHE_ARTIFACTS, CUDAGRAPH, AUTOCAST_STATE, COVERAGE))
-)
+COMPILER_CHECKS = tuple(map(str, (GRAPH_BREAK, RECOMPILE, EAGER_FALLBACK, CACHE_ARTIFACTS, CUDAGRAPH)))
+"""The names of the checks that only graphs have."""
+
+GRAPH_CHECKS = (*COMPILER_CHECKS, str(AUTOCAST_STATE), str(COVERAGE))
 """The names of the checks on graphs."""
 
 _NAMES = 6

@@ -22,9 +22,9 @@ from ampcheck.training.distributed.ranks import world_size
 from ampcheck.training.float64_mode import shadowed
 from ampcheck.training.gradients.capture import Kept, Spot, captured, scaled_backward
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop, same_loss
+from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.window import FEW, GradientHistogram, histogram_of, is_usable
 
 KEPT_BYTES = 4 << 30
 """How much of the shadow's gradients is kept; beyond it the rest is counted as unseen."""

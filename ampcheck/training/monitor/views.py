@@ -11,8 +11,8 @@ from ampcheck.core.formats import FORMATS
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
 from ampcheck.health import TensorHealth
+from ampcheck.training.loss_scale_window import GradientHistogram, ScaleWindow, scale_window
 from ampcheck.training.monitor.stats import MonitorStats, ParameterStats
-from ampcheck.training.window import GradientHistogram, ScaleWindow, scale_window
 
 _ROWS = 40
 _POINTS = 400

@@ -12,6 +12,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.gradients.finite import mend_nonfinite
+from ampcheck.training.loss_scale_window import POOL, ScaleWindow
 from ampcheck.training.scale.stats import (
     COLLAPSE,
     LossScaleStats,
@@ -21,7 +22,6 @@ from ampcheck.training.scale.stats import (
     power,
     skipped_last,
 )
-from ampcheck.training.window import POOL, ScaleWindow
 
 _LISTED = 3
 _FLOAT32_MODULE = "keep that module in float32 (torch.autocast(enabled=False) around it) or use bfloat16"

@@ -15,9 +15,9 @@ from ampcheck.core.run import Where
 from ampcheck.training.distributed.ranks import gather
 from ampcheck.training.gradients.underflow import GradientLoss, GradientShadow, GradientStats
 from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.loss_scale_window import FEW, ScaleWindow, scale_window
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep, loss_scale_stats
-from ampcheck.training.window import FEW, ScaleWindow, scale_window
 
 MOVES = 8
 """By how many powers of two an end of the window moves at most, where a real run contradicts the histograms."""

@@ -6,8 +6,8 @@ import math
 
 from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
+from ampcheck.training.loss_scale_window import ScaleWindow, is_usable
 from ampcheck.training.scale.stats import LossScaleStats, power
-from ampcheck.training.window import ScaleWindow, is_usable
 
 _BEYOND = 3
 """Powers of two that are shown beyond each end of the window."""

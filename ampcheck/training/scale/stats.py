@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
-from ampcheck.training.window import ScaleWindow, is_usable
+from ampcheck.training.loss_scale_window import ScaleWindow, is_usable
 
 COLLAPSE = 8
 """Steps skipped one after the other, with nothing but smaller scales between them, that are no back-off any more."""

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ampcheck.training.window as window_module
+import ampcheck.training.loss_scale_window as window_module
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
-from ampcheck.training.window import (
+from ampcheck.training.loss_scale_window import (
     FEW,
     POOL,
     GradientHistogram,
