@@ -33,7 +33,9 @@ def place(device: str) -> Placement:
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
-        raise UsageError(f"{device!r} is no device; there are cpu, cuda, cuda:N, xpu and mps") from error
+        raise UsageError(
+            f"{device!r} is no device; there are {', '.join(KEYS)}, with an index such as cuda:0"
+        ) from error
     if kind == "meta":
         raise UsageError("device 'meta' holds no values to judge: use --device cpu")
     if kind != "cpu" and kind in KEYS and not is_present(kind) and registered(kind):

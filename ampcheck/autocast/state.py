@@ -12,9 +12,10 @@ from functools import cache
 import torch
 
 from ampcheck.core.errors import UsageError
+from ampcheck.torchtools.global_state import AUTOCAST_DEVICES
 from ampcheck.torchtools.global_state import nesting as nesting
 
-KEYS = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "mtia": "MTIA", "privateuseone": "PrivateUse1"}
+KEYS = {device: {"privateuseone": "PrivateUse1"}.get(device, device.upper()) for device in AUTOCAST_DEVICES}
 """Device type to the suffix of its dispatch keys: `AutocastCUDA`, `AutogradCUDA`."""
 
 
