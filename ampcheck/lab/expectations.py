@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampcheck.autocast.missing import lacking
-from ampcheck.core.check import Check, Evidence
+from ampcheck.core.check import Evidence
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.run import Band, Finding
+from ampcheck.core.run import Band, Chart, Coverage, Finding, Run, Table, Verdict
+from ampcheck.lab.registry import check_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -21,11 +23,11 @@ ARITHMETIC = ("float32", "bfloat16", "float16")
 
 
 class Expectations:
-    """Collects the findings of an experiment: what was expected, what was observed, and what was not measured."""
+    """Collects the findings of an experiment: expectations with their outcome, and the reasons of what was skipped."""
 
-    def __init__(self, check: Check, device: str) -> None:
+    def __init__(self, experiment: str, device: str) -> None:
         self.findings: list[Finding] = []
-        self._check, self._device = check, device
+        self._check, self._device = check_of(experiment), device
 
     def expect(
         self, expected: str, outcome: str, holds: bool, *, seen: int, warns: bool = False, **evidence: Unpack[Evidence]
@@ -43,15 +45,37 @@ class Expectations:
         self.findings.append(finding)
         return finding
 
-    def skip(self, reason: str) -> None:
+    def skip(self, *reasons: str) -> None:
         """Record what was not measured."""
-        self.findings.append(self._check.skip(self._device, reason))
+        self.findings += [self._check.skip(self._device, reason) for reason in reasons]
+
+    def adopt(self, findings: Iterable[Finding], *, warns: bool = False) -> None:
+        """Add the findings of another check as the experiment's own. warns: failures become warnings without a hint."""
+        for finding in findings:
+            own = replace(finding, check=self._check.slug, subject=self._device)
+            if warns:
+                verdict = Verdict.WARN if own.verdict is Verdict.FAIL else own.verdict
+                own = replace(own, verdict=verdict, hint="")
+            self.findings.append(own)
+
+
+def run_of(
+    findings: Iterable[Finding],
+    seen: Mapping[str, int],
+    skipped: Iterable[str] = (),
+    *,
+    tables: Iterable[Table] = (),
+    charts: Iterable[Chart] = (),
+) -> Run:
+    """The run of an experiment. skipped: why something was not measured."""
+    coverage = Coverage(seen, dict.fromkeys(skipped, 1))
+    return Run(findings=tuple(findings), coverage=coverage, tables=tuple(tables), charts=tuple(charts))
 
 
 def dtype_of(name: str) -> torch.dtype | None:
     """The torch dtype of a format; None where this PyTorch has none, or packs several codes into a byte."""
-    found = getattr(torch, name, None)
-    return found if isinstance(found, torch.dtype) else None
+    dtype = getattr(torch, name, None)
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def lacks(name: str, device: str) -> str:
@@ -66,30 +90,26 @@ def lacks(name: str, device: str) -> str:
     return ""
 
 
-def missing(error: Exception) -> bool:
-    """Whether this machine lacks what it takes (a C++ compiler, Triton, a 16-bit kernel of the CPU): a reason to skip.
-
-    Everything else that raises is a failure: a graph break under `fullgraph` and a dtype error are what is looked for.
-    """
-    return bool(lacking(error, kernels=True))
+def usable(names: Iterable[str], device: str) -> tuple[dict[str, torch.dtype], dict[str, str]]:
+    """The dtypes of the formats in which a device computes, and why it does not compute in the others."""
+    reasons = {name: lacks(name, device) for name in names}
+    dtypes: dict[str, torch.dtype] = {name: getattr(torch, name) for name, reason in reasons.items() if not reason}
+    return dtypes, {name: reason for name, reason in reasons.items() if reason}
 
 
 def synchronize(device: str) -> None:
-    """Wait until an accelerator has done what it was given; a CPU has."""
-    place = torch.device(device)
-    if place.type != "cpu":
-        backend: Any = getattr(torch, place.type)
-        backend.synchronize(*(() if place.index is None or place.type == "mps" else (place,)))
+    """Wait for the kernels of an accelerator."""
+    index, kind = torch.device(device).index, torch.device(device).type
+    if kind != "cpu":
+        backend: Any = getattr(torch, kind)
+        backend.synchronize(*(() if index is None or kind == "mps" else (index,)))
 
 
-def bands_of(*names: str) -> tuple[Band, ...]:
-    """The subnormal and the normal range of formats, as powers of two, for a chart."""
-    bands: list[Band] = []
-    for name in names:
-        form = format_of(name)
-        small, normal, top = (math.log2(v) for v in (form.smallest_subnormal, form.smallest_normal, form.max))
-        bands += [Band(f"{name} subnormal", small, normal), Band(f"{name} normal", normal, top)]
-    return tuple(bands)
+def bands_of(name: str) -> tuple[Band, ...]:
+    """The subnormal and the normal range of a format, as powers of two, for a chart."""
+    form = format_of(name)
+    least, normal, top = (math.log2(value) for value in (form.smallest_subnormal, form.smallest_normal, form.max))
+    return Band(f"{name} subnormal", least, normal), Band(f"{name} normal", normal, top)
 
 
 def power(value: float) -> str:
