@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
+from textwrap import wrap
 
 import torch
 
@@ -17,7 +19,6 @@ from ampcheck.core.run import Chart, Finding, Run, Series, Table
 from ampcheck.health import SubnormalSupport, measure_subnormal_support
 from ampcheck.health.subnormals import flushed_here
 from ampcheck.lab.expectations import Expectations, dtype_of, power, run_of
-from ampcheck.lab.registry import check_of
 
 VALUES: Mapping[str, float] = {"pi": math.pi, "1e-8, an eps": 1e-8, "1e-6": 1e-6, "70,000": 7e4}
 """No format has pi; float16 flushes 1e-8, has 1e-6 as a subnormal, and overflows at 70,000."""
@@ -88,19 +89,12 @@ def _dissected(label: str, value: float, form: FloatFormat, device: str) -> Anat
     mantissa = f"{fields.mantissa:0{form.mantissa_bits}b}" if form.mantissa_bits else ""
     wide = value if form.name == "float64" else format_of("float32").round(value)  # PyTorch casts by way of float32
     expected = (form.round(wide), form.round(wide, saturate=True))
-    cast = _cast(wide, form.name, device)
+    cast, dtype = None, dtype_of(form.name)
+    source = torch.float64 if form.name == "float64" else torch.float32
+    if dtype is not None:
+        with suppress(RuntimeError, TypeError, NotImplementedError):  # a packed dtype, or one that the device lacks
+            cast = float(torch.tensor([wide], dtype=source, device=device).to(dtype).cpu().to(torch.float64))
     return Anatomy(label, value, form.name, sign, exponent, mantissa, form.decode(code), cast, expected)
-
-
-def _cast(value: float, name: str, device: str) -> float | None:
-    dtype = dtype_of(name)
-    if dtype is None:
-        return None
-    source = torch.float64 if name == "float64" else torch.float32
-    try:
-        return float(torch.tensor([value], dtype=source, device=device).to(dtype).cpu().to(torch.float64))
-    except (RuntimeError, TypeError, NotImplementedError):  # a packed dtype, or one that the device lacks
-        return None
 
 
 def _same(one: float, other: float) -> bool:
@@ -133,9 +127,12 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     """Tables of bits, of the facts of formats and of subnormals, and a chart of their ranges."""
     progress("bits", 0, 1)
     stats = measure_anatomy(device)
+    facts = table()
+    cells = [[f"{value:.6g}" if isinstance(value, float) else value for value in row.values()] for row in facts]
+    derived = Table("Facts of the formats", tuple(facts[0]), cells, note="Derived from the numbers of bits alone.")
     seen = {"values in a format": len(stats.rows), "formats": len(FORMATS)}
-    tables = (*bits_tables(stats.rows), facts_table(), subnormals_table(stats))
-    return run_of(check_anatomy(stats), seen, tables=tables, charts=[ranges_chart()])
+    tables = (*bits_tables(stats.rows), derived, subnormals_table(stats))
+    return run_of(check_anatomy(stats), seen, tables=tables, charts=[_ranges()])
 
 
 def dissect(values: Mapping[str, float], *, device: str = "cpu") -> Run:
@@ -147,8 +144,9 @@ def dissect(values: Mapping[str, float], *, device: str = "cpu") -> Run:
     if placement.emulated:
         raise UsageError(f"device {device!r} is not there, and its casts are what would be looked at: use --device cpu")
     stats = measure_anatomy(placement.device, values)
-    tables = [replace(table, check=check_of("anatomy").slug) for table in bits_tables(stats.rows)]
-    run = run_of(check_anatomy(stats)[:1], {"values in a format": len(stats.rows)}, tables=tables)
+    findings = check_anatomy(stats)[:1]
+    tables = [replace(table, check=findings[0].check) for table in bits_tables(stats.rows)]
+    run = run_of(findings, {"values in a format": len(stats.rows)}, tables=tables)
     return replace(run, title="bits of a number")
 
 
@@ -156,17 +154,12 @@ def bits_tables(rows: Sequence[Anatomy]) -> tuple[Table, ...]:
     """The fields of each value in each format, one table a value so that bits align, and the values they encode."""
     tables, note = [], "As stored: the exponent is biased, and the mantissa lacks its leading one."
     for label, group in groupby(rows, lambda row: row.label):
-        cells = [(row.format, row.sign, row.exponent, _grouped(row.mantissa)) for row in group]
+        cells = [(row.format, row.sign, row.exponent, " ".join(wrap(row.mantissa, 4))) for row in group]
         tables.append(Table(f"The bits of {label}", ("format", "sign", "exponent", "mantissa"), cells, note=note))
         note = ""
     values = [(row.format, row.label, f"{row.stored:.10g}", _error(row)) for row in rows]
     columns, note = ("format", "value", "stored value", "off by"), "Off by: relative to the float64 value."
     return (*tables, Table("The values of the bits", columns, values, note=note))
-
-
-def _grouped(bits: str) -> str:
-    """Fours from the left: a long mantissa may be folded between them."""
-    return " ".join(bits[start : start + 4] for start in range(0, len(bits), 4))
 
 
 def _error(row: Anatomy) -> str:
@@ -175,13 +168,6 @@ def _error(row: Anatomy) -> str:
     if not (math.isfinite(row.stored) and math.isfinite(row.value)):
         return "everything"
     return f"{abs(row.stored - row.value) / abs(row.value):.2g}"
-
-
-def facts_table() -> Table:
-    """The quantities that follow from the parameters of each format."""
-    facts = table()
-    rows = [[f"{value:.6g}" if isinstance(value, float) else value for value in row.values()] for row in facts]
-    return Table("Facts of the formats", tuple(facts[0]), rows, note="Derived from the numbers of bits alone.")
 
 
 def subnormals_table(stats: AnatomyStats) -> Table:
@@ -199,7 +185,7 @@ def subnormals_table(stats: AnatomyStats) -> Table:
     return Table(f"Do subnormals survive on {stats.device}?", columns, rows, note=note)
 
 
-def ranges_chart() -> Chart:
+def _ranges() -> Chart:
     """From the smallest value to the largest, of every format but float64, which would make the others too small."""
     series = []
     for name, form in FORMATS.items():

@@ -151,11 +151,9 @@ def check_lab_confounders(stats: LabConfounders) -> list[Finding]:
     lab = Expectations("confounders", stats.device)
     lab.adopt(check_tf32(stats.flags, Limits()))
     for product in stats.products:
-        worst, bound = product.worst, product.bound
         name = f"matmul {product.name}" if product.setting in SETTINGS else product.name
-        expected = f"{name}: each element of a product of {SIZE} terms within {bound:.2g} of |A| |B|"
-        outcome, right = f"at most {worst:.2g}", worst <= bound
-        lab.expect(expected, outcome, right, seen=SIZE * SIZE, observed=worst, limit=bound)
+        expected = f"{name}: each element of a product of {SIZE} terms within {product.bound:.2g} of |A| |B|"
+        lab.at_most(expected, product.worst, product.bound, seen=SIZE * SIZE)
     first, *others = stats.spread
     if repeated := [spread for spread in others if spread.repeated]:
         same = sum(spread.losses == first.losses for spread in repeated)

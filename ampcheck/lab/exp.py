@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -29,19 +30,10 @@ _FLOOR = 2.0**-26
 _LISTED = ", ".join(f"{logit:g}" for logit in LOGITS)
 
 
-def naive_softplus(x: Tensor) -> Tensor:
-    """`log(1 + exp(x))`, literally."""
-    return (1 + x.exp()).log()
+_Functions: TypeAlias = Mapping[str, Callable[[Tensor], Tensor]]
 
-
-def naive_softmax(x: Tensor) -> Tensor:
-    """`exp(x) / sum(exp(x))`, literally, over the last dimension."""
-    powers = x.exp()
-    return powers / powers.sum(-1, keepdim=True)
-
-
-SOFTPLUS: Mapping[str, Callable[[Tensor], Tensor]] = {"naive": naive_softplus, "stable": F.softplus}
-SOFTMAX: Mapping[str, Callable[[Tensor], Tensor]] = {"naive": naive_softmax, "stable": lambda x: x.softmax(-1)}
+SOFTPLUS: _Functions = {"naive": lambda x: (1 + x.exp()).log(), "stable": F.softplus}
+SOFTMAX: _Functions = {"naive": lambda x: x.exp() / x.exp().sum(-1, keepdim=True), "stable": lambda x: x.softmax(-1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +133,7 @@ def _check_softplus(stats: ExpStats, name: str, lab: Expectations) -> None:
         f"softplus of PyTorch in {name} is off by at most four roundings ({limit:.2g}) on {RANGE[0]:g} to "
         f"{RANGE[1]:g}, where its result is a normal number"
     )
-    _expect_at_most(lab, expected, normal, limit)
+    lab.at_most(expected, max(normal, default=math.inf), limit, seen=len(normal), warns=True)
 
 
 def _check_softmax(stats: ExpStats, name: str, lab: Expectations) -> None:
@@ -167,13 +159,7 @@ def _check_softmax(stats: ExpStats, name: str, lab: Expectations) -> None:
         f"softmax of PyTorch of {_LISTED} in {name} is off by at most {count} roundings ({limit:.2g}), beyond "
         f"the smallest subnormal, {form.smallest_subnormal:.2g}"
     )
-    _expect_at_most(lab, expected, errors, limit)
-
-
-def _expect_at_most(lab: Expectations, expected: str, errors: list[float], limit: float) -> None:
-    worst = max(errors, default=math.inf)
-    outcome, holds = f"at most {worst:.2g}", worst <= limit
-    lab.expect(expected, outcome, holds, seen=len(errors), warns=True, observed=worst, limit=limit)
+    lab.at_most(expected, max(errors, default=math.inf), limit, seen=len(errors), warns=True)
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:

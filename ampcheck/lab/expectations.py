@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -13,10 +14,12 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Band, Chart, Coverage, Finding, Run, Table, Verdict
-from ampcheck.lab.registry import check_of
+from ampcheck.lab.registry import experiments_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+T = TypeVar("T")
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
 """Formats in which PyTorch computes everywhere, widest first."""
@@ -27,7 +30,7 @@ class Expectations:
 
     def __init__(self, experiment: str, device: str) -> None:
         self.findings: list[Finding] = []
-        self._check, self._device = check_of(experiment), device
+        self._check, self._device = experiments_of([experiment])[0].check, device
 
     def expect(
         self, expected: str, outcome: str, holds: bool, *, seen: int, warns: bool = False, **evidence: Unpack[Evidence]
@@ -44,6 +47,13 @@ class Expectations:
             finding = (self._check.warn if warns else self._check.fail)(self._device, message, **evidence)
         self.findings.append(finding)
         return finding
+
+    def at_most(
+        self, expected: str, observed: float, limit: float, *, seen: int, warns: bool = False, hint: str = ""
+    ) -> None:
+        """Record the expectation that `observed` is at most `limit`."""
+        outcome, holds = f"at most {observed:.2g}", observed <= limit
+        self.expect(expected, outcome, holds, seen=seen, warns=warns, observed=observed, limit=limit, hint=hint)
 
     def skip(self, *reasons: str) -> None:
         """Record what was not measured."""
@@ -97,12 +107,17 @@ def usable(names: Iterable[str], device: str) -> tuple[dict[str, torch.dtype], d
     return dtypes, {name: reason for name, reason in reasons.items() if reason}
 
 
-def synchronize(device: str) -> None:
-    """Wait for the kernels of an accelerator."""
-    index, kind = torch.device(device).index, torch.device(device).type
-    if kind != "cpu":
-        backend: Any = getattr(torch, kind)
-        backend.synchronize(*(() if index is None or kind == "mps" else (index,)))
+def timed(call: Callable[[], T], device: str) -> tuple[float, T]:
+    """The seconds of one call, including its kernels on an accelerator, and its result."""
+
+    def wait() -> None:
+        torch.zeros((), device=device).item()  # a copy to the host waits for all kernels before it
+
+    wait()
+    begin = time.perf_counter()
+    result = call()
+    wait()
+    return time.perf_counter() - begin, result
 
 
 def bands_of(name: str) -> tuple[Band, ...]:

@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -31,6 +31,7 @@ LARGEST = 400 * 2**20
 """Bytes of a pretrained model in the cache that is loaded without `--full`."""
 
 LanguageModel: TypeAlias = tuple[str, nn.Module, Call]
+_Dtypes: TypeAlias = tuple[dict[str, None], dict[str, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,6 @@ class Flow:
     known: bool = True
 
 
-@dataclass(slots=True)
-class _Record:
-    kind: str
-    inputs: dict[str, None] = field(default_factory=dict)
-    outputs: dict[str, None] = field(default_factory=dict)
-
-
 def measure_flow(
     model: nn.Module, call: Call, *, name: str, device: str = "cpu", known: bool = True, progress: Progress = silent
 ) -> Flow:
@@ -79,6 +73,7 @@ def measure_flow(
     kind = torch.device(device).type
     model = model.to(placement.device)
     args, kwargs = map_tensors(lambda t: t.to(placement.device), (call.args, dict(call.kwargs)))
+    names = {path: type(module).__name__ for path, module in hookable(model)}
     arms, lacking = {}, {}
     for number, arm in enumerate(ARMS):
         progress(f"{name}, {arm or 'without autocast'}", number, len(ARMS))
@@ -87,7 +82,7 @@ def measure_flow(
             continue
         with torch.no_grad(), warnings.catch_warnings(), placement.entered():
             warnings.simplefilter("ignore")  # a model's own deprecations
-            with _recorded(model) as records, Trace(model) as trace:
+            with _recorded(model) as dtypes, Trace(model) as trace:
                 # Built inside: without the device PyTorch would disable it.
                 autocast: Any = torch.autocast(kind, getattr(torch, arm)) if arm else nullcontext()
                 with autocast:
@@ -100,33 +95,28 @@ def measure_flow(
             and any(dtype in (torch.float16, torch.bfloat16) for dtype in event.inputs)
         )
         arms[arm] = tuple(
-            ModuleFlow(path, record.kind, tuple(record.inputs), tuple(record.outputs), widened[path])
-            for path, record in records.items()
+            ModuleFlow(path, names[path], tuple(inputs), tuple(outputs), widened[path])
+            for path, (inputs, outputs) in dtypes.items()
         )
     return Flow(name, str(placement), arms, lacking, known)
 
 
 @contextmanager
-def _recorded(model: nn.Module) -> Iterator[dict[str, _Record]]:
-    """Record the dtypes of each module's inputs and outputs, all its calls together."""
-    records: dict[str, _Record] = {}
+def _recorded(model: nn.Module) -> Iterator[dict[str, _Dtypes]]:
+    """By module the dtypes of its floating inputs and outputs, all its calls together, in the order of first calls."""
+    dtypes: dict[str, _Dtypes] = {}
 
-    def before(path: str, module: nn.Module, args: object, kwargs: object) -> None:
-        record = records.setdefault(path, _Record(type(module).__name__))
-        record.inputs.update(_floating((args, kwargs)))
-
-    def after(path: str, module: nn.Module, args: object, kwargs: object, output: object) -> None:
-        records[path].outputs.update(_floating(output))
+    def record(path: str, module: nn.Module, *values: object) -> None:
+        """values: args and kwargs before the call; args, kwargs and output after it."""
+        inputs, outputs = dtypes.setdefault(path, ({}, {}))
+        floating = (t for _, t in tensors(values[2:] or values) if t.is_floating_point())
+        (outputs if values[2:] else inputs).update((str(t.dtype).removeprefix("torch."), None) for t in floating)
 
     with ExitStack() as hooks:
         for path, module in hookable(model):
-            hooks.callback(module.register_forward_pre_hook(partial(before, path), with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(partial(after, path), with_kwargs=True).remove)
-        yield records
-
-
-def _floating(value: object) -> dict[str, None]:
-    return {str(t.dtype).removeprefix("torch."): None for _, t in tensors(value) if t.is_floating_point()}
+            hooks.callback(module.register_forward_pre_hook(partial(record, path), with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(partial(record, path), with_kwargs=True).remove)
+        yield dtypes
 
 
 def check_flow(flow: Flow) -> list[Finding]:

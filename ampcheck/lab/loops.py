@@ -20,6 +20,7 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.torchtools.trace import Trace
 
 BATCH, LENGTH = 8, 64
+TOKENS = BATCH * LENGTH
 EPS, BETAS = 1e-8, (0.9, 0.999)
 """AdamW's own, repeated here since `EPS` is zero in float16."""
 
@@ -95,12 +96,7 @@ class TrainingRun:
     @property
     def name(self) -> str:
         """Such as `float32, compiled`."""
-        return name_of(self.mode, self.compiled)
-
-
-def name_of(mode: Mode, compiled: bool) -> str:
-    """The name of a run."""
-    return f"{mode.name}, compiled" if compiled else mode.name
+        return f"{self.mode.name}, compiled" if self.compiled else self.mode.name
 
 
 def windows(size: int, length: int, *, seed: int, held_out: bool = False) -> tuple[Tensor, Tensor]:

@@ -33,8 +33,8 @@ class Experiment:
 
     @property
     def check(self) -> Check:
-        """The check of its findings, tables and charts."""
-        return check_of(self.name)
+        """The check of its findings, tables and charts: `lab-ulp` of `ulp`. It has no page of its own."""
+        return Check(f"lab-{self.name}", "lab", "", "", "", "")
 
     @property
     def function(self) -> Callable[..., Run]:
@@ -43,19 +43,13 @@ class Experiment:
         return run
 
 
-def check_of(name: str) -> Check:
-    """The check of an experiment's findings: `lab-ulp` of `ulp`. It has no page of its own."""
-    return Check(f"lab-{name}", "lab", "", "", "", "")
-
-
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "anatomy",
         "Anatomy of a number",
-        "A floating-point number is a sign, an exponent and a mantissa. More exponent bits give range, more mantissa "
-        "bits give precision. float16 spends its bits on precision and ends at 65,504; bfloat16 spends them on range "
-        "and keeps two to three decimal digits. Below the smallest normal number are the subnormals, which some "
-        "hardware flushes to zero.",
+        "A floating-point number has a sign, an exponent for range and a mantissa for precision. float16 prefers "
+        "precision and ends at 65,504; bfloat16 prefers range and keeps two to three decimal digits. Below the "
+        "smallest normal number are the subnormals, which some hardware flushes to zero.",
     ),
     Experiment(
         "ulp",
@@ -78,9 +72,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "policy",
         "What autocast does to each op",
-        "Autocast has a list for each kind of device: ops that run in 16 bits, ops that run in float32, ops that take "
-        "the widest dtype. CPU and CUDA have different lists, so a model that is sound on one may overflow on the "
-        "other.",
+        "Autocast has a list for each kind of device: ops that run in 16 bits, in float32, or in the widest dtype. The "
+        "lists of CPU and CUDA differ, so a model that is sound on one may overflow on the other.",
         emulated=True,
     ),
     Experiment(
@@ -109,8 +102,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The main event: one model trained in four precisions",
         "A small transformer learns Shakespeare's sonnets in float32, in float16 throughout, under autocast to float16 "
         "with a GradScaler, and under autocast to bfloat16, each eager and compiled, from the same weights and data. "
-        "All should learn alike except float16 throughout, where AdamW's eps of 1e-8 is zero and a division by zero "
-        "follows. A run that becomes infinite or NaN is a result: its step and op are reported.",
+        "All should learn alike except float16 throughout, where AdamW divides by an eps of 1e-8 that is zero: the "
+        "step and the op that break it are reported.",
     ),
     Experiment(
         "compiling",

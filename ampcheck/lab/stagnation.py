@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,57 +40,36 @@ def measure_stagnation(device: str = "cpu") -> StagnationStats:
     spread = {}
     dtypes, lacking = usable(ARITHMETIC, device)
     for name, dtype in dtypes.items():
-        for cure, start in _CURES.items():
-            if cure == AS_IS or name != "float32":
-                step = start(dtype, device)
-                weights = [step() for _ in range(STEPS)][EVERY - 1 :: EVERY]
-                paths[name, cure] = (START, *(float(weight.cpu().double().mean()) for weight in weights))
-                if cure == STOCHASTIC:
-                    spread[name] = float(weights[-1].std())
+        for cure in (AS_IS, MASTER, KAHAN, STOCHASTIC) if name != "float32" else (AS_IS,):
+            weights = list(_weights(name, cure, dtype, device))[EVERY - 1 :: EVERY]
+            paths[name, cure] = (START, *(float(weight.cpu().double().mean()) for weight in weights))
+            if cure == STOCHASTIC:
+                spread[name] = float(weights[-1].std())
     return StagnationStats(device, paths, spread, lacking)
 
 
-def _as_is(dtype: torch.dtype, device: str) -> Callable[[], Tensor]:
-    weight = torch.full((1,), START, dtype=dtype, device=device)
-    return lambda: weight.add_(UPDATE).clone()
+def _weights(name: str, cure: str, dtype: torch.dtype, device: str) -> Iterator[Tensor]:
+    """The weight after each step.
 
-
-def _master(dtype: torch.dtype, device: str) -> Callable[[], Tensor]:
-    """Update a float32 copy; the weight in use is that copy, rounded."""
-    master = torch.full((1,), START, dtype=torch.float32, device=device)
-    return lambda: master.add_(UPDATE).to(dtype)
-
-
-def _kahan(dtype: torch.dtype, device: str) -> Callable[[], Tensor]:
-    """Store the rounding error in the same format and add it to the next update (Kahan, 1965)."""
-    weight = torch.full((1,), START, dtype=dtype, device=device)
-    update = torch.full((1,), UPDATE, dtype=dtype, device=device)
-    error = torch.zeros_like(weight)
-
-    def step() -> Tensor:
-        corrected = update + error
-        rounded = weight + corrected
-        error.copy_(corrected - (rounded - weight))
-        return weight.copy_(rounded).clone()
-
-    return step
-
-
-def _stochastic(dtype: torch.dtype, device: str) -> Callable[[], Tensor]:
-    """Round up with a probability that grows towards the upper neighbour. Emulated on the CPU: no device has it."""
-    form = format_of(str(dtype).removeprefix("torch."))
+    A master weight is float32, rounded for use. Kahan summation (Kahan, 1965) stores the rounding error in the same
+    format and adds it to the next update. Stochastic rounding is emulated on the CPU: no device has it.
+    """
     generator = torch.Generator().manual_seed(0)
-    weight = torch.full((REPLICATES,), START, dtype=torch.float64)
-    return lambda: weight.copy_(round_stochastically(weight + UPDATE, form, generator)).clone()
-
-
-_CURES: Mapping[str, Callable[[torch.dtype, str], Callable[[], Tensor]]] = {
-    AS_IS: _as_is,
-    MASTER: _master,
-    KAHAN: _kahan,
-    STOCHASTIC: _stochastic,
-}
-"""By cure: starts from `START` and returns a function that takes one step and returns the weight."""
+    weight = torch.full((1,), START, dtype=torch.float32 if cure == MASTER else dtype, device=device)
+    update = torch.full_like(weight, UPDATE)
+    error = torch.zeros_like(weight)
+    if cure == STOCHASTIC:
+        weight = torch.full((REPLICATES,), START, dtype=torch.float64)
+    for _ in range(STEPS):
+        if cure == KAHAN:
+            corrected = update + error
+            rounded = weight + corrected
+            error, weight = corrected - (rounded - weight), rounded
+        elif cure == STOCHASTIC:
+            weight = round_stochastically(weight + UPDATE, format_of(name), generator)
+        else:
+            weight = weight + UPDATE
+        yield weight.to(dtype) if cure == MASTER else weight
 
 
 def check_stagnation(stats: StagnationStats) -> list[Finding]:

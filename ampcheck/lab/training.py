@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,32 +12,17 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Marker, Run, Scalar, Series, Table, Where
-from ampcheck.lab.expectations import Expectations, lacks, power, run_of, synchronize
-from ampcheck.lab.loops import (
-    AMP_FLOAT16,
-    BATCH,
-    BETAS,
-    EPS,
-    FLOAT32,
-    LENGTH,
-    MODES,
-    NAIVE,
-    Loop,
-    Mode,
-    TrainingRun,
-    name_of,
-    train,
-)
+from ampcheck.lab.expectations import Expectations, lacks, power, run_of, timed
+from ampcheck.lab.loops import AMP_FLOAT16, BETAS, EPS, FLOAT32, MODES, NAIVE, TOKENS, Loop, Mode, TrainingRun, train
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.memory import peak_memory
-from ampcheck.speed.paired import Step, measure_speed
+from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.stats import TWIN, SpeedStats
 from ampcheck.speed.verdict import Rule, check_speed
 
 STEPS, FULL_STEPS = 60, 400
-TOKENS = BATCH * LENGTH
 SLOW = 3.0
 """Arms that take this many times as long as eager float32 are timed in a measurement of their own."""
 SEEDS = (1, 2)
@@ -55,7 +39,7 @@ _LEAST = 1e-8
 class TrainingStats:
     """All runs. seeds: the last validation loss in float32 with other seeds. speeds: paired, against eager float32.
     lacking: runs that this machine has no tool for, with the reason; broken: runs that raised. moving: autocast float16
-    once more, with a scaler that doubles its scale after `growth` good steps."""
+    once more, with a scaler that doubles its scale often."""
 
     device: str
     planned: int
@@ -67,18 +51,13 @@ class TrainingStats:
     moving: TrainingRun | None = None
 
     @property
-    def growth(self) -> int:
-        """Good steps after which the scaler of `moving` doubles its scale."""
-        return growth_for(self.planned)
-
-    @property
     def reference(self) -> TrainingRun | None:
         """float32 in eager mode."""
         return next((run for run in self.runs if run.mode == FLOAT32 and not run.compiled), None)
 
 
 def growth_for(steps: int) -> int:
-    """Twelve doublings in a run, more than the range of float16 allows. PyTorch's default is 2,000 good steps."""
+    """Good steps after which the scale of `moving` doubles: twelve doublings in a run, beyond the range of float16."""
     return max(2, steps // 12)
 
 
@@ -105,7 +84,7 @@ def measure_training(
     total = len(arms) + len(SEEDS) + 3
     with many_compilations(device):
         for number, (mode, choice) in enumerate(arms):
-            name = name_of(mode, choice)
+            name = f"{mode.name}, compiled" if choice else mode.name
             progress(name, number, total)
             if reason := lacks(format_of(mode.dtype).name, device):
                 skipped[name] = reason
@@ -135,20 +114,12 @@ def measure_training(
 def _timed(loops: Mapping[str, Loop], device: str, budget: float) -> Iterator[SpeedStats]:
     """Each loop against eager float32; the slow ones in a measurement of their own."""
     steps = {name: partial(loop.train, 0) for name, loop in loops.items()}
-    typical = {name: min(_seconds(step, device) for _ in range(2)) for name, step in steps.items()}
+    typical = {name: min(timed(step, device)[0] for _ in range(2)) for name, step in steps.items()}
     slow = [name for name, seconds in typical.items() if seconds > SLOW * typical[FLOAT32.name]]
     for group in ([name for name in steps if name not in slow], [FLOAT32.name, *slow]):
         if len(group) > 1:
             arms = {name: steps[name] for name in group}
             yield measure_speed(arms, subject="a training step", device=device, budget=budget, width=0.02)
-
-
-def _seconds(step: Step, device: str) -> float:
-    synchronize(device)
-    begin = time.perf_counter()
-    step()
-    synchronize(device)
-    return time.perf_counter() - begin
 
 
 def check_training(stats: TrainingStats) -> list[Finding]:
@@ -174,8 +145,8 @@ def check_training(stats: TrainingStats) -> list[Finding]:
     if (moving := stats.moving) is not None:
         skipped = sum(step.skipped for step in moving.steps)
         expected = (
-            f"a scaler that doubles its scale after {stats.growth} good steps overflows float16, skips that update, "
-            "and the run stays finite"
+            f"a scaler that doubles its scale after {growth_for(stats.planned)} good steps overflows float16, skips "
+            "that update, and the run stays finite"
         )
         outcome = f"{skipped} of {len(moving.steps)} updates skipped"
         outcome += "" if moving.stopped is None else f"; inf or NaN at step {moving.stopped}"
@@ -299,8 +270,8 @@ def charts(stats: TrainingStats) -> tuple[Chart, ...]:
         markers = [Marker("skipped", float(n), "step skipped") for n, step in enumerate(moving.steps) if step.skipped]
         scales = [_series(moving, [math.log2(step.scale) for step in moving.steps])]
         note = (
-            f"A separate run in eager mode: GradScaler doubles its scale after {stats.growth} good steps here "
-            "(PyTorch's default is 2,000), and halves it when a gradient overflows, skipping that step: "
+            f"A separate eager run: GradScaler doubles its scale after {growth_for(stats.planned)} good steps "
+            "(PyTorch's default: 2,000), and halves it when a gradient overflows, skipping that step: "
             f"{len(markers)} of {len(moving.steps)} here."
         )
         made.append(_line("A loss scale that moves", "loss scale", scales, note, "exponent", markers))

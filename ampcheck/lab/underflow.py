@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,39 +88,35 @@ def measure_underflow(device: str = "cpu") -> UnderflowStats:
     return UnderflowStats(device, tuple(casts), histograms, layers, lacking)
 
 
-class Deep(nn.Sequential):
+def _net() -> nn.Sequential:
     """Linear layers of small weights with tanh between them: gradients shrink towards the input."""
-
-    def __init__(self, width: int = 32) -> None:
-        layers: list[nn.Module] = []
-        for _ in range(LAYERS):
-            layers += [nn.Linear(width, width), nn.Tanh()]
-        super().__init__(*layers[:-1])
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.mul_(0.4)
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(32, 32), nn.Tanh())]
+    return nn.Sequential(*layers[:-1])
 
 
 def _backward(device: str) -> tuple[LayerStats, ...]:
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        net = Deep().half()  # the float64 reference starts from the rounded weights
+        net = _net()
+        for parameter in net.parameters():
+            parameter.mul_(0.4)
+        net = net.half()  # the float64 reference starts from the rounded weights
         x, y = torch.randn(64, 32).half(), (0.1 * torch.randn(64, 32)).half()
 
     def gradients(dtype: torch.dtype, where: str, scale: float) -> list[Tensor]:
-        model = Deep().to(where, dtype)
-        model.load_state_dict(net.state_dict())
+        model = copy.deepcopy(net).to(where, dtype)
         loss = (model(x.to(where, dtype)) - y.to(where, dtype)).square().mean()
         (loss * scale).backward()
         return [p.grad.cpu() for name, p in model.named_parameters() if name.endswith("weight") and p.grad is not None]
 
-    arms = (gradients(torch.float64, "cpu", 1.0), *(gradients(torch.float16, device, scale) for scale in (1.0, SCALE)))
+    exact_gradients = gradients(torch.float64, "cpu", 1.0)
+    arms = (gradients(torch.float16, device, scale) for scale in (1.0, SCALE))
     layers = []
-    for exact, plain, scaled in zip(*arms, strict=True):
-        alive = exact != 0
-        nonzero, lost, rescued = (int(mask.sum()) for mask in (alive, plain[alive] == 0, scaled[alive] == 0))
-        infinite, median = int((~scaled.isfinite()).sum()), float(exact.abs().median())
-        layers.append(LayerStats(nonzero, lost, rescued, infinite, median))
+    for exact, plain, scaled in zip(exact_gradients, *arms, strict=True):
+        nonzero, infinite, median = exact != 0, ~scaled.isfinite(), float(exact.abs().median())
+        masks = (nonzero, nonzero & (plain == 0), nonzero & (scaled == 0), infinite)
+        alive, lost, missed, overflowed = (int(mask.sum()) for mask in masks)
+        layers.append(LayerStats(alive, lost, missed, overflowed, median))
     return tuple(layers)
 
 
@@ -199,8 +196,9 @@ def _layers_chart(stats: UnderflowStats) -> Chart:
 def _casts(stats: UnderflowStats) -> Table:
     rows = []
     for cast in stats.casts:
-        shares = (cast.zeros / COUNT, expected_share(cast.format, cast.scale), cast.subnormal / COUNT)
-        rows.append((cast.format, power(cast.scale), *(f"{100 * share:.2f}" for share in shares)))
+        share = expected_share(cast.format, cast.scale)
+        percents = (100 * cast.zeros / COUNT, 100 * share, 100 * cast.subnormal / COUNT)
+        rows.append((cast.format, power(cast.scale), *(f"{percent:.2f}" for percent in percents)))
     columns = ("format", "scale", "zeros, %", "expected, %", "subnormal, %")
     note = "Log-uniform. Expected: from the threshold of the format. Chance moves the share by 0.1 points."
     return Table(_MAGNITUDES, columns, rows, note=note)
