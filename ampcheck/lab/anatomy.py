@@ -18,7 +18,7 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Series, Table
 from ampcheck.health import SubnormalSupport, measure_subnormal_support
 from ampcheck.health.subnormals import flushed_here
-from ampcheck.lab.expectations import Expectations, dtype_of, power, run_of
+from ampcheck.lab.expectations import Expectations, power, run_of
 
 VALUES: Mapping[str, float] = {"pi": math.pi, "1e-8, an eps": 1e-8, "1e-6": 1e-6, "70,000": 7e4}
 """No format has pi; float16 flushes 1e-8, has 1e-6 as a subnormal, and overflows at 70,000."""
@@ -89,7 +89,7 @@ def _dissected(label: str, value: float, form: FloatFormat, device: str) -> Anat
     mantissa = f"{fields.mantissa:0{form.mantissa_bits}b}" if form.mantissa_bits else ""
     wide = value if form.name == "float64" else format_of("float32").round(value)  # PyTorch casts by way of float32
     expected = (form.round(wide), form.round(wide, saturate=True))
-    cast, dtype = None, dtype_of(form.name)
+    cast, dtype = None, getattr(torch, form.name, None)
     source = torch.float64 if form.name == "float64" else torch.float32
     if dtype is not None:
         with suppress(RuntimeError, TypeError, NotImplementedError):  # a packed dtype, or one that the device lacks
@@ -163,11 +163,9 @@ def bits_tables(rows: Sequence[Anatomy]) -> tuple[Table, ...]:
 
 
 def _error(row: Anatomy) -> str:
-    if _same(row.stored, row.value):
-        return "0"
-    if not (math.isfinite(row.stored) and math.isfinite(row.value)):
-        return "everything"
-    return f"{abs(row.stored - row.value) / abs(row.value):.2g}"
+    if math.isfinite(row.stored - row.value):
+        return f"{abs(row.stored - row.value) / abs(row.value):.2g}" if row.stored != row.value else "0"
+    return "0" if _same(row.stored, row.value) else "everything"
 
 
 def subnormals_table(stats: AnatomyStats) -> Table:

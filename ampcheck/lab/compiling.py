@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +34,6 @@ from ampcheck.speed.verdict import Rule, check_speed
 DTYPE = torch.bfloat16
 BUDGET, FULL_BUDGET = 6.0, 20.0
 EAGER = "eager"
-
-_Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +96,35 @@ def modes_on(device: str, *, full: bool = False) -> tuple[Mode, ...]:
     return (*FULL_MODES, CUDA_GRAPHS) if torch.device(device).type == "cuda" else FULL_MODES
 
 
-class Arm:
-    """A copy of the demo run in one mode; `step` is forward and backward."""
+def _arm(
+    mode: Mode, model: nn.Module, data: tuple[Tensor, Tensor], device: str
+) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """A copy of the demo, and its step in one mode: forward and backward, with new gradients; returns the loss."""
+    model = copy.deepcopy(model)
+    contexts: list[Callable[[], AbstractContextManager[Any]]]
+    contexts = [nullcontext, partial(torch.autocast, torch.device(device).type, DTYPE)]
+    outside, inside = contexts if mode.inside else reversed(contexts)
 
-    def __init__(self, mode: Mode, model: nn.Module, data: tuple[Tensor, Tensor], device: str) -> None:
-        self.model = copy.deepcopy(model)
-        self._data = data
+    def forward(*args: Tensor) -> Any:
+        with inside():
+            return model(*args)
 
-        def autocast() -> AbstractContextManager[Any]:
-            return torch.autocast(torch.device(device).type, DTYPE)
+    # Dynamo caches graphs by the code of a function: arms with common code would share a graph.
+    run: Callable[..., Any]
+    run = FunctionType(forward.__code__.replace(), forward.__globals__, closure=forward.__closure__)
+    if mode.options is not None:
+        run = torch.compile(run, **mode.options)
 
-        self._outside: _Context = nullcontext if mode.inside else autocast
-        inside: _Context = autocast if mode.inside else nullcontext
-        self._replays = mode is CUDA_GRAPHS
-
-        def run(*args: Tensor) -> Any:
-            with inside():
-                return self.model(*args)
-
-        # Dynamo caches graphs by the code of a function: arms with common code would share a graph.
-        own: Callable[..., Any] = FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
-        self._run = own if mode.options is None else torch.compile(own, **mode.options)
-
-    def step(self) -> Tensor:
-        """The loss; gradients are new."""
-        self.model.zero_grad()
-        if self._replays:  # outputs of the step before may be overwritten
+    def step() -> Tensor:
+        model.zero_grad()
+        if mode is CUDA_GRAPHS:  # outputs of the step before may be overwritten
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        with self._outside():
-            loss: Tensor = self._run(*self._data)[1]
+        with outside():
+            loss: Tensor = run(*data)[1]
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
+
+    return model, step
 
 
 def _gradients(model: nn.Module) -> Tensor:
@@ -156,28 +153,27 @@ def measure_compiling(
     reference: Tensor = exact(characters, targets.cpu())[1]  # the demo itself computes its loss in float32
     reference.backward()  # type: ignore[no-untyped-call]
     gradients = _gradients(exact)
-    arms: dict[str, Arm] = {}
+    steps: dict[str, Callable[[], Tensor]] = {}
     stats = []
     with many_compilations(device):
         for number, mode in enumerate(modes):
             progress(mode.name, number, total)
             compiled = compilations()
             try:
-                arm = Arm(mode, model, data, device)
-                first, loss = timed(arm.step, device)
+                arm, step = _arm(mode, model, data, device)
+                first, loss = timed(step, device)
             except Exception as error:  # noqa: BLE001  # what this machine lacks is skipped, any other error fails
                 lacks_tool = bool(lacking(error, kernels=True))
                 stats.append(ModeStats(mode.name, raised=brief(error), lacking=lacks_tool))
                 continue
-            arms[mode.name] = arm
+            steps[mode.name] = step
             counts = (compiled().graphs, compiled().breaks) if mode.options is not None else (0, 0)
             loss_error = abs(loss.item() - reference.item()) / abs(reference.item())
-            gradient_error = float((_gradients(arm.model) - gradients).norm() / gradients.norm())
+            gradient_error = float((_gradients(arm) - gradients).norm() / gradients.norm())
             stats.append(ModeStats(mode.name, first, *counts, loss_error, gradient_error))
         progress("step times in turn", len(modes), total)
         speeds = None
-        if EAGER in arms and len(arms) > 1:
-            steps = {name: arm.step for name, arm in arms.items()}
+        if EAGER in steps and len(steps) > 1:
             speeds = measure_speed(steps, subject="a step of the demo", device=device, budget=budget, width=0.01)
     starts = _startup(device, len(modes) + 1, total, progress) if startup else "not requested"
     return CompilingStats(device, tuple(stats), speeds, starts)

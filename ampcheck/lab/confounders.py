@@ -13,7 +13,7 @@ from ampcheck.core.errors import brief
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Chart, Finding, Run, Series, Table
+from ampcheck.core.run import Chart, Finding, Run, Scalar, Series, Table
 from ampcheck.lab.expectations import Expectations, run_of
 from ampcheck.lab.loops import AMP_BFLOAT16, FLOAT32, Loop
 from ampcheck.torchtools.global_state import read_state, restore_state
@@ -171,11 +171,11 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     """Tables of settings, products and runs, and a chart of how runs diverge."""
     stats = measure_lab_confounders(device, steps=FULL_STEPS if full else STEPS, progress=progress)
     seen = {"products": len(stats.products), "short training runs": len(stats.spread)}
-    tables = (_products(stats), _runs(stats), confounders_table(stats.flags))
-    return run_of(check_lab_confounders(stats), seen, stats.lacking, tables=tables, charts=[spread_chart(stats)])
+    charts = [spread_chart(stats)]
+    return run_of(check_lab_confounders(stats), seen, stats.lacking, tables=_tables(stats), charts=charts)
 
 
-def _products(stats: LabConfounders) -> Table:
+def _tables(stats: LabConfounders) -> tuple[Table, ...]:
     rows = []
     for product in stats.products:
         norm, worst, bound = (f"{value:.2g}" for value in (product.norm, product.worst, product.bound))
@@ -186,21 +186,19 @@ def _products(stats: LabConfounders) -> Table:
         "in float64, the best that hardware with that format can do."
     )
     title = f"A float32 product of {SIZE} by {SIZE} normal numbers on {stats.device}"
-    return Table(title, columns, rows, note=note)
-
-
-def _runs(stats: LabConfounders) -> Table:
+    products = Table(title, columns, rows, note=note)
     first = stats.spread[0]
-    rows = []
+    runs: list[tuple[Scalar, ...]] = []
     for spread in stats.spread:
         far = f"{max(spread.distances(first)):.2g}" if spread is not first else None
-        rows.append((spread.name, f"{spread.losses[-1]:.7g}", spread.losses == first.losses, far))
-    columns = ("run", "last loss", "bit for bit the first", "largest difference")
+        runs.append((spread.name, f"{spread.losses[-1]:.7g}", spread.losses == first.losses, far))
+    run_columns = ("run", "last loss", "bit for bit the first", "largest difference")
     note = (
         "Of the losses, in nats. A difference between two runs that is smaller than that of threads or a repetition "
         "means nothing."
     )
-    return Table(f"The same {len(first.losses)} training steps, again", columns, rows, note=note)
+    again = Table(f"The same {len(first.losses)} training steps, again", run_columns, runs, note=note)
+    return products, again, confounders_table(stats.flags)
 
 
 def spread_chart(stats: LabConfounders) -> Chart:

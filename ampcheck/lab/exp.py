@@ -77,18 +77,14 @@ def measure_exp(device: str = "cpu") -> ExpStats:
         edges[name] = max((x for x, ok in zip(near, finite, strict=True) if ok), default=math.nan)
         x = torch.linspace(*RANGE, 321, dtype=torch.float64).to(dtype)
         inputs[name] = tuple(x.double().tolist())
+        wide = x.double()
+        reference = wide.clamp(min=0) + torch.log1p(torch.exp(-wide.abs()))
         for way, function in SOFTPLUS.items():
-            softplus[name, way] = _errors(function(x.to(device)), x.double())
+            error = (function(x.to(device)).cpu().double() - reference).abs() / reference
+            softplus[name, way] = tuple(error.where(error.isfinite(), torch.nan).tolist())
         for way, function in SOFTMAX.items():
             softmax[name, way] = tuple(function(logits.to(device, dtype)).cpu().double().tolist())
     return ExpStats(device, edges, inputs, softplus, softmax, tuple(logits.softmax(-1).tolist()), lacking)
-
-
-def _errors(result: Tensor, x: Tensor) -> tuple[float, ...]:
-    """Relative error against float64 on the same x, NaN where the result is not finite."""
-    exact = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
-    error = (result.cpu().double() - exact).abs() / exact
-    return tuple(error.where(error.isfinite(), torch.nan).tolist())
 
 
 def check_exp(stats: ExpStats) -> list[Finding]:
@@ -167,7 +163,12 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     progress("exp, softplus and softmax", 0, 1)
     stats = measure_exp(device)
     seen = {"values of exp, softplus and softmax": sum(map(len, stats.softplus.values()))}
-    tables, charts = (edges_table(stats), _softmax(stats)), [softplus_chart(stats, way) for way in SOFTPLUS]
+    results = {("float64", "stable"): stats.exact, **stats.softmax}
+    rows = [(*key, *(f"{p:.3g}" for p in probabilities)) for key, probabilities in results.items()]
+    columns = ("format", "form", *(f"of {logit:g}" for logit in LOGITS))
+    note = "naive: exp(x) / sum(exp(x)); stable: torch.softmax, which subtracts the largest first."
+    softmax = Table(f"softmax of {_LISTED}", columns, rows, note=note)
+    tables, charts = (edges_table(stats), softmax), [softplus_chart(stats, way) for way in SOFTPLUS]
     return run_of(check_exp(stats), seen, stats.lacking.values(), tables=tables, charts=charts)
 
 
@@ -199,11 +200,3 @@ def edges_table(stats: ExpStats) -> Table:
     columns = ("format", "largest value", "log of where it ends", "last finite at x", "not finite at x", "known by")
     note = "x and exp(x) are numbers of the format. PyTorch has no exp in tf32 and float8: derived from their bits."
     return Table(f"Where exp overflows on {stats.device}", columns, rows, note=note)
-
-
-def _softmax(stats: ExpStats) -> Table:
-    results = {("float64", "stable"): stats.exact, **stats.softmax}
-    rows = [(*key, *(f"{p:.3g}" for p in probabilities)) for key, probabilities in results.items()]
-    columns = ("format", "form", *(f"of {logit:g}" for logit in LOGITS))
-    note = "naive: exp(x) / sum(exp(x)); stable: torch.softmax, which subtracts the largest first."
-    return Table(f"softmax of {_LISTED}", columns, rows, note=note)

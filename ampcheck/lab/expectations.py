@@ -82,15 +82,9 @@ def run_of(
     return Run(findings=tuple(findings), coverage=coverage, tables=tuple(tables), charts=tuple(charts))
 
 
-def dtype_of(name: str) -> torch.dtype | None:
-    """The torch dtype of a format; None where this PyTorch has none, or packs several codes into a byte."""
-    dtype = getattr(torch, name, None)
-    return dtype if isinstance(dtype, torch.dtype) else None
-
-
 def lacks(name: str, device: str) -> str:
     """Why a device cannot compute in a format; "" where it can."""
-    dtype = dtype_of(name)
+    dtype = getattr(torch, name, None)
     if dtype is None:
         return f"this PyTorch has no dtype {name}"
     try:

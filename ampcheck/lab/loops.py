@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +28,6 @@ HELD_OUT = 0.15
 """The part of the corpus, at its end, that no run learns from."""
 
 VALIDATE_EVERY = 10
-
-State: TypeAlias = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
-"""Of the model, the optimizer and the scaler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +177,11 @@ class Loop:
         data = (windows(16, LENGTH, seed=number, held_out=True) for number in range(batches))
         return sum(float(self._loss(self.model, batch)) for batch in data) / batches
 
-    def state(self) -> State:
+    def state(self) -> list[dict[str, Any]]:
         """A copy of all that a step changes."""
-        model, optimizer, scaler = (copy.deepcopy(part.state_dict()) for part in self._parts)
-        return model, optimizer, scaler
+        return copy.deepcopy([part.state_dict() for part in self._parts])
 
-    def culprit(self, state: State, number: int) -> Culprit | None:
+    def culprit(self, state: list[dict[str, Any]], number: int) -> Culprit | None:
         """Restore `state`, repeat step `number` in eager mode and return the first op that produced inf or NaN."""
         for part, saved in zip(self._parts, state, strict=True):
             part.load_state_dict(saved)

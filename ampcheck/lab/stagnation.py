@@ -120,9 +120,20 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     """A table of the last weights and charts of their paths."""
     progress(f"{STEPS:,} updates", 0, 1)
     stats = measure_stagnation(device)
+    rows = []
+    for (name, cure), path in stats.paths.items():
+        spread = stats.spread.get(name) if cure == STOCHASTIC else None
+        rows.append((name, cure, f"{path[-1]:.7g}", f"{100 * (path[-1] - START) / (END - START):.1f}", spread))
+    note = (
+        f"In exact arithmetic it ends at {END:g}. A master weight is shown rounded to the format. Stochastic rounding: "
+        f"mean and spread of {REPLICATES} weights."
+    )
+    columns = ("format", "cure", "ends at", "arrived, %", "standard deviation")
+    title = f"{STEPS:,} updates of {UPDATE:g} on a weight of {START:g}"
+    ends = Table(title, columns, rows, note=note)
     charts = [stagnation_chart(stats, name) for name in ARITHMETIC if (name, KAHAN) in stats.paths]
     seen = {"updates": STEPS * len(stats.paths)}
-    return run_of(check_stagnation(stats), seen, stats.lacking.values(), tables=[_ends(stats)], charts=charts)
+    return run_of(check_stagnation(stats), seen, stats.lacking.values(), tables=[ends], charts=charts)
 
 
 def stagnation_chart(stats: StagnationStats, name: str) -> Chart:
@@ -141,16 +152,3 @@ def stagnation_chart(stats: StagnationStats, name: str) -> Chart:
     note += " Kahan summation coincides with the weight that does not move." if hidden else ""
     title = f"{STEPS:,} updates of {UPDATE:g} on a {name} weight of {START:g}"
     return Chart("line", title, "updates", "weight", series, note=note)
-
-
-def _ends(stats: StagnationStats) -> Table:
-    rows = []
-    for (name, cure), path in stats.paths.items():
-        spread = stats.spread.get(name) if cure == STOCHASTIC else None
-        rows.append((name, cure, f"{path[-1]:.7g}", f"{100 * (path[-1] - START) / (END - START):.1f}", spread))
-    note = (
-        f"In exact arithmetic it ends at {END:g}. A master weight is shown rounded to the format. Stochastic rounding: "
-        f"mean and spread of {REPLICATES} weights."
-    )
-    columns = ("format", "cure", "ends at", "arrived, %", "standard deviation")
-    return Table(f"{STEPS:,} updates of {UPDATE:g} on a weight of {START:g}", columns, rows, note=note)

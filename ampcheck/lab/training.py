@@ -220,16 +220,16 @@ def _costs(stats: TrainingStats) -> Table:
         for arm in (speeds.reference, *speeds.compared):
             ratio, run = paired_ratio(speeds.reference, arm), runs[arm.name]
             peak = run.peak / 2**20 if run.peak is not None else None
-            times = (1000 * arm.median, round(TOKENS / arm.median), f"{ratio.median:.3g}")
-            interval = f"{ratio.low:.3g} to {ratio.high:.3g}"
-            rows.setdefault(arm.name, (arm.name, *times, interval, len(arm.seconds), peak, run.first))
-    times_columns = ("ms a step", "tokens a second", "times as fast", "95 % interval")
+            ratios = (f"{ratio.median:.3g}", f"{ratio.low:.3g} to {ratio.high:.3g}")
+            times = (1000 * arm.median, round(TOKENS / arm.median), *ratios)
+            rows.setdefault(arm.name, (arm.name, *times, len(arm.seconds), peak, run.first))
+    time_columns = ("ms a step", "tokens a second", "times as fast", "95 % interval")
     note = (
         f"{TOKENS} tokens a step. Times as fast as eager float32: paired, all arms in turn in the same minutes. Peak: "
         "tensors of a step beyond weights and moments. First step: with compilation, or from PyTorch's caches. Runs "
         "that broke are not timed."
     )
-    columns = ("run", *times_columns, "cycles", "peak, MiB", "first step, s")
+    columns = ("run", *time_columns, "cycles", "peak, MiB", "first step, s")
     return Table("What a step costs", columns, list(rows.values()), note=note)
 
 
@@ -251,7 +251,7 @@ def charts(stats: TrainingStats) -> tuple[Chart, ...]:
         for run in stats.runs
     ]
     unseen = "On text that no run learns from, computed in eager mode in each run's precision."
-    made = [
+    lines = [
         _line("Training loss", "loss, nats", losses, overlap, markers=markers),
         _line("Validation loss", "loss, nats", validation, unseen),
         _line("Gradient norm", "norm of all gradients", norms, overlap, markers=markers),
@@ -259,13 +259,14 @@ def charts(stats: TrainingStats) -> tuple[Chart, ...]:
     reference = stats.reference
     others = [run for run in stats.runs if run is not reference]  # one that broke has a point, and so its colour
     if reference is not None and others:
-        distances = []
-        for run in others:
-            pairs = zip(run.steps, reference.steps, strict=False)
-            distances.append(_series(run, [max(abs(step.loss - other.loss), _LEAST) for step, other in pairs]))
+        exact = [step.loss for step in reference.steps]
+        distances = [
+            _series(run, [max(abs(step.loss - loss), _LEAST) for step, loss in zip(run.steps, exact, strict=False)])
+            for run in others
+        ]
         note = f"The same data in each step. Differences below {_LEAST:g} are drawn there."
         label = "difference of the training losses, nats"
-        made.insert(2, _line("Distance from eager float32", label, distances, note, "log"))
+        lines.insert(2, _line("Distance from eager float32", label, distances, note, "log"))
     if (moving := stats.moving) is not None:
         markers = [Marker("skipped", float(n), "step skipped") for n, step in enumerate(moving.steps) if step.skipped]
         scales = [_series(moving, [math.log2(step.scale) for step in moving.steps])]
@@ -274,7 +275,7 @@ def charts(stats: TrainingStats) -> tuple[Chart, ...]:
             "(PyTorch's default: 2,000), and halves it when a gradient overflows, skipping that step: "
             f"{len(markers)} of {len(moving.steps)} here."
         )
-        made.append(_line("A loss scale that moves", "loss scale", scales, note, "exponent", markers))
+        lines.append(_line("A loss scale that moves", "loss scale", scales, note, "exponent", markers))
     for number, speeds in enumerate(stats.speeds):  # arms that were not timed in turn are not comparable
         (chart,) = speed_run(speeds).charts
         title = "Step time of the runs that take much longer" if number else "Step time"
@@ -282,8 +283,8 @@ def charts(stats: TrainingStats) -> tuple[Chart, ...]:
             f"Dot: median; bar: 5th to 95th percentile. {TWIN}: {speeds.reference.name} timed a second time in each "
             "turn; differences as small as between these two are noise."
         )
-        made.append(replace(chart, title=title, note=note))
-    return tuple(made)
+        lines.append(replace(chart, title=title, note=note))
+    return tuple(lines)
 
 
 def _series(run: TrainingRun, y: list[float], x: Sequence[float] = ()) -> Series:

@@ -67,8 +67,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     progress("spacings", 0, 1)
     stats = measure_ulps(device)
     seen = {"magnitudes": sum(stats.compared.values())}
-    tables = (_spacings(), integers_table())
-    return run_of(check_ulps(stats), seen, stats.lacking.values(), tables=tables, charts=[ulp_chart()])
+    return run_of(check_ulps(stats), seen, stats.lacking.values(), tables=tables(), charts=[ulp_chart()])
 
 
 def ulp_chart() -> Chart:
@@ -90,22 +89,20 @@ def ulp_chart() -> Chart:
     return Chart("line", title, "magnitude", label, series, note=note, x_scale="exponent", y_scale="exponent")
 
 
-def _spacings() -> Table:
-    rows = [
+def tables() -> tuple[Table, Table]:
+    """The spacings of each format at some magnitudes, and the largest integer up to which it has them all."""
+    spacings = [
         (name, *(f"{form.ulp(x):.3g}" if x <= form.max else "beyond" for x in _MAGNITUDES))
         for name, form in FORMATS.items()
         if form.mantissa_bits
     ]
+    columns = ("format", *(f"at {x:,g}" for x in _MAGNITUDES))
     note = "Half of it is the largest error of a rounding, and the largest update that may be lost."
-    return Table("Distance to the next number", ("format", *(f"at {x:,g}" for x in _MAGNITUDES)), rows, note=note)
-
-
-def integers_table() -> Table:
-    """The largest integer up to which a format has them all."""
-    rows = [
+    first = Table("Distance to the next number", columns, spacings, note=note)
+    integers = [
         (name, f"{form.largest_exact_integer:,}", f"{form.unit_roundoff:.3g}", form.decimal_digits)
         for name, form in FORMATS.items()
     ]
     columns = ("format", "counts exactly up to", "unit roundoff", "decimal digits")
     note = "Positions, token counts and step counters are integers: beyond this one some of them are skipped."
-    return Table("What a format can count", columns, rows, note=note)
+    return first, Table("What a format can count", columns, integers, note=note)

@@ -88,16 +88,11 @@ def measure_underflow(device: str = "cpu") -> UnderflowStats:
     return UnderflowStats(device, tuple(casts), histograms, layers, lacking)
 
 
-def _net() -> nn.Sequential:
-    """Linear layers of small weights with tanh between them: gradients shrink towards the input."""
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(32, 32), nn.Tanh())]
-    return nn.Sequential(*layers[:-1])
-
-
 def _backward(device: str) -> tuple[LayerStats, ...]:
+    """Linear layers of small weights with tanh between them: gradients shrink towards the input."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        net = _net()
+        net = nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(32, 32), nn.Tanh())))[:-1]
         for parameter in net.parameters():
             parameter.mul_(0.4)
         net = net.half()  # the float64 reference starts from the rounded weights
@@ -158,8 +153,9 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     stats = measure_underflow(device)
     tables, charts = [_casts(stats)], [histogram_chart(stats)]
     if stats.layers:
-        tables.append(_layers(stats))
-        charts.append(_layers_chart(stats))
+        table, chart = _layers(stats)
+        tables.append(table)
+        charts.append(chart)
     seen = {"magnitudes": COUNT, "gradients": sum(layer.nonzero for layer in stats.layers)}
     return run_of(check_underflow(stats), seen, stats.lacking.values(), tables=tables, charts=charts)
 
@@ -181,18 +177,6 @@ def histogram_chart(stats: UnderflowStats) -> Chart:
     return Chart("histogram", title, "magnitude", "magnitudes in a power of two", series, bands, note=note)
 
 
-def _layers_chart(stats: UnderflowStats) -> Chart:
-    depth = [float(number) for number in range(1, len(stats.layers) + 1)]
-    lines = {"without a loss scale": "plain", f"scaled by {power(SCALE)}": "scaled"}
-    series = [
-        Series(label, depth, [100 * getattr(layer, name) / max(layer.nonzero, 1) for layer in stats.layers])
-        for label, name in lines.items()
-    ]
-    title = "Weight gradients that are zero in float16 and not in float64"
-    note = f"{LAYERS} linear layers with tanh between them, weights in float16; gradients shrink on their way back."
-    return Chart("line", title, "layer, counted from the input", "zeros, %", series, note=note, y_scale="linear")
-
-
 def _casts(stats: UnderflowStats) -> Table:
     rows = []
     for cast in stats.casts:
@@ -204,10 +188,19 @@ def _casts(stats: UnderflowStats) -> Table:
     return Table(_MAGNITUDES, columns, rows, note=note)
 
 
-def _layers(stats: UnderflowStats) -> Table:
+def _layers(stats: UnderflowStats) -> tuple[Table, Chart]:
     rows = [
         (number, f"{layer.median:.2g}", layer.nonzero, layer.plain, layer.scaled, layer.infinite)
         for number, layer in enumerate(stats.layers, 1)
     ]
     columns = ("layer", "median magnitude", "nonzero in float64", "zero, unscaled", "zero, scaled", "infinite, scaled")
-    return Table("A backward pass in float16", columns, rows)
+    table = Table("A backward pass in float16", columns, rows)
+    depth = [float(number) for number in range(1, len(stats.layers) + 1)]
+    lines = {"without a loss scale": "plain", f"scaled by {power(SCALE)}": "scaled"}
+    series = [
+        Series(label, depth, [100 * getattr(layer, name) / max(layer.nonzero, 1) for layer in stats.layers])
+        for label, name in lines.items()
+    ]
+    title = "Weight gradients that are zero in float16 and not in float64"
+    note = f"{LAYERS} linear layers with tanh between them, weights in float16; gradients shrink on their way back."
+    return table, Chart("line", title, "layer, counted from the input", "zeros, %", series, note=note, y_scale="linear")
