@@ -97,8 +97,8 @@ def _dissected(label: str, value: float, form: FloatFormat, device: str) -> Anat
     return Anatomy(label, value, form.name, sign, exponent, mantissa, form.decode(code), cast, expected)
 
 
-def _same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
+def _same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 def check_anatomy(stats: AnatomyStats) -> list[Finding]:
