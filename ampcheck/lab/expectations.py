@@ -52,7 +52,7 @@ class Expectations:
         self, expected: str, observed: float, limit: float, *, seen: int, warns: bool = False, hint: str = ""
     ) -> None:
         """Record the expectation that `observed` is at most `limit`."""
-        outcome, holds = f"at most {observed:.2g}", observed <= limit
+        outcome, holds = f"{observed:.2g}", observed <= limit
         self.expect(expected, outcome, holds, seen=seen, warns=warns, observed=observed, limit=limit, hint=hint)
 
     def skip(self, *reasons: str) -> None:
