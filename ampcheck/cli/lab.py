@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import Commands, Stdout, add_output, finish, require_writable
 from ampcheck.core.errors import UsageError
-from ampcheck.lab.registry import EXPERIMENTS, Experiment, experiments_of
+from ampcheck.lab.registry import EXPERIMENTS, Experiment, experiments_of, quiet
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run
@@ -76,7 +76,6 @@ def _lab(options: argparse.Namespace) -> int:
     for name, value in _BEFORE_TORCH.items():
         os.environ.setdefault(name, value)
 
-    from ampcheck.lab.silence_logs import quiet
     from ampcheck.report import print_tables, progress_bar
 
     out = Stdout()

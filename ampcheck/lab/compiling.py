@@ -1,28 +1,27 @@
-"""Autocast and torch.compile together: outside or inside, in several modes, and what a start costs."""
+"""Autocast and torch.compile together: outside or inside, in several modes, and the cost of a start."""
 
 from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ampcheck import demo
+from ampcheck.autocast.missing import lacking
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict
+from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
 from ampcheck.core.subject import Subject
-from ampcheck.lab.expectations import Expectations, lacks, missing, synchronize
-from ampcheck.lab.registry import check_of
-from ampcheck.speed.compiling import Compiled as Made
+from ampcheck.lab.expectations import Expectations, lacks, timed
 from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
@@ -33,17 +32,13 @@ from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.stats import TWIN, SpeedStats
 from ampcheck.speed.verdict import Rule, check_speed
 
-CHECK = check_of("compiling")
-
 DTYPE = torch.bfloat16
 BUDGET, FULL_BUDGET = 6.0, 20.0
 EAGER = "eager"
 
-_Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
-
 
 @dataclass(frozen=True, slots=True)
-class How:
+class Mode:
     """A way to run the demo under autocast. options: of torch.compile; None is eager mode. inside: autocast is entered
     inside the compiled function."""
 
@@ -52,26 +47,27 @@ class How:
     inside: bool = False
 
 
-WAYS = (
-    How(EAGER),
-    How("compiled, autocast outside", {}),
-    How("compiled, autocast inside", {}, inside=True),
-    How("compiled, fullgraph", {"fullgraph": True}),
+MODES = (
+    Mode(EAGER),
+    Mode("compiled, autocast outside", {}),
+    Mode("compiled, autocast inside", {}, inside=True),
+    Mode("compiled, fullgraph", {"fullgraph": True}),
 )
-MORE = (
-    How("compiled, dynamic shapes", {"dynamic": True}),
-    How("compiled, max-autotune", {"mode": "max-autotune-no-cudagraphs"}),
+FULL_MODES = (
+    *MODES,
+    Mode("compiled, dynamic shapes", {"dynamic": True}),
+    Mode("compiled, max-autotune", {"mode": "max-autotune-no-cudagraphs"}),
 )
-"""With `--full` alone: compilation takes minutes."""
+"""With `--full`: compilation takes minutes."""
 
-GRAPHED = (How("compiled, reduce-overhead", {"mode": "reduce-overhead"}),)
+CUDA_GRAPHS = Mode("compiled, reduce-overhead", {"mode": "reduce-overhead"})
 """With `--full` on CUDA, where it replays CUDA graphs; elsewhere it is the default mode."""
 
 
 @dataclass(frozen=True, slots=True)
-class WayStats:
-    """One way. first: seconds of the first step. loss, gradient: relative errors against float64 on the same weights
-    and data, of all gradients together. raised: why it did not run; lacking: since this machine has no tool for it."""
+class ModeStats:
+    """One mode. first: seconds of the first step. loss, gradient: relative errors against float64 on the same weights
+    and data, of all gradients together. raised: why it did not run; lacking: because this machine lacks a tool."""
 
     name: str
     first: float = math.nan
@@ -85,242 +81,195 @@ class WayStats:
 
 @dataclass(frozen=True, slots=True)
 class CompilingStats:
-    """ways: the first is eager mode. speeds: paired, against it. startup: the run of a start in fresh processes."""
+    """modes: the first is eager mode. speeds: paired, against it. startup: the run of starts in fresh processes, or why
+    there is none."""
 
     device: str
-    ways: tuple[WayStats, ...]
+    modes: tuple[ModeStats, ...]
     speeds: SpeedStats | None
-    startup: Run | None
-    untold: str = ""
+    startup: Run | str
 
 
-def ways_on(device: str, *, full: bool = False) -> tuple[How, ...]:
-    """What is compared on a device."""
+def modes_on(device: str, *, full: bool = False) -> tuple[Mode, ...]:
+    """The modes that are compared on a device."""
     if not full:
-        return WAYS
-    return (*WAYS, *MORE, *(GRAPHED if torch.device(device).type == "cuda" else ()))
+        return MODES
+    return (*FULL_MODES, CUDA_GRAPHS) if torch.device(device).type == "cuda" else FULL_MODES
 
 
-class Arm:
-    """A copy of the demo run in one way; `step` is forward and backward."""
+def _arm(
+    mode: Mode, model: nn.Module, data: tuple[Tensor, Tensor], device: str
+) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """A copy of the demo, and its step in one mode: forward and backward, with new gradients; returns the loss."""
+    model = copy.deepcopy(model)
+    contexts: list[Callable[[], AbstractContextManager[Any]]]
+    contexts = [nullcontext, partial(torch.autocast, torch.device(device).type, DTYPE)]
+    outside, inside = contexts if mode.inside else reversed(contexts)
 
-    def __init__(self, how: How, model: nn.Module, data: tuple[Tensor, Tensor], device: str) -> None:
-        self.model = copy.deepcopy(model)
-        self._data = data
-        autocast = _autocast(device)
-        self._around: _Around = nullcontext if how.inside else autocast
-        inside: _Around = autocast if how.inside else nullcontext
-        self._replays = how in GRAPHED
+    def forward(*args: Tensor) -> Any:
+        with inside():
+            return model(*args)
 
-        def run(*args: Tensor) -> Any:
-            with inside():
-                return self.model(*args)
+    # Dynamo caches graphs by the code of a function: arms with common code would share a graph.
+    run: Callable[..., Any]
+    run = FunctionType(forward.__code__.replace(), forward.__globals__, closure=forward.__closure__)
+    if mode.options is not None:
+        run = torch.compile(run, **mode.options)
 
-        # Dynamo keeps what it compiled with the code of a function: arms that share theirs would share a graph.
-        own: Callable[..., Any] = FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
-        self._run = own if how.options is None else torch.compile(own, **how.options)
-
-    def step(self) -> Tensor:
-        """The loss; gradients are new."""
-        self.model.zero_grad()
-        if self._replays:  # what the step before gave may be overwritten
+    def step() -> Tensor:
+        model.zero_grad()
+        if mode is CUDA_GRAPHS:  # outputs of the step before may be overwritten
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        with self._around():
-            loss: Tensor = self._run(*self._data)[1]
+        with outside():
+            loss: Tensor = run(*data)[1]
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    def gradients(self) -> Tensor:
-        """All of them, float64, on the CPU."""
-        held = [p.grad.cpu().double().flatten() for p in self.model.parameters() if p.grad is not None]
-        return torch.cat(held)
+    return model, step
 
 
-def _autocast(device: str) -> _Around:
-    return lambda: torch.autocast(torch.device(device).type, DTYPE)
+def _gradients(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.cpu().double().flatten() for p in model.parameters() if p.grad is not None])
 
 
 def measure_compiling(
     device: str = "cpu",
-    ways: tuple[How, ...] = WAYS,
+    modes: tuple[Mode, ...] = MODES,
     *,
     model: nn.Module | None = None,
     budget: float = BUDGET,
     startup: bool = True,
     progress: Progress = silent,
 ) -> CompilingStats:
-    """Run the demo forward and backward in each way, time all in turn, and start it in fresh processes.
+    """Run the demo forward and backward in each mode, time all in turn, and start it in fresh processes.
 
     model: a `CharTransformer` of another size. startup: whether processes are started at all.
     """
-    total = len(ways) + 6
+    total = len(modes) + 6
     subject = demo.subject()
-    given = subject.model if model is None else model
+    model = subject.model if model is None else model
     characters, targets = subject.calls[0].args
     data = (characters.to(device), targets.to(device))
-    model, exact = given.to(device), copy.deepcopy(given).cpu().double()
-    wide: Tensor = exact(characters, targets.cpu())[1]  # the demo itself computes its loss in float32
-    wide.backward()  # type: ignore[no-untyped-call]
-    gradients = torch.cat([p.grad.flatten() for p in exact.parameters() if p.grad is not None])
-    arms: dict[str, Arm] = {}
-    found = []
+    exact, model = copy.deepcopy(model).cpu().double(), model.to(device)
+    reference: Tensor = exact(characters, targets.cpu())[1]  # the demo itself computes its loss in float32
+    reference.backward()  # type: ignore[no-untyped-call]
+    gradients = _gradients(exact)
+    steps: dict[str, Callable[[], Tensor]] = {}
+    stats = []
     with many_compilations(device):
-        for number, how in enumerate(ways):
-            progress(how.name, number, total)
-            made = compilations()
-            synchronize(device)
-            begin = time.perf_counter()
+        for number, mode in enumerate(modes):
+            progress(mode.name, number, total)
+            compiled = compilations()
             try:
-                arm = Arm(how, model, data, device)
-                loss = arm.step()
-                synchronize(device)
-            except Exception as error:  # noqa: BLE001  # told below: what lacks is skipped, what raises fails
-                found.append(WayStats(how.name, raised=brief(error), lacking=missing(error)))
+                arm, step = _arm(mode, model, data, device)
+                first, loss = timed(step, device)
+            except Exception as error:  # noqa: BLE001  # what this machine lacks is skipped, any other error fails
+                lacks_tool = bool(lacking(error, kernels=True))
+                stats.append(ModeStats(mode.name, raised=brief(error), lacking=lacks_tool))
                 continue
-            first = time.perf_counter() - begin
-            counted = made() if how.options is not None else Made(0, 0, "")
-            arms[how.name] = arm
-            found.append(
-                WayStats(
-                    how.name,
-                    first,
-                    counted.graphs,
-                    counted.breaks,
-                    abs(loss.item() - wide.item()) / abs(wide.item()),
-                    float((arm.gradients() - gradients).norm() / gradients.norm()),
-                )
-            )
-        progress("step times in turn", len(ways), total)
+            steps[mode.name] = step
+            counts = (compiled().graphs, compiled().breaks) if mode.options is not None else (0, 0)
+            loss_error = abs(loss.item() - reference.item()) / abs(reference.item())
+            gradient_error = float((_gradients(arm) - gradients).norm() / gradients.norm())
+            stats.append(ModeStats(mode.name, first, *counts, loss_error, gradient_error))
+        progress("step times in turn", len(modes), total)
         speeds = None
-        if EAGER in arms and len(arms) > 1:
-            steps = {name: arm.step for name, arm in arms.items()}
+        if EAGER in steps and len(steps) > 1:
             speeds = measure_speed(steps, subject="a step of the demo", device=device, budget=budget, width=0.01)
-    run, untold = (None, "it was not asked for") if not startup else _startup(device, len(ways) + 1, total, progress)
-    return CompilingStats(device, tuple(found), speeds, run, untold)
+    starts = _startup(device, len(modes) + 1, total, progress) if startup else "not requested"
+    return CompilingStats(device, tuple(stats), speeds, starts)
 
 
 def one_layer() -> Subject:
-    """What is started in fresh processes: the demo with one layer, which compiles in half the time."""
+    """The demo with one layer, which compiles in half the time: started in fresh processes."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = demo.CharTransformer(layers=1)
     return Subject((model, demo.batch(8, 64)), name="the demo with one layer", loss=lambda output: output[1])
 
 
-def _startup(device: str, done: int, total: int, progress: Progress) -> tuple[Run | None, str]:
+def _startup(device: str, done: int, total: int, progress: Progress) -> Run | str:
     """Cold, warm and from artifacts, each in a process of its own; the run, or why there is none."""
 
-    def told_further(stage: str, number: int, of: int) -> None:
+    def overall(stage: str, number: int, of: int) -> None:
         progress(stage, done + number * (total - done) // max(of, 1), total)
 
+    precision = str(DTYPE).removeprefix("torch.")
+    options = SpeedOptions(precision=precision, regional=False, warm=1, budget=0.5)
     try:
-        stats = measure_startup(
-            f"{__name__}:one_layer",
-            SpeedOptions(precision=str(DTYPE).removeprefix("torch."), regional=False, warm=1, budget=0.5),
-            device=device,
-            progress=told_further,
-        )
+        return startup_run(measure_startup(f"{__name__}:one_layer", options, device=device, progress=overall))
     except UsageError as error:
-        return None, str(error)
-    return startup_run(stats), ""
+        return str(error)
 
 
 def check_compiling(stats: CompilingStats) -> list[Finding]:
-    """One graph without a break; no worse than eager mode; what is faster; caches that are used."""
-    lab = Expectations(CHECK, stats.device)
-    eager = next((way for way in stats.ways if way.name == EAGER and not way.raised), None)
-    for way in stats.ways:
-        if way.lacking:
-            lab.skip(f"{way.name} was not measured: {way.raised}")
-        elif way.raised:
-            lab.expect(f"{way.name} runs", f"it raised {way.raised}", False, seen=0)
-        elif way is not eager:
-            found = f"{way.graphs} {'graph' if way.graphs == 1 else 'graphs'}, {way.breaks} breaks"
-            whole = way.graphs == 1 and not way.breaks
-            lab.expect(f"{way.name}: one graph without a break", found, whole, seen=way.graphs)
+    """One graph without a break; errors like those of eager mode; speed; starts that use the caches."""
+    lab = Expectations("compiling", stats.device)
+    eager = next((mode for mode in stats.modes if mode.name == EAGER and not mode.raised), None)
+    factor = Limits().precision ** 2  # of two errors of the same kind, as for `compiled-gradient`
+    for mode in stats.modes:
+        if mode.lacking:
+            lab.skip(f"{mode.name} was not measured: {mode.raised}")
+        elif mode.raised:
+            lab.expect(f"{mode.name} runs", f"it raised {mode.raised}", False, seen=0)
+        elif mode is not eager:
+            outcome = f"{mode.graphs} {'graph' if mode.graphs == 1 else 'graphs'}, {mode.breaks} breaks"
+            whole = mode.graphs == 1 and not mode.breaks
+            lab.expect(f"{mode.name}: one graph without a break", outcome, whole, seen=mode.graphs)
             if eager is not None:
-                lab.findings.append(_as_right(stats, way, eager))
+                expected = (
+                    f"{mode.name}: gradients at most {factor:g} times as far from float64 as those of eager mode, "
+                    f"{eager.gradient:.2g}"
+                )
+                hint = "torch._functorch.config.backward_pass_autocast = 'off' (pytorch/pytorch#153044)"
+                lab.at_most(expected, mode.gradient, factor * eager.gradient, seen=2, warns=True, hint=hint)
     if stats.speeds is not None:
-        for one in check_speed(stats.speeds, Rule(1.0, comparisons=len(stats.speeds.compared), false_alarms=0.05)):
-            verdict = Verdict.WARN if one.verdict is Verdict.FAIL else one.verdict
-            lab.findings.append(replace(one, check=CHECK.slug, subject=stats.device, verdict=verdict, hint=""))
-    if stats.startup is not None:
-        lab.findings += [replace(one, check=CHECK.slug, subject=stats.device) for one in stats.startup.findings]
+        rule = Rule(1.0, comparisons=len(stats.speeds.compared), false_alarms=0.05)
+        lab.adopt(check_speed(stats.speeds, rule), warns=True)
+    if isinstance(stats.startup, Run):
+        lab.adopt(stats.startup.findings)
     else:
-        lab.skip(f"starts were not measured: {stats.untold}")
+        lab.skip(f"starts were not measured: {stats.startup}")
     return lab.findings
 
 
-def _as_right(stats: CompilingStats, way: WayStats, eager: WayStats) -> Finding:
-    """Two errors of the same kind lie within `precision` times of their usual size each, as for `compiled-gradient`."""
-    factor = Limits().precision ** 2
-    expected = (
-        f"{way.name}: gradients at most {factor:g} times as far from float64 as those of eager mode, "
-        f"{eager.gradient:.2g}"
-    )
-    limit = factor * eager.gradient
-    return Expectations(CHECK, stats.device).expect(
-        expected,
-        f"{way.gradient:.2g}",
-        way.gradient <= limit,
-        seen=2,
-        warns=True,
-        observed=way.gradient,
-        limit=limit,
-        hint="torch._functorch.config.backward_pass_autocast = 'off' (pytorch/pytorch#153044)",
-    )
-
-
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
-    """A table of ways side by side, their times, and the tables of starts."""
-    if why := lacks("bfloat16", device):
-        raise UsageError(why)
-    stats = measure_compiling(
-        device, ways_on(device, full=full), budget=FULL_BUDGET if full else BUDGET, progress=progress
-    )
-    tables, charts = [_ways(stats)], []
-    if stats.startup is not None:
-        tables += [replace(table, check=CHECK.slug) for table in stats.startup.tables]
+    """A table of modes side by side, their times, and the tables of starts."""
+    if reason := lacks("bfloat16", device):
+        raise UsageError(reason)
+    budget = FULL_BUDGET if full else BUDGET
+    stats = measure_compiling(device, modes_on(device, full=full), budget=budget, progress=progress)
+    tables, charts = [modes_table(stats)], []
     if stats.speeds is not None:
         note = f"Dot: median; bar: 5th to 95th percentile. {TWIN}: {EAGER} timed a second time in each turn."
-        charts += [replace(chart, check=CHECK.slug, note=note) for chart in speed_run(stats.speeds).charts]
-    coverage = Coverage(
-        {"ways to compile": sum(not way.raised for way in stats.ways)},
-        {f"{way.name}: {way.raised}": 1 for way in stats.ways if way.raised},
-    )
-    return Run(
-        findings=tuple(check_compiling(stats)),
-        coverage=coverage + stats.startup.coverage if stats.startup is not None else coverage,
-        tables=tuple(tables),
-        charts=tuple(charts),
-    )
+        charts += [replace(chart, note=note) for chart in speed_run(stats.speeds).charts]
+    raised = {f"{mode.name}: {mode.raised}": 1 for mode in stats.modes if mode.raised}
+    coverage = Coverage({"modes of compilation": len(stats.modes) - len(raised)}, raised)
+    if isinstance(stats.startup, Run):
+        tables += stats.startup.tables
+        coverage += stats.startup.coverage
+    return Run(findings=tuple(check_compiling(stats)), coverage=coverage, tables=tuple(tables), charts=tuple(charts))
 
 
-def _ways(stats: CompilingStats) -> Table:
-    return Table(
-        "The demo under autocast to bfloat16, forward and backward",
-        (
-            "way", "graphs", "breaks", "error of the loss", "error of gradients", "ms a step", "times as fast",
-            "95 % interval", "first step, s",
-        ),
-        list(_rows(stats)),
-        check=CHECK.slug,
-        note="Errors are relative, against float64 on the same weights and data. Times as fast as eager mode under the "
-        "same autocast: paired, all arms in turn. First step: compiled anew, or from PyTorch's caches.",
-    )  # fmt: skip
-
-
-def _rows(stats: CompilingStats) -> Iterator[tuple[Scalar, ...]]:
-    for way in stats.ways:
-        if way.raised:
-            yield (f"{way.name}: {way.raised}", *[None] * 8)
+def modes_table(stats: CompilingStats) -> Table:
+    """Graphs, errors and times of each mode."""
+    rows: list[tuple[Scalar, ...]] = []
+    for mode in stats.modes:
+        if mode.raised:
+            rows.append((f"{mode.name}: {mode.raised}", *[None] * 8))
             continue
-        row: list[Scalar] = [way.name, way.graphs, way.breaks, f"{way.loss:.2g}", f"{way.gradient:.2g}"]
+        times: tuple[str | None, ...] = (None, None, None)
         if stats.speeds is not None:
-            arm = stats.speeds.arm(way.name)
+            arm = stats.speeds.arm(mode.name)
             ratio = paired_ratio(stats.speeds.reference, arm)
-            interval = f"{ratio.low:.3g} to {ratio.high:.3g}" if way.name != EAGER else ""
-            row += [f"{1000 * arm.median:.3g}", f"{ratio.median:.3g}", interval]
-        else:
-            row += [None, None, None]
-        yield (*row, f"{way.first:.3g}")
+            interval = f"{ratio.low:.3g} to {ratio.high:.3g}" if mode.name != EAGER else ""
+            times = (f"{1000 * arm.median:.3g}", f"{ratio.median:.3g}", interval)
+        errors = (f"{mode.loss:.2g}", f"{mode.gradient:.2g}")
+        rows.append((mode.name, mode.graphs, mode.breaks, *errors, *times, f"{mode.first:.3g}"))
+    errors_and_times = ("error of the loss", "error of gradients", "ms a step", "times as fast", "95 % interval")
+    note = (
+        "Errors are relative, against float64 on the same weights and data. Times as fast as eager mode under the same "
+        "autocast: paired, all arms in turn. First step: with compilation, or from PyTorch's caches."
+    )
+    columns = ("mode", "graphs", "breaks", *errors_and_times, "first step, s")
+    return Table("The demo under autocast to bfloat16, forward and backward", columns, rows, note=note)

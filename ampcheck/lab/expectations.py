@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from ampcheck.autocast.missing import lacking
-from ampcheck.core.check import Check, Evidence
+from ampcheck.core.check import Evidence
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.run import Band, Finding
+from ampcheck.core.run import Band, Chart, Coverage, Finding, Run, Table, Verdict
+from ampcheck.lab.registry import experiments_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+T = TypeVar("T")
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
 """Formats in which PyTorch computes everywhere, widest first."""
 
 
 class Expectations:
-    """Collects the findings of an experiment: what was expected, what was observed, and what was not measured."""
+    """Collects the findings of an experiment: expectations with their outcome, and the reasons of what was skipped."""
 
-    def __init__(self, check: Check, device: str) -> None:
+    def __init__(self, experiment: str, device: str) -> None:
         self.findings: list[Finding] = []
-        self._check, self._device = check, device
+        self._check, self._device = experiments_of([experiment])[0].check, device
 
     def expect(
         self, expected: str, outcome: str, holds: bool, *, seen: int, warns: bool = False, **evidence: Unpack[Evidence]
@@ -43,20 +48,43 @@ class Expectations:
         self.findings.append(finding)
         return finding
 
-    def skip(self, reason: str) -> None:
+    def at_most(
+        self, expected: str, observed: float, limit: float, *, seen: int, warns: bool = False, hint: str = ""
+    ) -> None:
+        """Record the expectation that `observed` is at most `limit`."""
+        outcome, holds = f"{observed:.2g}", observed <= limit
+        self.expect(expected, outcome, holds, seen=seen, warns=warns, observed=observed, limit=limit, hint=hint)
+
+    def skip(self, *reasons: str) -> None:
         """Record what was not measured."""
-        self.findings.append(self._check.skip(self._device, reason))
+        self.findings += [self._check.skip(self._device, reason) for reason in reasons]
+
+    def adopt(self, findings: Iterable[Finding], *, warns: bool = False) -> None:
+        """Add the findings of another check as the experiment's own. warns: failures become warnings without a hint."""
+        for finding in findings:
+            own = replace(finding, check=self._check.slug, subject=self._device)
+            if warns:
+                verdict = Verdict.WARN if own.verdict is Verdict.FAIL else own.verdict
+                own = replace(own, verdict=verdict, hint="")
+            self.findings.append(own)
 
 
-def dtype_of(name: str) -> torch.dtype | None:
-    """The torch dtype of a format; None where this PyTorch has none, or packs several codes into a byte."""
-    found = getattr(torch, name, None)
-    return found if isinstance(found, torch.dtype) else None
+def run_of(
+    findings: Iterable[Finding],
+    seen: Mapping[str, int],
+    skipped: Iterable[str] = (),
+    *,
+    tables: Iterable[Table] = (),
+    charts: Iterable[Chart] = (),
+) -> Run:
+    """The run of an experiment. skipped: why something was not measured."""
+    coverage = Coverage(seen, dict.fromkeys(skipped, 1))
+    return Run(findings=tuple(findings), coverage=coverage, tables=tuple(tables), charts=tuple(charts))
 
 
 def lacks(name: str, device: str) -> str:
     """Why a device cannot compute in a format; "" where it can."""
-    dtype = dtype_of(name)
+    dtype = getattr(torch, name, None)
     if dtype is None:
         return f"this PyTorch has no dtype {name}"
     try:
@@ -66,30 +94,31 @@ def lacks(name: str, device: str) -> str:
     return ""
 
 
-def missing(error: Exception) -> bool:
-    """Whether this machine lacks what it takes (a C++ compiler, Triton, a 16-bit kernel of the CPU): a reason to skip.
-
-    Everything else that raises is a failure: a graph break under `fullgraph` and a dtype error are what is looked for.
-    """
-    return bool(lacking(error, kernels=True))
-
-
-def synchronize(device: str) -> None:
-    """Wait until an accelerator has done what it was given; a CPU has."""
-    place = torch.device(device)
-    if place.type != "cpu":
-        backend: Any = getattr(torch, place.type)
-        backend.synchronize(*(() if place.index is None or place.type == "mps" else (place,)))
+def usable(names: Iterable[str], device: str) -> tuple[dict[str, torch.dtype], dict[str, str]]:
+    """The dtypes of the formats in which a device computes, and why it does not compute in the others."""
+    reasons = {name: lacks(name, device) for name in names}
+    dtypes: dict[str, torch.dtype] = {name: getattr(torch, name) for name, reason in reasons.items() if not reason}
+    return dtypes, {name: reason for name, reason in reasons.items() if reason}
 
 
-def bands_of(*names: str) -> tuple[Band, ...]:
-    """The subnormal and the normal range of formats, as powers of two, for a chart."""
-    bands: list[Band] = []
-    for name in names:
-        form = format_of(name)
-        small, normal, top = (math.log2(v) for v in (form.smallest_subnormal, form.smallest_normal, form.max))
-        bands += [Band(f"{name} subnormal", small, normal), Band(f"{name} normal", normal, top)]
-    return tuple(bands)
+def timed(call: Callable[[], T], device: str) -> tuple[float, T]:
+    """The seconds of one call, including its kernels on an accelerator, and its result."""
+
+    def wait() -> None:
+        torch.zeros((), device=device).item()  # a copy to the host waits for all kernels before it
+
+    wait()
+    begin = time.perf_counter()
+    result = call()
+    wait()
+    return time.perf_counter() - begin, result
+
+
+def bands_of(name: str) -> tuple[Band, ...]:
+    """The subnormal and the normal range of a format, as powers of two, for a chart."""
+    form = format_of(name)
+    least, normal, top = (math.log2(value) for value in (form.smallest_subnormal, form.smallest_normal, form.max))
+    return Band(f"{name} subnormal", least, normal), Band(f"{name} normal", normal, top)
 
 
 def power(value: float) -> str:

@@ -1,13 +1,14 @@
-"""Dtypes on their way through a transformer: what each module is given, computes in and gives back."""
+"""Dtypes on their way through a transformer: the inputs and outputs of each module, and the dtype it computes in."""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -16,47 +17,51 @@ from ampcheck import demo
 from ampcheck.autocast.device import place
 from ampcheck.core.errors import brief
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
+from ampcheck.core.run import Finding, Run, Scalar, Table, Verdict
 from ampcheck.core.subject import Call
-from ampcheck.lab.expectations import Expectations, lacks
-from ampcheck.lab.registry import check_of
+from ampcheck.lab.expectations import Expectations, lacks, run_of
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import hookable
 from ampcheck.torchtools.trace import Trace
-
-CHECK = check_of("flow")
 
 ARMS = ("", "float16", "bfloat16")
 """What autocast casts to; the first runs without it."""
 
 LARGEST = 400 * 2**20
-"""Bytes of a pretrained model in the cache that is looked at without `--full`."""
+"""Bytes of a pretrained model in the cache that is loaded without `--full`."""
+
+LanguageModel: TypeAlias = tuple[str, nn.Module, Call]
+_Dtypes: TypeAlias = tuple[dict[str, None], dict[str, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleFlow:
-    """One module in one arm. given, gave: floating dtypes of its tensors. widened: ops of its own, modules below left
-    out, that took 16 bits to float32."""
+    """One module in one arm. inputs, outputs: floating dtypes of its tensors. widened: ops of its own, without those of
+    submodules, that cast 16 bits to float32."""
 
     module: str
     kind: str
-    given: tuple[str, ...]
-    gave: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     widened: int
+
+    def __str__(self) -> str:
+        widened = f" ({self.widened}× float32)" if self.widened else ""
+        return f"{'+'.join(self.inputs) or '–'} → {'+'.join(self.outputs) or '–'}{widened}"
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A model in each arm: by arm its modules, in the order in which they were first called.
+    """A model in each arm: by arm its modules, in the order of their first calls.
 
-    known: whether it is a model of which we know that each linear layer runs under autocast. Any other may keep some in
-    float32 on purpose (a router, a head), or have none (quantised): of it facts are told and nothing is judged.
+    known: whether every linear layer of the model must run under autocast. Any other model may keep some in float32 on
+    purpose (a router, a head), or have none (quantised): its facts are shown and not judged.
     """
 
     model: str
     device: str
-    arms: dict[str, tuple[ModuleFlow, ...]]
-    lacking: dict[str, str]
+    arms: Mapping[str, tuple[ModuleFlow, ...]]
+    lacking: Mapping[str, str]
     known: bool = True
 
 
@@ -68,16 +73,17 @@ def measure_flow(
     kind = torch.device(device).type
     model = model.to(placement.device)
     args, kwargs = map_tensors(lambda t: t.to(placement.device), (call.args, dict(call.kwargs)))
+    names = {path: type(module).__name__ for path, module in hookable(model)}
     arms, lacking = {}, {}
     for number, arm in enumerate(ARMS):
         progress(f"{name}, {arm or 'without autocast'}", number, len(ARMS))
-        if arm and (why := lacks(arm, placement.device)):
-            lacking[arm] = why
+        if arm and (reason := lacks(arm, placement.device)):
+            lacking[arm] = reason
             continue
         with torch.no_grad(), warnings.catch_warnings(), placement.entered():
             warnings.simplefilter("ignore")  # a model's own deprecations
-            with _noted(model) as notes, Trace(model) as trace:
-                # Made inside: without the device PyTorch would switch it off.
+            with _recorded(model) as dtypes, Trace(model) as trace:
+                # Built inside: without the device PyTorch would disable it.
                 autocast: Any = torch.autocast(kind, getattr(torch, arm)) if arm else nullcontext()
                 with autocast:
                     model(*args, **kwargs)
@@ -88,119 +94,94 @@ def measure_flow(
             and torch.float32 in event.outputs
             and any(dtype in (torch.float16, torch.bfloat16) for dtype in event.inputs)
         )
-        arms[arm] = tuple(ModuleFlow(*told_of, widened[told_of[0]]) for told_of in notes())
+        arms[arm] = tuple(
+            ModuleFlow(path, names[path], tuple(inputs), tuple(outputs), widened[path])
+            for path, (inputs, outputs) in dtypes.items()
+        )
     return Flow(name, str(placement), arms, lacking, known)
 
 
 @contextmanager
-def _noted(model: nn.Module) -> Iterator[Callable[[], list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]]]:
-    """Note what each module is given and gives, all its calls together."""
-    kinds: dict[str, str] = {}
-    given: dict[str, dict[str, None]] = {}
-    gave: dict[str, dict[str, None]] = {}
+def _recorded(model: nn.Module) -> Iterator[dict[str, _Dtypes]]:
+    """By module the dtypes of its floating inputs and outputs, all its calls together, in the order of first calls."""
+    dtypes: dict[str, _Dtypes] = {}
 
-    def before(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            kinds.setdefault(path, type(module).__name__)
-            given.setdefault(path, {}).update(_floating((args, kwargs)))
-
-        return hook
-
-    def after(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            gave.setdefault(path, {}).update(_floating(output))
-
-        return hook
+    def record(path: str, module: nn.Module, *values: object) -> None:
+        """values: args and kwargs before the call; args, kwargs and output after it."""
+        inputs, outputs = dtypes.setdefault(path, ({}, {}))
+        floating = (t for _, t in tensors(values[2:] or values) if t.is_floating_point())
+        (outputs if values[2:] else inputs).update((str(t.dtype).removeprefix("torch."), None) for t in floating)
 
     with ExitStack() as hooks:
         for path, module in hookable(model):
-            hooks.callback(module.register_forward_pre_hook(before(path), with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(after(path), with_kwargs=True).remove)
-        yield lambda: [(path, kind, tuple(given[path]), tuple(gave.get(path, ()))) for path, kind in kinds.items()]
-
-
-def _floating(value: Any) -> dict[str, None]:
-    found = (t.dtype for _, t in tensors(value) if t.is_floating_point())
-    return dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in found)
+            hooks.callback(module.register_forward_pre_hook(partial(record, path), with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(partial(record, path), with_kwargs=True).remove)
+        yield dtypes
 
 
 def check_flow(flow: Flow) -> list[Finding]:
-    """Without autocast all is float32; under it each linear layer gives 16 bits. A model that is not known is judged
-    not at all."""
-    lab = Expectations(CHECK, flow.device)
+    """Without autocast all is float32; under it each linear layer returns 16 bits. Only a known model is judged."""
+    lab = Expectations("flow", flow.device)
     where = f"{flow.model} on {flow.device}"
     for arm, modules in flow.arms.items() if flow.known else ():
-        if not arm:
-            others = [one for one in modules if {*one.given, *one.gave} - {"float32"}]
-            expected = f"without autocast every module of {where} takes and gives float32"
-            found = f"{len(modules) - len(others)} of {len(modules)} modules do"
-            lab.expect(expected, found, bool(modules) and not others, seen=len(modules))
-            continue
-        given, there, widened = _linear(arm, modules)
-        expected = f"under autocast to {arm} every linear layer of {where} gives {arm}"
-        found = f"{given} of {there} do; {_often(widened)} {arm} is widened to float32"
-        lab.expect(expected, found, given == there > 0, seen=there)
-    for why in flow.lacking.values():
-        lab.skip(f"{where}: {why}")
+        if arm:
+            right, total, widened = _linear(arm, modules)
+            expected = f"under autocast to {arm} every linear layer of {where} returns {arm}"
+            outcome = f"{right} of {total} do; {widened} {arm} is widened to float32"
+        else:
+            total = len(modules)
+            right = sum({*module.inputs, *module.outputs} <= {"float32"} for module in modules)
+            expected = f"without autocast every module of {where} takes and returns float32"
+            outcome = f"{right} of {total} modules do"
+        lab.expect(expected, outcome, right == total > 0, seen=total)
+    lab.skip(*(f"{where}: {reason}" for reason in flow.lacking.values()))
     return lab.findings
 
 
-def _linear(arm: str, modules: Sequence[ModuleFlow]) -> tuple[int, int, int]:
-    """How many linear layers give the arm's dtype alone, how many there are, and how often 16 bits are widened."""
-    linear = [one for one in modules if one.kind in ("Linear", "Conv1D")]
-    return sum(one.gave == (arm,) for one in linear), len(linear), sum(one.widened for one in modules)
+def _linear(arm: str, modules: Sequence[ModuleFlow]) -> tuple[int, int, str]:
+    """How many linear layers return the arm's dtype alone, how many there are, and how often 16 bits are widened."""
+    linear = [module for module in modules if module.kind in ("Linear", "Conv1D")]
+    widened = sum(module.widened for module in modules)
+    often = {0: "never", 1: "once"}.get(widened, f"{widened} times")
+    return sum(module.outputs == (arm,) for module in linear), len(linear), often
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
     """Tables of the demo on the device and under CUDA's policy, and of a causal LM, by class and by module."""
-    lab = Expectations(CHECK, device)
-    flows = []
+    lab = Expectations("flow", device)
     subject = demo.subject()
     kinds = dict.fromkeys((device, "cuda")) if torch.device(device).type == "cpu" else [device]
-    flows += [
+    flows = [
         measure_flow(subject.model, subject.calls[0], name="the demo", device=kind, progress=progress) for kind in kinds
     ]
-    for known, found in ((True, random_lm()), (False, pretrained_lm(full))):
-        if isinstance(found, str):
-            lab.skip(found)
+    for known, loaded in ((True, random_lm()), (False, pretrained_lm(full))):
+        if isinstance(loaded, str):
+            lab.skip(loaded)
             continue
-        name, model, call = found
+        name, model, call = loaded
         try:
             flows.append(measure_flow(model, call, name=name, device=device, known=known, progress=progress))
         except Exception as error:
             if known:
                 raise
             lab.skip(f"{name}, from the local cache, could not be run: {brief(error)}")
-    for flow in flows:
-        lab.findings += check_flow(flow)
-    modules = sum(len(held) for flow in flows for held in flow.arms.values())
     tables = [classes_table(flow) for flow in flows]
-    # What another device's policy changes shows in the classes.
+    # Another device's policy changes only the table of classes.
     tables += [modules_table(flow) for flow in flows if flow.device == str(place(device))]
-    reasons = [one.message for one in lab.findings if one.verdict.value == "skip"]
-    return Run(
-        findings=tuple(lab.findings),
-        coverage=Coverage({"modules": modules, "models": len(flows)}, dict.fromkeys(reasons, 1)),
-        tables=tuple(tables),
-    )
+    findings = [*lab.findings, *(finding for flow in flows for finding in check_flow(flow))]
+    seen = {"modules": sum(len(modules) for flow in flows for modules in flow.arms.values()), "models": len(flows)}
+    skipped = [finding.message for finding in findings if finding.verdict is Verdict.SKIP]
+    return run_of(findings, seen, skipped, tables=tables)
 
 
-def random_lm() -> tuple[str, nn.Module, Call] | str:
+def random_lm() -> LanguageModel | str:
     """A small GPT-2 of transformers with random weights, or why there is none."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
-        return "transformers is not installed: a causal LM of it was not looked at"
-    config = GPT2Config(
-        n_embd=64,
-        n_layer=2,
-        n_head=4,
-        n_positions=64,
-        vocab_size=128,
-        bos_token_id=0,
-        eos_token_id=0,
-        loss_type="ForCausalLM",
-    )
+        return "transformers is not installed: no causal LM of it was measured"
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 128}
+    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GPT2LMHeadModel(config).eval()
@@ -208,97 +189,65 @@ def random_lm() -> tuple[str, nn.Module, Call] | str:
     return "GPT-2 with random weights", model, Call((), {"input_ids": ids, "labels": ids, "use_cache": False})
 
 
-def pretrained_lm(full: bool = False) -> tuple[str, nn.Module, Call] | str:
+def pretrained_lm(full: bool = False) -> LanguageModel | str:
     """The smallest causal LM in the local cache of the Hugging Face hub, or why there is none. Nothing is downloaded,
-    and no code that lies beside a model is run."""
+    and no code of a model repository is run."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
-    except ImportError:
-        return "huggingface_hub is not installed: no pretrained causal LM was looked for"
-    try:
         from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError:
-        return "transformers is not installed: no pretrained causal LM was looked for"
+    except ImportError as error:
+        name = (error.name or "transformers").partition(".")[0]
+        return f"{name} is not installed: no pretrained causal LM was searched"
     try:
-        held = sorted(scan_cache_dir().repos, key=lambda repo: repo.size_on_disk)
+        repositories = sorted(scan_cache_dir().repos, key=lambda repository: repository.size_on_disk)
     except CacheNotFound:
         return "there is no local cache of the Hugging Face hub, and nothing is downloaded: no pretrained causal LM"
     broken = ""
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    for repo in held:
-        if repo.repo_type != "model" or (repo.size_on_disk > LARGEST and not full):
+    for repository in repositories:
+        if repository.repo_type != "model" or (repository.size_on_disk > LARGEST and not full):
             continue
+        name = repository.repo_id
         try:
-            config = AutoConfig.from_pretrained(repo.repo_id, **local)
-            if not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or ()):
+            config = AutoConfig.from_pretrained(name, **local)
+            if not any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in config.architectures or ()):
                 continue
-            model: Any = AutoModelForCausalLM.from_pretrained(repo.repo_id, **local)
-            model = model.float().eval()
+            model: Any = AutoModelForCausalLM.from_pretrained(name, **local)
             ids = torch.arange(16).reshape(1, 16) % int(config.vocab_size)
+            return name, model.float().eval(), Call((), {"input_ids": ids, "use_cache": False})
         except Exception as error:  # noqa: BLE001  # a cache may be incomplete in any way
-            broken += f"; {repo.repo_id} could not be loaded: {brief(error)}"
-            continue
-        return repo.repo_id, model, Call((), {"input_ids": ids, "use_cache": False})
+            broken += f"; {name} could not be loaded: {brief(error)}"
     limit = "" if full else f" of at most {LARGEST // 2**20} MiB"
-    return f"no causal LM{limit} lies whole in the local cache, and nothing is downloaded{broken}"
+    return f"no causal LM{limit} is complete in the local cache, and nothing is downloaded{broken}"
 
 
 def classes_table(flow: Flow) -> Table:
-    """By class of module: what goes in and comes out in each arm."""
-    kinds = dict.fromkeys(one.kind for held in flow.arms.values() for one in held)
+    """By class of module: the dtypes of inputs and outputs in each arm."""
     rows: list[tuple[Scalar, ...]] = []
-    for kind in kinds:
-        row: list[Scalar] = [kind, max(sum(one.kind == kind for one in held) for held in flow.arms.values())]
-        for held in flow.arms.values():
-            ways = dict.fromkeys(_way(one) for one in held if one.kind == kind)
-            row.append("; ".join(ways))
-        rows.append(tuple(row))
-    return Table(
-        f"{flow.model} on {flow.device}, by class of module",
-        ("class", "modules", *(_heading(arm) for arm in flow.arms)),
-        rows,
-        check=CHECK.slug,
-        note="What goes in → what comes out; no dtype: no floating tensor. N× float32: so many ops of the module "
-        "itself widen 16 bits to float32." + ("" if flow.known else f" {_facts(flow)}"),
+    for kind in dict.fromkeys(module.kind for modules in flow.arms.values() for module in modules):
+        arms = [[str(module) for module in modules if module.kind == kind] for modules in flow.arms.values()]
+        rows.append((kind, max(map(len, arms)), *("; ".join(dict.fromkeys(flows)) for flows in arms)))
+    note = (
+        "Dtypes of the inputs → dtypes of the outputs; –: no floating tensor. N× float32: so many ops of the module "
+        "itself widen 16 bits to float32."
     )
-
-
-def _facts(flow: Flow) -> str:
-    """Of a model that is not judged: how many of its linear layers run in 16 bits."""
-    told_of = []
-    for arm, modules in flow.arms.items():
-        if arm:
-            given, there, widened = _linear(arm, modules)
-            told_of.append(f"to {arm} {given} of {there} linear layers give it and {_often(widened)} it is widened")
-    seen = f"Under autocast {'; '.join(told_of)}. " if told_of else ""
-    return f"{seen}Not judged: a model may keep layers in float32 on purpose."
+    if not flow.known:
+        facts = []
+        for arm, modules in flow.arms.items():
+            if arm:
+                right, total, widened = _linear(arm, modules)
+                facts.append(f"to {arm} {right} of {total} linear layers return it and {widened} it is widened")
+        note += f" Under autocast {'; '.join(facts)}." if facts else ""
+        note += " Not judged: a model may keep layers in float32 on purpose."
+    columns = ("class", "modules", *(arm or "no autocast" for arm in flow.arms))
+    return Table(f"{flow.model} on {flow.device}, by class of module", columns, rows, note=note)
 
 
 def modules_table(flow: Flow) -> Table:
     """By module, in the order of the calls."""
+    arms = [{module.module: str(module) for module in modules} for modules in flow.arms.values()]
     first = next(iter(flow.arms.values()))
-    held = {arm: {one.module: one for one in modules} for arm, modules in flow.arms.items()}
-    rows: list[tuple[Scalar, ...]] = [
-        (
-            one.module or "(root)",
-            one.kind,
-            *(_way(found[one.module]) if one.module in found else None for found in held.values()),
-        )
-        for one in first
-    ]
-    columns = ("module", "class", *(_heading(arm) for arm in flow.arms))
-    return Table(f"{flow.model} on {flow.device}, by module", columns, rows, check=CHECK.slug)
-
-
-def _way(one: ModuleFlow) -> str:
-    forced = f" ({one.widened}× float32)" if one.widened else ""
-    return f"{'+'.join(one.given) or '–'} → {'+'.join(one.gave) or '–'}{forced}"
-
-
-def _often(count: int) -> str:
-    return {0: "never", 1: "once"}.get(count, f"{count} times")
-
-
-def _heading(arm: str) -> str:
-    return arm or "no autocast"
+    rows = [(module.module or "(root)", module.kind, *(arm.get(module.module) for arm in arms)) for module in first]
+    columns = ("module", "class", *(arm or "no autocast" for arm in flow.arms))
+    return Table(f"{flow.model} on {flow.device}, by module", columns, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,17 +20,20 @@ from ampcheck.numerics.ops import OpWatch
 from ampcheck.torchtools.trace import Trace
 
 BATCH, LENGTH = 8, 64
+TOKENS = BATCH * LENGTH
 EPS, BETAS = 1e-8, (0.9, 0.999)
-"""AdamW's own, written down since one of them is zero in float16."""
+"""AdamW's own, repeated here since `EPS` is zero in float16."""
 
 HELD_OUT = 0.15
 """The part of the corpus, at its end, that no run learns from."""
 
+VALIDATE_EVERY = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A precision to train in. autocast: what it casts to; cast: what the whole model is cast to; scaled: whether a
-    GradScaler scales the loss."""
+    """A precision to train in. autocast: its dtype; cast: that of the whole model; scaled: whether a GradScaler scales
+    the loss."""
 
     name: str
     autocast: torch.dtype | None = None
@@ -50,9 +54,9 @@ MODES = (FLOAT32, NAIVE, AMP_FLOAT16, AMP_BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
-class StepSeen:
-    """What one step showed. norm: of the unscaled gradients, float64, NaN where one of them is not finite. scale: the
-    loss scale that the step used. skipped: whether the scaler left the update out."""
+class StepStats:
+    """One step. norm: of the unscaled gradients, float64, NaN where one of them is not finite. scale: the loss scale of
+    the step. skipped: whether the scaler skipped the update."""
 
     loss: float
     norm: float
@@ -62,15 +66,38 @@ class StepSeen:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The first op of a step that made infinities or NaNs of finite numbers. elements: how many."""
+    """The first op of a step that produced infinities or NaNs from finite numbers. elements: how many."""
 
     where: Where
     dtype: str
     elements: int
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """One precision, eager or compiled.
+
+    validation: (step, loss on held-out text). first: seconds of the first step. stopped: the step that left a loss or a
+    weight infinite or NaN, with the `culprit`, found in eager mode. peak: bytes of a step.
+    """
+
+    mode: Mode
+    compiled: bool
+    steps: tuple[StepStats, ...]
+    validation: tuple[tuple[int, float], ...]
+    first: float
+    stopped: int | None = None
+    culprit: Culprit | None = None
+    peak: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Such as `float32, compiled`."""
+        return f"{self.mode.name}, compiled" if self.compiled else self.mode.name
+
+
 def windows(size: int, length: int, *, seed: int, held_out: bool = False) -> tuple[Tensor, Tensor]:
-    """Characters and their successors, each int64 [size, length], from the part to learn from or the held-out one."""
+    """Characters and their successors, each int64 [size, length], from the training part or the held-out part."""
     text = corpus()
     codes = {character: code for code, character in enumerate(sorted(set(text)))}
     split = int(len(text) * (1 - HELD_OUT))
@@ -81,7 +108,7 @@ def windows(size: int, length: int, *, seed: int, held_out: bool = False) -> tup
 
 
 class Loop:
-    """AdamW on the demo. seed: of weights and data. growth: after how many good steps the scaler doubles its scale."""
+    """AdamW on the demo. seed: of weights and data. growth: good steps after which the scaler doubles its scale."""
 
     def __init__(
         self,
@@ -94,100 +121,101 @@ class Loop:
         layers: int = 2,
         width: int = 128,
     ) -> None:
-        self.mode, self.device, self._seed = mode, device, seed
-        self.kind = torch.device(device).type
+        self.mode, self.compiled, self._device, self._seed = mode, compiled, device, seed
+        self._kind = torch.device(device).type
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = CharTransformer(layers=layers, width=width)
         self.model = model.to(device, mode.cast or torch.float32)
-        # One op for each tensor: what makes a NaN can be named.
+        # Without foreach each tensor has an op of its own, which a finding can name.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=BETAS, eps=EPS, foreach=False)
-        self.scaler = torch.amp.GradScaler(self.kind, enabled=mode.scaled, growth_interval=growth)
+        self.scaler = torch.amp.GradScaler(self._kind, enabled=mode.scaled, growth_interval=growth)
+        self._parts: tuple[Any, ...] = (self.model, self.optimizer, self.scaler)
         self._run: Callable[..., Any] = torch.compile(self.model) if compiled else self.model
+
+    def _loss(self, run: Callable[..., Any], data: tuple[Tensor, Tensor]) -> Tensor:
+        characters, targets = (part.to(self._device) for part in data)
+        autocast: AbstractContextManager[Any] = nullcontext()
+        if self.mode.autocast:
+            autocast = torch.autocast(self._kind, self.mode.autocast)
+        with autocast:
+            loss: Tensor = run(characters, targets)[1]
+        return loss
 
     def forward(self, number: int, run: Callable[..., Any] | None = None) -> Tensor:
         """The loss of the batch of this number, 0-d."""
-        characters, targets = windows(BATCH, LENGTH, seed=1000 * self._seed + number)
-        with self.autocast():
-            loss: Tensor = (run or self._run)(characters.to(self.device), targets.to(self.device))[1]
-        return loss
+        return self._loss(run or self._run, windows(BATCH, LENGTH, seed=1000 * self._seed + number))
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """What the forward pass runs under."""
-        return torch.autocast(self.kind, self.mode.autocast) if self.mode.autocast else nullcontext()
-
-    def train(self, number: int) -> Tensor:
-        """One step without a look at it; returns the loss."""
+    def train(self, number: int, before_update: Callable[[], object] = lambda: None) -> Tensor:
+        """One step; returns the loss."""
         self.optimizer.zero_grad()
         loss = self.forward(number)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        before_update()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss
 
-    def step(self, number: int) -> StepSeen:
-        """The same step, and what is to be seen of it."""
-        self.optimizer.zero_grad()
+    def step(self, number: int) -> StepStats:
+        """The same step, measured."""
         scale = float(self.scaler.get_scale())
-        loss = self.forward(number)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self.scaler.unscale_(self.optimizer)
-        norm = self.gradient_norm()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        skipped = float(self.scaler.get_scale()) < scale
-        return StepSeen(loss.item(), norm, scale, skipped)
+        norm = math.nan
 
-    def gradient_norm(self) -> float:
-        """The Euclidean norm of all gradients, summed in float64; NaN where one of them is not finite."""
-        squares = [p.grad.cpu().double().square().sum() for p in self.model.parameters() if p.grad is not None]
-        norm = float(torch.stack(squares).sum().sqrt())
-        return norm if math.isfinite(norm) else math.nan
+        def measure() -> None:
+            nonlocal norm
+            self.scaler.unscale_(self.optimizer)
+            squares = [p.grad.cpu().double().square().sum() for p in self.model.parameters() if p.grad is not None]
+            norm = float(torch.stack(squares).sum().sqrt())
+
+        loss = self.train(number, measure).item()
+        skipped = float(self.scaler.get_scale()) < scale
+        return StepStats(loss, norm if math.isfinite(norm) else math.nan, scale, skipped)
 
     @torch.no_grad()
     def validate(self, batches: int = 2) -> float:
-        """The mean loss on fixed held-out text, in eager mode, whatever the training runs in."""
-        losses = []
-        for number in range(batches):
-            characters, targets = windows(16, LENGTH, seed=number, held_out=True)
-            with self.autocast():
-                losses.append(float(self.model(characters.to(self.device), targets.to(self.device))[1]))
-        return sum(losses) / batches
+        """The mean loss on fixed held-out text, always in eager mode."""
+        data = (windows(16, LENGTH, seed=number, held_out=True) for number in range(batches))
+        return sum(float(self._loss(self.model, batch)) for batch in data) / batches
 
-    def finite(self) -> bool:
-        """Whether every weight is."""
-        return all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
-
-    def state(self) -> tuple[Any, Any, Any]:
+    def state(self) -> list[dict[str, Any]]:
         """A copy of all that a step changes."""
-        held = (self.model.state_dict(), self.optimizer.state_dict(), self.scaler.state_dict())
-        weights, moments, scale = copy.deepcopy(held)
-        return weights, moments, scale
+        return copy.deepcopy([part.state_dict() for part in self._parts])
 
-    def culprit(self, state: tuple[Any, Any, Any], number: int) -> Culprit | None:
-        """Go back to `state`, take step `number` in eager mode and name the first op that made inf or NaN."""
-        self.model.load_state_dict(state[0])
-        self.optimizer.load_state_dict(state[1])
-        self.scaler.load_state_dict(state[2])
+    def culprit(self, state: list[dict[str, Any]], number: int) -> Culprit | None:
+        """Restore `state`, repeat step `number` in eager mode and return the first op that produced inf or NaN."""
+        for part, saved in zip(self._parts, state, strict=True):
+            part.load_state_dict(saved)
         self.optimizer.zero_grad()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        for update in (False, True):
             watch = OpWatch()
-            with Trace(self.model, observers=(watch,)):
-                self.scaler.scale(self.forward(number, self.model)).backward()  # type: ignore[no-untyped-call]
-            found = _first(watch)
-            if found is None:
-                watch = OpWatch()
-                with Trace(observers=(watch,)):
+            with warnings.catch_warnings(), Trace(None if update else self.model, observers=(watch,)):
+                warnings.simplefilter("ignore")
+                if update:
                     self.scaler.step(self.optimizer)
-                found = _first(watch, "update")
-        return found
+                else:
+                    self.scaler.scale(self.forward(number, self.model)).backward()  # type: ignore[no-untyped-call]
+            for fact in watch.facts():
+                if fact.produced:
+                    # In the update no module runs, and the source line is the lab's own.
+                    where = Where("update", op=fact.where.op) if update else fact.where
+                    return Culprit(where, fact.dtype, fact.produced)
+        return None
 
 
-def _first(watch: OpWatch, phase: str = "") -> Culprit | None:
-    for fact in watch.facts():
-        if fact.produced:
-            # In the update no module runs, and the source line is the lab's own.
-            where = Where(phase, op=fact.where.op) if phase else fact.where
-            return Culprit(where, fact.dtype, fact.produced)
-    return None
+def train(loop: Loop, steps: int) -> TrainingRun:
+    """Run a loop for so many steps, or up to the first that leaves a loss or a weight infinite or NaN."""
+    stats: list[StepStats] = []
+    validation = [(0, loop.validate())]
+    first, stopped, culprit = 0.0, None, None
+    for number in range(steps):
+        before = loop.state()
+        begin = time.perf_counter()
+        stats.append(loop.step(number))
+        first = first or time.perf_counter() - begin
+        finite = all(bool(parameter.isfinite().all()) for parameter in loop.model.parameters())
+        if not math.isfinite(stats[-1].loss) or not finite:
+            stopped, culprit = number, loop.culprit(before, number)
+            break
+        if (number + 1) % VALIDATE_EVERY == 0 or number + 1 == steps:
+            validation.append((number + 1, loop.validate()))
+    return TrainingRun(loop.mode, loop.compiled, tuple(stats), tuple(validation), first, stopped, culprit)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ampcheck import demo
 from ampcheck.autocast.drift import judge_drift
@@ -12,30 +12,27 @@ from ampcheck.autocast.policy import nearest, releases
 from ampcheck.autocast.probe import build
 from ampcheck.autocast.views import Source, View, counts_view, diff_view, policy_view, source_of
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict
-from ampcheck.lab.expectations import Expectations
-from ampcheck.lab.registry import check_of
-
-CHECK = check_of("policy")
+from ampcheck.core.run import Finding, Run, Scalar, Table, Verdict
+from ampcheck.lab.expectations import Expectations, run_of
 
 PAIR = ("cpu", "cuda")
 """The two devices whose difference is shown op by op."""
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyFacts:
+class PolicyStats:
     """probed, registered: overloads with an autocast kernel, by device. changed: how many differ between `PAIR`.
-    drift: what the check against the shipped snapshots says. ops: of the demo, by device."""
+    drift: findings of the check against the shipped snapshots. ops: of the demo, by device."""
 
     device: str
-    probed: dict[str, int]
-    registered: dict[str, int]
+    probed: Mapping[str, int]
+    registered: Mapping[str, int]
     changed: int
-    drift: tuple[Finding, ...]
-    ops: dict[str, OpDtypes]
+    drift: Sequence[Finding]
+    ops: Mapping[str, OpDtypes]
 
 
-def measure_policies(device: str = "cpu", *, progress: Progress = silent) -> PolicyFacts:
+def measure_policies(device: str = "cpu", *, progress: Progress = silent) -> PolicyStats:
     """Probe every device type, and observe the demo in bfloat16 under the policies of `PAIR` and of `device`."""
     progress("probing every device", 0, 3)
     source = source_of("installed", "float16")
@@ -51,87 +48,71 @@ def measure_policies(device: str = "cpu", *, progress: Progress = silent) -> Pol
     for number, kind in enumerate(kinds):
         progress(f"the ops of the demo under {kind}", 1 + number, 1 + len(kinds))
         ops[kind] = observe_ops(demo.subject(), device=kind, dtype="bfloat16", compile=False, name="the demo")
-    return PolicyFacts(
-        device,
-        {name: len(policy.ops) for name, policy in policies.items()},
-        {name: policy.registered for name, policy in policies.items()},
-        changed,
-        tuple(drift),
-        ops,
-    )
+    probed = {name: len(policy.ops) for name, policy in policies.items()}
+    registered = {name: policy.registered for name, policy in policies.items()}
+    return PolicyStats(device, probed, registered, changed, drift, ops)
 
 
-def check_policies(facts: PolicyFacts) -> list[Finding]:
-    """Every overload was asked; PyTorch does what its release is known for; the demo's ops follow the rules."""
-    asked, there = sum(facts.probed.values()), sum(facts.registered.values())
-    expected = f"each overload with an autocast kernel tells its rule, on {len(facts.probed)} kinds of devices"
-    found = f"{asked} of {there} do; CPU and CUDA treat {facts.changed} overloads differently"
-    lab = Expectations(CHECK, facts.device)
-    lab.expect(expected, found, asked == there > 0, seen=there)
-    wrong = [one for one in facts.drift if one.verdict in (Verdict.FAIL, Verdict.WARN)]
-    compared = sum(one.seen or 0 for one in facts.drift)
+def check_policies(stats: PolicyStats) -> list[Finding]:
+    """Every overload was probed; PyTorch follows the snapshot of its release; the demo's ops follow the rules."""
+    lab = Expectations("policy", stats.device)
+    probed, registered = sum(stats.probed.values()), sum(stats.registered.values())
+    expected = f"each overload with an autocast kernel reveals its rule, on {len(stats.probed)} kinds of devices"
+    outcome = f"{probed} of {registered} do; CPU and CUDA treat {stats.changed} overloads differently"
+    lab.expect(expected, outcome, probed == registered > 0, seen=registered)
+    wrong = [finding.message for finding in stats.drift if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
+    compared = sum(finding.seen or 0 for finding in stats.drift)
     if wrong or compared:
         expected = "the installed PyTorch treats ops as the snapshot of its release that ampcheck carries"
-        found = "; ".join(one.message for one in wrong[:3]) if wrong else f"so it does on {len(facts.probed)} devices"
-        lab.expect(expected, found, not wrong, seen=compared, warns=True)
+        outcome = "; ".join(wrong[:3]) or f"so it does on {len(stats.probed)} devices"
+        lab.expect(expected, outcome, not wrong, seen=compared, warns=True)
+    elif stats.drift:
+        lab.skip(stats.drift[0].message)
     else:
-        why = facts.drift[0].message if facts.drift else "ampcheck carries no snapshot to compare this PyTorch with"
-        lab.skip(why)
-    for kind, seen in facts.ops.items():
-        low = [op for op in seen.ops if op.rule == "lower_precision"]
-        strayed = [op for op in low if seen.dtype not in op.compute]
-        expected = f"what autocast lowers in the demo under {kind} computes in {seen.dtype}"
-        found = f"{len(low) - len(strayed)} of {len(low)} do, of {len(seen.ops)} kinds of calls"
-        lab.expect(expected, found, bool(low) and not strayed, seen=len(low))
+        lab.skip("ampcheck carries no snapshot to compare this PyTorch with")
+    for kind, observed in stats.ops.items():
+        low = [op for op in observed.ops if op.rule == "lower_precision"]
+        right = sum(observed.dtype in op.compute for op in low)
+        expected = f"ops of the demo that autocast lowers under {kind} compute in {observed.dtype}"
+        outcome = f"{right} of {len(low)} do, of {len(observed.ops)} kinds of calls"
+        lab.expect(expected, outcome, right == len(low) > 0, seen=len(low))
     return lab.findings
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
     """Tables: rules by device, where CPU and CUDA differ, overloads of each device, the demo's ops side by side."""
-    facts = measure_policies(device, progress=progress)
+    stats = measure_policies(device, progress=progress)
     source = source_of("installed", "float16")
-    views = [counts_view(source), diff_view(source, source, *PAIR), *_of_devices(source, device)]
-    tables = [replace(table, check=CHECK.slug) for view in views for table in view.tables]
-    return Run(
-        findings=tuple(check_policies(facts)),
-        coverage=Coverage(
-            {
-                "overloads with an autocast kernel": sum(facts.probed.values()),
-                "ops of the demo": len(facts.ops[PAIR[0]].ops),
-            }
-        ),
-        tables=(tables[0], ops_table(facts.ops), *tables[1:]),
-    )
+    views = [counts_view(source), diff_view(source, source, *PAIR), *device_views(source, device)]
+    counts, *tables = (table for view in views for table in view.tables)
+    seen = {
+        "overloads with an autocast kernel": sum(stats.probed.values()),
+        "ops of the demo": len(stats.ops[PAIR[0]].ops),
+    }
+    return run_of(check_policies(stats), seen, tables=(counts, ops_table(stats.ops), *tables))
 
 
-def _of_devices(source: Source, device: str) -> Sequence[View]:
+def device_views(source: Source, device: str) -> list[View]:
+    """The overloads of each device, `PAIR` and `device` first."""
     kinds = dict.fromkeys((*PAIR, device.partition(":")[0], *source.devices))
     return [policy_view(source, kind) for kind in kinds if kind in source.devices]
 
 
-def ops_table(ops: dict[str, OpDtypes]) -> Table:
-    """Each op of the demo with what it is given and what it computes in, on each device."""
-    first = next(iter(ops.values()))
-    names = dict.fromkeys(op.op for seen in ops.values() for op in seen.ops)
+def ops_table(ops: Mapping[str, OpDtypes]) -> Table:
+    """Each op of the demo with its rule and the dtypes it computes in, on each device."""
     rows: list[tuple[Scalar, ...]] = []
-    for name in names:
+    for name in dict.fromkeys(op.op for observed in ops.values() for op in observed.ops):
         row: list[Scalar] = [name]
-        for seen in ops.values():
-            held = [op for op in seen.ops if op.op == name]
-            row += [
-                " or ".join(dict.fromkeys(op.rule or "left alone" for op in held)) or "not called",
-                " or ".join(dict.fromkeys(_dtypes(op.compute) for op in held)),
-            ]
+        for observed in ops.values():
+            calls = [op for op in observed.ops if op.op == name]
+            row.append(_alternatives(op.rule or "left alone" for op in calls) or "not called")
+            row.append(_alternatives(" ".join(dict.fromkeys(t for t in op.compute if "float" in t)) for op in calls))
         rows.append(tuple(row))
     columns = ["op", *(part for kind in ops for part in (f"{kind}: rule", f"{kind}: computes in"))]
-    return Table(
-        f"The ops of the demo under autocast to {first.dtype}",
-        columns,
-        rows,
-        check=CHECK.slug,
-        note="Forward, in the order of the calls; integers are left out. or: in different places.",
-    )
+    title = f"The ops of the demo under autocast to {next(iter(ops.values())).dtype}"
+    note = "Forward, in the order of the calls, without integers. or: the calls differ."
+    return Table(title, columns, rows, note=note)
 
 
-def _dtypes(names: Sequence[str]) -> str:
-    return " ".join(dict.fromkeys(name for name in names if "float" in name))
+def _alternatives(texts: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(texts))

@@ -3,200 +3,152 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Chart, Coverage, Finding, Run, Series, Table
-from ampcheck.lab.expectations import ARITHMETIC, Expectations, lacks
-from ampcheck.lab.registry import check_of
+from ampcheck.core.run import Chart, Finding, Run, Series, Table
+from ampcheck.lab.expectations import ARITHMETIC, Expectations, run_of, usable
 from ampcheck.training.stagnation.cures import AS_IS, KAHAN, STOCHASTIC, round_stochastically
 
-CHECK = check_of("stagnation")
-
 START, UPDATE, STEPS = 1.0, 1e-5, 2000
+END = START + STEPS * UPDATE
 MASTER = "float32 master weight"
 REPLICATES = 64
 EVERY = 20
 """Steps between two points of a chart."""
 
-Path: TypeAlias = "tuple[float, ...]"
-"""The weight at the start and after each `EVERY` steps."""
-
 
 @dataclass(frozen=True, slots=True)
 class StagnationStats:
-    """paths: by format and way; of stochastic rounding the mean of `REPLICATES` weights. spread: of these at the end,
-    the standard deviation."""
+    """paths: by format and cure the weight at the start and after each `EVERY` steps; of stochastic rounding the mean
+    of `REPLICATES` weights. spread: of these at the end, the standard deviation."""
 
     device: str
-    paths: Mapping[tuple[str, str], Path]
+    paths: Mapping[tuple[str, str], tuple[float, ...]]
     spread: Mapping[str, float]
     lacking: Mapping[str, str]
 
 
 def measure_stagnation(device: str = "cpu") -> StagnationStats:
     """Update the weight step by step in the device's own arithmetic."""
-    paths: dict[tuple[str, str], Path] = {}
-    spread, lacking = {}, {}
-    for name in ARITHMETIC:
-        if why := lacks(name, device):
-            lacking[name] = why
-            continue
-        dtype = getattr(torch, name)
-        paths[name, AS_IS] = _walk(_as_is(dtype, device))
-        if name != "float32":
-            paths[name, MASTER] = _walk(_master(dtype, device))
-            paths[name, KAHAN] = _walk(_kahan(dtype, device))
-            weights = _stochastic(name)
-            paths[name, STOCHASTIC] = _walk(weights)
-            spread[name] = float(weights().std())
+    paths: dict[tuple[str, str], tuple[float, ...]] = {}
+    spread = {}
+    dtypes, lacking = usable(ARITHMETIC, device)
+    for name, dtype in dtypes.items():
+        for cure in (AS_IS, MASTER, KAHAN, STOCHASTIC) if name != "float32" else (AS_IS,):
+            weights = list(_weights(name, cure, dtype, device))[EVERY - 1 :: EVERY]
+            paths[name, cure] = (START, *(float(weight.cpu().double().mean()) for weight in weights))
+            if cure == STOCHASTIC:
+                spread[name] = float(weights[-1].std())
     return StagnationStats(device, paths, spread, lacking)
 
 
-def _walk(step: Callable[[], Tensor]) -> Path:
-    found = [START]
-    for number in range(1, STEPS + 1):
-        weight = step()
-        if number % EVERY == 0:
-            found.append(float(weight.cpu().double().mean()))
-    return tuple(found)
+def _weights(name: str, cure: str, dtype: torch.dtype, device: str) -> Iterator[Tensor]:
+    """The weight after each step.
 
-
-def _as_is(dtype: torch.dtype, device: str) -> Callable[[], Tensor]:
-    weight = torch.full((1,), START, dtype=dtype, device=device)
-    return lambda: weight.add_(UPDATE)
-
-
-def _master(dtype: torch.dtype, device: str) -> Callable[[], Tensor]:
-    """The update goes to a float32 copy; the weight in use is that copy, rounded."""
-    master = torch.full((1,), START, dtype=torch.float32, device=device)
-    return lambda: master.add_(UPDATE).to(dtype)
-
-
-def _kahan(dtype: torch.dtype, device: str) -> Callable[[], Tensor]:
-    """What a rounding took off is kept in the same format and added with the next update (Kahan, 1965)."""
-    weight = torch.full((1,), START, dtype=dtype, device=device)
-    update = torch.full((1,), UPDATE, dtype=dtype, device=device)
-    missing = torch.zeros_like(weight)
-
-    def step() -> Tensor:
-        wanted = update + missing
-        reached = weight + wanted
-        missing.copy_(wanted - (reached - weight))
-        return weight.copy_(reached)
-
-    return step
-
-
-def _stochastic(name: str) -> Callable[[], Tensor]:
-    """Rounded up as often as the value lies near the upper neighbour. On the CPU, since it emulates what no device has
-    as a rounding mode."""
-    form = format_of(name)
+    A master weight is float32, rounded for use. Kahan summation (Kahan, 1965) stores the rounding error in the same
+    format and adds it to the next update. Stochastic rounding is emulated on the CPU: no device has it.
+    """
     generator = torch.Generator().manual_seed(0)
-    weight = torch.full((REPLICATES,), START, dtype=torch.float64)
-    return lambda: weight.copy_(round_stochastically(weight + UPDATE, form, generator))
+    weight = torch.full((1,), START, dtype=torch.float32 if cure == MASTER else dtype, device=device)
+    update = torch.full_like(weight, UPDATE)
+    error = torch.zeros_like(weight)
+    if cure == STOCHASTIC:
+        weight = torch.full((REPLICATES,), START, dtype=torch.float64)
+    for _ in range(STEPS):
+        if cure == KAHAN:
+            corrected = update + error
+            rounded = weight + corrected
+            error, weight = corrected - (rounded - weight), rounded
+        elif cure == STOCHASTIC:
+            weight = round_stochastically(weight + UPDATE, format_of(name), generator)
+        else:
+            weight = weight + UPDATE
+        yield weight.to(dtype) if cure == MASTER else weight
 
 
 def check_stagnation(stats: StagnationStats) -> list[Finding]:
-    """An update of at most half an ULP changes nothing; a cure brings it where it should be."""
-    lab = Expectations(CHECK, stats.device)
-    true = START + STEPS * UPDATE
-    for (name, way), path in stats.paths.items():
+    """An update of at most half an ULP changes nothing; a cure brings the weight to its exact end."""
+    lab = Expectations("stagnation", stats.device)
+    for (name, cure), path in stats.paths.items():
         form = format_of(name)
         half = form.ulp(START) / 2
-        if way == AS_IS and half >= UPDATE:
+        holds = path[-1] == START
+        if cure == AS_IS and half >= UPDATE:
             expected = f"{name} does not move, as {UPDATE:g} is at most half of the spacing at {START:g}, {half:.3g}"
-            holds = path[-1] == START
-        elif way == KAHAN and form.ulp(half) / 2 >= UPDATE:
+        elif cure == KAHAN and form.ulp(half) / 2 >= UPDATE:
             expected = (
-                f"{name}, {way}, does not move either: what is kept, itself in {name}, stops at {half:.3g}, half of "
-                f"the weight's spacing, where {UPDATE:g} is again at most half of the spacing, {form.ulp(half) / 2:.3g}"
+                f"{name}, {cure}, does not move either: the stored error, itself in {name}, stops at {half:.3g}, half "
+                f"of the weight's spacing, where {UPDATE:g} is again at most half of the spacing, "
+                f"{form.ulp(half) / 2:.3g}"
             )
-            holds = path[-1] == START
         else:
-            far = tolerance(name, way)
-            expected = f"{name}, {way}, ends within {far:.2g} of {true:g}"
-            holds = abs(path[-1] - true) <= far
-        found, last = f"{path[-1]:.7g} after {STEPS:,} updates", path[-1]
-        lab.expect(expected, found, holds, seen=len(path) - 1, observed=last, limit=true)
-    for why in stats.lacking.values():
-        lab.skip(why)
+            far = tolerance(name, cure)
+            expected = f"{name}, {cure}, ends within {far:.2g} of {END:g}"
+            holds = abs(path[-1] - END) <= far
+        outcome = f"{path[-1]:.7g} after {STEPS:,} updates"
+        lab.expect(expected, outcome, holds, seen=len(path) - 1, observed=path[-1], limit=END)
+    lab.skip(*stats.lacking.values())
     return lab.findings
 
 
-def tolerance(name: str, way: str) -> float:
-    """How far from the true weight a way may end: what its roundings add up to at most.
+def tolerance(name: str, cure: str) -> float:
+    """The largest distance from the exact end: the sum of all roundings.
 
     As it is, and with a master weight: each of the steps rounds by half an ULP of float32; a master weight is rounded
-    once more for use. Kahan: what is kept stays below an ULP of the weight, the update itself is rounded to the format,
-    and so is what is kept, to half of its own spacing in each step.
+    once more for use. Kahan: the stored error stays below an ULP of the weight; the update is rounded to the format,
+    and so is the stored error, to half of its own spacing in each step.
     Stochastic rounding moves by an ULP with a chance of update / ULP, so that the variance of the sum is at most
-    steps * update * ULP; the mean of the replicates lies within five of its standard deviations, but for one case in a
+    steps * update * ULP; the mean of the replicates is within five of its standard deviations, except for one case in a
     million.
     """
-    ulp, wide = format_of(name).ulp(START), format_of("float32").ulp(START)
-    if way == STOCHASTIC:
+    form = format_of(name)
+    ulp, wide = form.ulp(START), format_of("float32").ulp(START)
+    if cure == STOCHASTIC:
         return 5 * math.sqrt(STEPS * UPDATE * ulp / REPLICATES)
-    if way == KAHAN:
-        form = format_of(name)
+    if cure == KAHAN:
         return ulp + STEPS * (form.ulp(UPDATE) / 2 + form.ulp(ulp / 2) / 2)
-    return STEPS * wide / 2 + (ulp / 2 if way == MASTER else 0.0)
+    return STEPS * wide / 2 + (ulp / 2 if cure == MASTER else 0.0)
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
-    """A table of where the weight ends and a chart of its way there."""
+    """A table of the last weights and charts of their paths."""
     progress(f"{STEPS:,} updates", 0, 1)
     stats = measure_stagnation(device)
-    return Run(
-        findings=tuple(check_stagnation(stats)),
-        coverage=Coverage({"updates": STEPS * len(stats.paths)}, dict.fromkeys(stats.lacking.values(), 1)),
-        tables=(_ends(stats),),
-        charts=tuple(stagnation_chart(stats, name) for name in ARITHMETIC if (name, KAHAN) in stats.paths),
+    rows = []
+    for (name, cure), path in stats.paths.items():
+        spread = stats.spread.get(name) if cure == STOCHASTIC else None
+        rows.append((name, cure, f"{path[-1]:.7g}", f"{100 * (path[-1] - START) / (END - START):.1f}", spread))
+    note = (
+        f"In exact arithmetic it ends at {END:g}. A master weight is shown rounded to the format. Stochastic rounding: "
+        f"mean and spread of {REPLICATES} weights."
     )
+    columns = ("format", "cure", "ends at", "arrived, %", "standard deviation")
+    title = f"{STEPS:,} updates of {UPDATE:g} on a weight of {START:g}"
+    ends = Table(title, columns, rows, note=note)
+    charts = [stagnation_chart(stats, name) for name in ARITHMETIC if (name, KAHAN) in stats.paths]
+    seen = {"updates": STEPS * len(stats.paths)}
+    return run_of(check_stagnation(stats), seen, stats.lacking.values(), tables=[ends], charts=charts)
 
 
 def stagnation_chart(stats: StagnationStats, name: str) -> Chart:
-    """The weight over the updates in one format, beside float32."""
+    """The weight over the updates in one format and in float32."""
     x = [float(number) for number in range(0, STEPS + 1, EVERY)]
     series = [
-        Series("float32" if own == "float32" else way, x, path)
-        for (own, way), path in stats.paths.items()
+        Series("float32" if own == "float32" else cure, x, path)
+        for (own, cure), path in stats.paths.items()
         if own in ("float32", name)
     ]
-    spacing = format_of(name).ulp(START)
     hidden = stats.paths[name, KAHAN] == stats.paths[name, AS_IS]
-    return Chart(
-        "line",
-        f"{STEPS:,} updates of {UPDATE:g} on a {name} weight of {START:g}",
-        "updates",
-        "weight",
-        series=series,
-        check=CHECK.slug,
-        note=f"Above {START:g} the numbers of {name} are {spacing:.3g} apart. Of stochastic rounding the mean of "
-        f"{REPLICATES} weights is shown."
-        + (" Kahan summation lies on the line of what does not move." if hidden else ""),
+    note = (
+        f"Above {START:g} the numbers of {name} are {format_of(name).ulp(START):.3g} apart. Stochastic rounding: the "
+        f"mean of {REPLICATES} weights."
     )
-
-
-def _ends(stats: StagnationStats) -> Table:
-    true = START + STEPS * UPDATE
-    rows = [
-        (name, way, f"{path[-1]:.7g}", f"{100 * (path[-1] - START) / (true - START):.1f}", stats.spread.get(name))
-        if way == STOCHASTIC
-        else (name, way, f"{path[-1]:.7g}", f"{100 * (path[-1] - START) / (true - START):.1f}", None)
-        for (name, way), path in stats.paths.items()
-    ]
-    return Table(
-        f"{STEPS:,} updates of {UPDATE:g} on a weight of {START:g}",
-        ("format", "way", "ends at", "arrived, %", "standard deviation"),
-        rows,
-        check=CHECK.slug,
-        note=f"In exact arithmetic it ends at {true:g}. A master weight is shown as it is used, rounded to the "
-        f"format. Of stochastic rounding: mean and spread of {REPLICATES} weights.",
-    )
+    note += " Kahan summation coincides with the weight that does not move." if hidden else ""
+    title = f"{STEPS:,} updates of {UPDATE:g} on a {name} weight of {START:g}"
+    return Chart("line", title, "updates", "weight", series, note=note)

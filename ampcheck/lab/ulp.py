@@ -9,24 +9,20 @@ import torch
 
 from ampcheck.core.formats import FORMATS, format_of
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Chart, Coverage, Finding, Run, Series, Table
-from ampcheck.lab.expectations import ARITHMETIC, Expectations, lacks
-from ampcheck.lab.registry import check_of
-
-CHECK = check_of("ulp")
+from ampcheck.core.run import Chart, Finding, Run, Series, Table
+from ampcheck.lab.expectations import ARITHMETIC, Expectations, run_of, usable
 
 EXPONENTS = (-10, 20)
 """From 2^-10 to 2^20."""
 
 _DRAWN = ("float32", "tf32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-_WORDS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
 _MAGNITUDES = (0.001, 1.0, 100.0, 256.0, 2048.0, 65504.0, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class UlpStats:
-    """compared: magnitudes at which both spacings are known, by dtype; wrong: those at which they differ, with the
-    spacing of the bit patterns and that of the formula; lacking: why a dtype was not looked at."""
+    """compared: number of compared magnitudes by dtype; wrong: dtype, magnitude, spacing of the bit patterns and of the
+    formula where they differ; lacking: why a dtype was not measured."""
 
     device: str
     compared: dict[str, int]
@@ -38,100 +34,75 @@ def measure_ulps(device: str = "cpu") -> UlpStats:
     """Step from each power of two, and from the middle of each binade, to the next bit pattern on the device."""
     compared: dict[str, int] = {}
     wrong: list[tuple[str, float, float, float]] = []
-    lacking: dict[str, str] = {}
-    for name in ARITHMETIC:
-        if why := lacks(name, device):
-            lacking[name] = why
-            continue
-        form, dtype = format_of(name), getattr(torch, name)
-        places = [m * 2.0**e for e in range(EXPONENTS[0], EXPONENTS[1] + 1) for m in (1.0, 1.5)]
-        places = [place for place in places if place + form.ulp(place) <= form.max]
-        here = torch.tensor(places, dtype=dtype, device=device)
-        after = (here.view(_WORDS[name]) + 1).view(dtype)
-        steps = (after.cpu().double() - here.cpu().double()).tolist()
-        compared[name] = len(places)
-        pairs = zip(places, steps, strict=True)
-        wrong += [(name, place, step, form.ulp(place)) for place, step in pairs if step != form.ulp(place)]
+    dtypes, lacking = usable(ARITHMETIC, device)
+    for name, dtype in dtypes.items():
+        form = format_of(name)
+        magnitudes = [m * 2.0**e for e in range(EXPONENTS[0], EXPONENTS[1] + 1) for m in (1.0, 1.5)]
+        magnitudes = [x for x in magnitudes if x + form.ulp(x) <= form.max]
+        values = torch.tensor(magnitudes, dtype=dtype, device=device)
+        codes = values.view(torch.int32 if dtype.itemsize == 4 else torch.int16)
+        steps = ((codes + 1).view(dtype).cpu().double() - values.cpu().double()).tolist()
+        compared[name] = len(magnitudes)
+        pairs = zip(magnitudes, steps, strict=True)
+        wrong += [(name, x, step, form.ulp(x)) for x, step in pairs if step != form.ulp(x)]
     return UlpStats(device, compared, tuple(wrong), lacking)
 
 
 def check_ulps(stats: UlpStats) -> list[Finding]:
     """The next bit pattern is one ULP away."""
     total = sum(stats.compared.values())
-    found = f"{total} of {total} magnitudes in {', '.join(stats.compared)}"
+    outcome = f"{total} of {total} magnitudes in {', '.join(stats.compared)}"
     if stats.wrong:
-        name, place, step, wanted = stats.wrong[0]
-        found = f"not so at {len(stats.wrong)} magnitudes; first {name} at {place:g}: {step:g} instead of {wanted:g}"
+        name, x, step, ulp = stats.wrong[0]
+        outcome = f"not so at {len(stats.wrong)} magnitudes; first {name} at {x:g}: {step:g} instead of {ulp:g}"
     expected = "the next bit pattern after x is one ULP, 2^(floor(log2 x) - mantissa bits), away"
-    lab = Expectations(CHECK, stats.device)
-    lab.expect(expected, found, total > 0 and not stats.wrong, seen=total)
-    for why in stats.lacking.values():
-        lab.skip(why)
+    lab = Expectations("ulp", stats.device)
+    lab.expect(expected, outcome, total > 0 and not stats.wrong, seen=total)
+    lab.skip(*stats.lacking.values())
     return lab.findings
 
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
-    """A chart of spacings from 2^-10 to 2^20 and a table of what they mean."""
+    """A chart of spacings from 2^-10 to 2^20 and tables of their consequences."""
     progress("spacings", 0, 1)
     stats = measure_ulps(device)
-    return Run(
-        findings=tuple(check_ulps(stats)),
-        coverage=Coverage({"magnitudes": sum(stats.compared.values())}, dict.fromkeys(stats.lacking.values(), 1)),
-        tables=(_spacings(), _integers()),
-        charts=(ulp_chart(),),
-    )
+    seen = {"magnitudes": sum(stats.compared.values())}
+    return run_of(check_ulps(stats), seen, stats.lacking.values(), tables=tables(), charts=[ulp_chart()])
 
 
 def ulp_chart() -> Chart:
-    """Spacing over magnitude; a format ends where its largest value does."""
+    """Spacing over magnitude; a format ends at its largest value."""
     series = []
     for name in _DRAWN:
         form = format_of(name)
         x, y = [], []
         for exponent in range(*EXPONENTS):  # a flat step for each binade
             if math.ldexp(1.0, exponent) <= form.max:
-                end = min(exponent + 1.0, math.log2(form.max))
-                x += [float(exponent), end]
+                x += [float(exponent), min(exponent + 1.0, math.log2(form.max))]
                 y += [math.log2(form.ulp(math.ldexp(1.0, exponent)))] * 2
         series.append(Series(name, x, y))
-    return Chart(
-        "line",
-        "ULP against magnitude",
-        "magnitude",
-        "distance to the next number (ULP)",
-        series=tuple(series),
-        check=CHECK.slug,
-        note="Each step is one power of two wide. A line ends where the format does; tf32 lies on float16 and goes on; "
-        "float8_e4m3fn is flat at the left, where it is subnormal.",
-        x_scale="exponent",
-        y_scale="exponent",
+    title, label = "ULP against magnitude", "distance to the next number (ULP)"
+    note = (
+        "Each step is one power of two wide. A line ends at the largest value of its format; tf32 coincides with "
+        "float16 and continues; float8_e4m3fn is flat at the left, where it is subnormal."
     )
+    return Chart("line", title, "magnitude", label, series, note=note, x_scale="exponent", y_scale="exponent")
 
 
-def _spacings() -> Table:
-    rows = [
+def tables() -> tuple[Table, Table]:
+    """The spacings of each format at some magnitudes, and the largest integer up to which it has them all."""
+    spacings = [
         (name, *(f"{form.ulp(x):.3g}" if x <= form.max else "beyond" for x in _MAGNITUDES))
         for name, form in FORMATS.items()
         if form.mantissa_bits
     ]
-    return Table(
-        "Distance to the next number",
-        ("format", *(f"at {x:,g}" for x in _MAGNITUDES)),
-        rows,
-        check=CHECK.slug,
-        note="Half of it is the largest error of a rounding, and the largest update that may be lost.",
-    )
-
-
-def _integers() -> Table:
-    rows = [
+    columns = ("format", *(f"at {x:,g}" for x in _MAGNITUDES))
+    note = "Half of it is the largest error of a rounding, and the largest update that may be lost."
+    first = Table("Distance to the next number", columns, spacings, note=note)
+    integers = [
         (name, f"{form.largest_exact_integer:,}", f"{form.unit_roundoff:.3g}", form.decimal_digits)
         for name, form in FORMATS.items()
     ]
-    return Table(
-        "What a format can count",
-        ("format", "counts exactly up to", "unit roundoff", "decimal digits"),
-        rows,
-        check=CHECK.slug,
-        note="Positions, token counts and step counters are integers: beyond this one some of them are skipped.",
-    )
+    columns = ("format", "counts exactly up to", "unit roundoff", "decimal digits")
+    note = "Positions, token counts and step counters are integers: beyond this one some of them are skipped."
+    return first, Table("What a format can count", columns, integers, note=note)

@@ -175,9 +175,3 @@ def test_a_whole_subject_stands_alone_and_a_loop_is_declined() -> None:
     assert (found.subject, [op.op for op in found.ops]) == ("net", ["aten::linear"])
     with pytest.raises(UsageError, match="of kind 'training'"):
         observe_ops({"step": lambda i: 0.0}, compile=False)
-
-
-def test_the_module_does_not_hide_the_function_observe() -> None:
-    import ampcheck.autocast.observe
-
-    assert callable(ampcheck.observe)

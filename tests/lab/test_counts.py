@@ -10,13 +10,13 @@ import pytest
 import ampcheck
 from ampcheck.core.run import Verdict
 from ampcheck.lab.expectations import Expectations
-from ampcheck.lab.registry import EXPERIMENTS, check_of, experiments_of
+from ampcheck.lab.registry import EXPERIMENTS, experiments_of
 
 ROOMS = ("autocast", "lab", "speed")
 
 
 def test_an_expectation_of_which_nothing_was_seen_is_not_fulfilled() -> None:
-    lab = Expectations(check_of("ulp"), "cpu")
+    lab = Expectations("ulp", "cpu")
     assert lab.expect("a", "b", True, seen=3).seen == 3
     assert lab.expect("a", "b", True, seen=3).verdict is Verdict.PASS
     assert lab.expect("a", "b", True, seen=0).verdict is Verdict.SKIP

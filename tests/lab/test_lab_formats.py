@@ -47,7 +47,7 @@ def test_the_bits_shown_are_those_that_numpy_and_ml_dtypes_store(bits: anatomy.A
     for row in bits.rows:
         if row.format == name:
             with np.errstate(all="ignore"):
-                stored = np.array([row.given], dtype=np.float64).astype(NUMPY[name])
+                stored = np.array([row.value], dtype=np.float64).astype(NUMPY[name])
             shown = int(row.sign + row.exponent + row.mantissa, 2)
             width = 4 if name == "float4_e2m1fn" else 8 * stored.dtype.itemsize
             if math.isfinite(row.stored):
@@ -97,7 +97,7 @@ def test_the_cpu_stands_beside_another_device_and_is_not_judged_for_it(bits: ana
     kept = {"float32": SubnormalSupport("cuda", "float32", True, True, None)}
     both = replace(bits, device="cuda", subnormals={"cuda": kept, "cpu": flushing})
     assert anatomy.check_anatomy(both)[1].verdict is Verdict.PASS
-    table = anatomy._subnormals(both)
+    table = anatomy.subnormals_table(both)
     assert table.rows == [("float32", "cuda", True, True, None), ("float32", "cpu", False, True, True)]
 
 
@@ -146,7 +146,7 @@ def test_bfloat16_has_no_odd_integers_from_256_on_and_float16_none_from_2048_on(
     for name, edge in (("bfloat16", 256), ("float16", 2048)):
         odd = torch.arange(edge + 1, 2 * edge, 2)
         assert not bool((odd.to(getattr(torch, name)).long() == odd).any())
-        assert f"{edge:,}" in {row[0]: str(row[1]) for row in ulp._integers().rows}[name]
+        assert f"{edge:,}" in {row[0]: str(row[1]) for row in ulp.tables()[1].rows}[name]
 
 
 # exp ------------------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_what_is_printed_of_exp_tells_neighbours_of_a_format_apart(name: str, co
 
 
 def test_the_last_finite_place_of_exp_is_told_apart_from_the_first_infinite_one(edges: exp.ExpStats) -> None:
-    table = exp._edges(edges)
+    table = exp.edges_table(edges)
     assert [row[0] for row in table.rows if row[-1] == "measured"] == ["float32", "bfloat16", "float16"]
     for name, _, log, last, beyond, _ in table.rows:
         assert float(str(last)) < float(str(log)) <= float(str(beyond)), name
@@ -196,10 +196,10 @@ def test_exp_and_the_naive_functions_do_what_was_expected(edges: exp.ExpStats) -
 
 
 def test_naive_softplus_is_zero_where_one_plus_exp_is_one(edges: exp.ExpStats) -> None:
-    x = np.array(edges.places["float16"])
-    for place, error in zip(x, edges.softplus["float16", "naive"], strict=True):
+    x = np.array(edges.inputs["float16"])
+    for value, error in zip(x, edges.softplus["float16", "naive"], strict=True):
         with np.errstate(all="ignore"):
-            naive = np.log(np.float16(1) + np.exp(np.float16(place)))
+            naive = np.log(np.float16(1) + np.exp(np.float16(value)))
         if naive == 0:
             assert error == 1.0
         if np.isinf(naive):
@@ -209,7 +209,7 @@ def test_naive_softplus_is_zero_where_one_plus_exp_is_one(edges: exp.ExpStats) -
 def test_an_exp_that_ends_early_a_naive_form_that_does_not_and_a_stable_one_that_is_off_are_told(
     edges: exp.ExpStats,
 ) -> None:
-    early = tuple(replace(edge, found=edge.found / 2) for edge in edges.edges)
+    early = {name: last / 2 for name, last in edges.edges.items()}
     assert len(failures(exp.check_exp(replace(edges, edges=early)))) == 3
     good = {**edges.softplus, ("float16", "naive"): edges.softplus["float16", "stable"]}
     assert len(failures(exp.check_exp(replace(edges, softplus=good)))) == 1
@@ -266,7 +266,7 @@ def test_the_share_that_is_lost_is_that_of_the_threshold_among_powers_of_ten() -
 def test_the_histogram_counts_every_magnitude_in_its_binade(lost: underflow.UnderflowStats) -> None:
     exponents = np.frexp(underflow.magnitudes().numpy())[1] - 1
     found, counts = np.unique(exponents, return_counts=True)
-    assert dict(lost.histograms["as they are"]) == dict(zip(found.tolist(), counts.tolist(), strict=True))
+    assert dict(lost.histograms["unscaled"]) == dict(zip(found.tolist(), counts.tolist(), strict=True))
     chart = underflow.histogram_chart(lost)
     least = float(ml_dtypes.finfo(ml_dtypes.bfloat16).smallest_subnormal)
     assert f"{int(found.min()) - int(math.log2(least))} powers of two more" in chart.note

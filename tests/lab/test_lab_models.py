@@ -33,12 +33,12 @@ def bad(findings: list[Finding]) -> list[str]:
 # Policy ---------------------------------------------------------------------------------------------------------------
 
 
-def facts(compute: str = "bfloat16", drift: tuple[Finding, ...] = (), probed: int = 5) -> policy.PolicyFacts:
+def facts(compute: str = "bfloat16", drift: tuple[Finding, ...] = (), probed: int = 5) -> policy.PolicyStats:
     ops = OpDtypes(
         "demo", "cpu", "bfloat16", False, (OpDtype("aten::mm", "lower_precision", ("float32",), (compute,)),)
     )
     told = drift or (Finding("policy-drift", Verdict.PASS, "cpu", "5 overloads are treated as before"),)
-    return policy.PolicyFacts("cpu", {"cpu": probed}, {"cpu": 5}, 3, told, {"cpu": ops})
+    return policy.PolicyStats("cpu", {"cpu": probed}, {"cpu": 5}, 3, told, {"cpu": ops})
 
 
 def test_the_policy_as_it_should_be_passes_and_each_departure_is_told() -> None:
@@ -65,7 +65,7 @@ def test_the_table_of_ops_tells_floating_dtypes_by_device() -> None:
 
 def test_every_device_of_this_pytorch_has_a_table_of_its_ops_and_cpu_and_cuda_differ() -> None:
     source = source_of("installed", "float16")
-    tables = [table for view in policy._of_devices(source, "cpu") for table in view.tables]
+    tables = [table for view in policy.device_views(source, "cpu") for table in view.tables]
     assert {table.title.rpartition(" on ")[2] for table in tables} == set(source.devices) >= set(policy.PAIR)
     assert all(table.rows for table in tables)
     assert diff_view(source, source, *policy.PAIR).data["changes"]
@@ -97,9 +97,9 @@ def test_the_dtypes_told_are_those_that_torch_gives(tiny: flow.Flow) -> None:
         norm = model.norm(up.float())
         down = model.down(norm)
     names = [str(t.dtype).removeprefix("torch.") for t in (x, up, norm, down)]
-    assert (seen["up"].given, seen["up"].gave) == ((names[0],), (names[1],))
-    assert (seen["norm"].given, seen["norm"].gave) == (("float32",), (names[2],))
-    assert (seen["down"].given, seen["down"].gave) == ((names[2],), (names[3],))
+    assert (seen["up"].inputs, seen["up"].outputs) == ((names[0],), (names[1],))
+    assert (seen["norm"].inputs, seen["norm"].outputs) == (("float32",), (names[2],))
+    assert (seen["down"].inputs, seen["down"].outputs) == ((names[2],), (names[3],))
 
 
 def test_a_cast_back_to_float32_is_counted_where_it_is_made(tiny: flow.Flow) -> None:
@@ -110,13 +110,13 @@ def test_a_cast_back_to_float32_is_counted_where_it_is_made(tiny: flow.Flow) -> 
 
 def test_without_autocast_all_is_float32_and_what_is_not_is_told(tiny: flow.Flow) -> None:
     assert bad(flow.check_flow(tiny)) == []
-    arms = {arm: tuple(replace(one, gave=("float64",)) for one in held) for arm, held in tiny.arms.items()}
+    arms = {arm: tuple(replace(one, outputs=("float64",)) for one in held) for arm, held in tiny.arms.items()}
     assert len(bad(flow.check_flow(replace(tiny, arms=arms)))) == 3
     assert bad(flow.check_flow(replace(tiny, arms={"": ()}))) != []
 
 
 def test_a_model_of_the_users_cache_is_described_and_never_judged(tiny: flow.Flow) -> None:
-    wide = {arm: tuple(replace(one, gave=("float32",)) for one in held) for arm, held in tiny.arms.items()}
+    wide = {arm: tuple(replace(one, outputs=("float32",)) for one in held) for arm, held in tiny.arms.items()}
     none = {arm: tuple(replace(one, kind="Quantised") for one in held) for arm, held in tiny.arms.items()}
     for arms, told in ((wide, "0 of 2 linear layers"), (none, "0 of 0 linear layers")):
         assert bad(flow.check_flow(replace(tiny, arms=arms))) != []
@@ -145,19 +145,21 @@ def test_what_is_said_of_parameters_layers_norms_losses_and_residual_sums_holds_
     subject = demo.subject()
     seen = flow.measure_flow(subject.model, subject.calls[0], name="the demo", device=device)
     assert {parameter.dtype for parameter in subject.model.parameters()} == {torch.float32}
-    gave = {kind: {one.gave for one in seen.arms["bfloat16"] if one.kind == kind} for kind in ("Linear", "LayerNorm")}
+    gave = {
+        kind: {one.outputs for one in seen.arms["bfloat16"] if one.kind == kind} for kind in ("Linear", "LayerNorm")
+    }
     assert gave == {"Linear": {("bfloat16",)}, "LayerNorm": {("float32",)}}
     blocks = [one for one in seen.arms["bfloat16"] if one.kind == "Block"]  # float32 plus a linear layer's bfloat16
-    assert [(one.given, one.gave) for one in blocks] == [(("float32",), ("float32",))] * 2
+    assert [(one.inputs, one.outputs) for one in blocks] == [(("float32",), ("float32",))] * 2
     (root,) = [one for one in seen.arms["bfloat16"] if one.module == ""]
-    assert root.gave == ("bfloat16", "float32")  # logits and loss
+    assert root.outputs == ("bfloat16", "float32")  # logits and loss
     messages = [finding.message for finding in flow.check_flow(seen)]
     assert all(f"the demo on {seen.device}" in message for message in messages)
 
 
 def test_cudas_policy_shows_without_the_device() -> None:
     seen = flow.measure_flow(Tiny(), Call((torch.randn(2, 4),)), name="tiny", device="cuda")
-    assert {one.gave for one in seen.arms["bfloat16"] if one.kind == "Linear"} == {("bfloat16",)}
+    assert {one.outputs for one in seen.arms["bfloat16"] if one.kind == "Linear"} == {("bfloat16",)}
 
 
 def test_the_tables_of_classes_and_modules_hold_every_module(tiny: flow.Flow) -> None:
@@ -211,10 +213,10 @@ def product(how: str, form: str) -> confounders.ProductStats:
 
 def stats(*products: confounders.ProductStats, same: bool = True) -> confounders.LabConfounders:
     runs = (
-        confounders.SpreadStats("the first run", (1.0, 0.5), True, True),
-        confounders.SpreadStats("again", (1.0, 0.5 if same else 0.25), same, True),
+        confounders.SpreadStats("the first run", (1.0, 0.5), True),
+        confounders.SpreadStats("again", (1.0, 0.5 if same else 0.25), True),
     )
-    return confounders.LabConfounders("cpu", ConfounderStats("float32", "cpu", {}, ()), products, (), runs)
+    return confounders.LabConfounders("cpu", ConfounderStats("float32", "cpu", {}, ()), products, runs)
 
 
 def test_tf32_in_a_product_that_is_called_float32_is_told() -> None:
@@ -237,37 +239,37 @@ def test_settings_and_threads_are_afterwards_as_they_were() -> None:
     before = settings()
     seen = confounders.measure_lab_confounders(steps=1)
     assert settings() == before
-    assert [one.setting for one in seen.products] == list(confounders.SETTINGS)
-    assert {one.name: one.same for one in seen.spread}["again, all equal"]
+    assert [product.setting for product in seen.products][:3] == list(confounders.SETTINGS)
+    assert seen.spread[1].losses == seen.spread[0].losses
     assert not bad(confounders.check_lab_confounders(seen))
 
 
 def test_cuda_graphs_are_compared_where_there_are_some() -> None:
-    on_cpu, on_cuda = (compiling.ways_on(device, full=True) for device in ("cpu", "cuda:0"))
-    assert on_cuda == (*on_cpu, *compiling.GRAPHED)
-    assert compiling.GRAPHED[0].options == {"mode": "reduce-overhead"}
-    assert compiling.ways_on("cuda") == compiling.WAYS == on_cpu[: len(compiling.WAYS)]
+    on_cpu, on_cuda = (compiling.modes_on(device, full=True) for device in ("cpu", "cuda:0"))
+    assert on_cuda == (*on_cpu, compiling.CUDA_GRAPHS)
+    assert compiling.CUDA_GRAPHS.options == {"mode": "reduce-overhead"}
+    assert compiling.modes_on("cuda") == compiling.MODES == on_cpu[: len(compiling.MODES)]
 
 
 # Compiling ------------------------------------------------------------------------------------------------------------
 
 
-def ways(**changed: object) -> compiling.CompilingStats:
-    eager = compiling.WayStats("eager", 0.1, 0, 0, 1e-3, 2e-3)
-    other = replace(compiling.WayStats("compiled, autocast inside", 5.0, 1, 0, 1e-3, 2e-3), **changed)
-    return compiling.CompilingStats("cpu", (eager, other), None, Run(), "")
+def stats_of(**changed: object) -> compiling.CompilingStats:
+    eager = compiling.ModeStats("eager", 0.1, 0, 0, 1e-3, 2e-3)
+    other = replace(compiling.ModeStats("compiled, autocast inside", 5.0, 1, 0, 1e-3, 2e-3), **changed)
+    return compiling.CompilingStats("cpu", (eager, other), None, Run())
 
 
 def test_one_graph_as_right_as_eager_passes_and_each_departure_is_told() -> None:
-    assert bad(compiling.check_compiling(ways())) == []
-    assert "2 graphs, 1 breaks" in bad(compiling.check_compiling(ways(graphs=2, breaks=1)))[0]
-    assert len(bad(compiling.check_compiling(ways(gradient=1e-2)))) == 1
-    assert len(bad(compiling.check_compiling(ways(gradient=math.nan)))) == 1
+    assert bad(compiling.check_compiling(stats_of())) == []
+    assert "2 graphs, 1 breaks" in bad(compiling.check_compiling(stats_of(graphs=2, breaks=1)))[0]
+    assert len(bad(compiling.check_compiling(stats_of(gradient=1e-2)))) == 1
+    assert len(bad(compiling.check_compiling(stats_of(gradient=math.nan)))) == 1
 
 
 def test_a_way_that_this_machine_lacks_and_starts_that_were_not_measured_are_skipped_with_the_reason() -> None:
-    lacking = ways(raised="no compiler", lacking=True)
-    found = compiling.check_compiling(replace(lacking, startup=None, untold="no room"))
+    lacking = stats_of(raised="no compiler", lacking=True)
+    found = compiling.check_compiling(replace(lacking, startup="no room"))
     assert [one.verdict for one in found] == [Verdict.SKIP, Verdict.SKIP]
     assert "no compiler" in found[0].message
     assert "no room" in found[1].message
@@ -280,10 +282,10 @@ class Broken(CharTransformer):
 
 
 def test_a_graph_break_under_fullgraph_is_a_failure_and_no_lack_of_a_tool() -> None:
-    whole = tuple(way for way in compiling.WAYS if way.name in (compiling.EAGER, "compiled, fullgraph"))
+    whole = tuple(mode for mode in compiling.MODES if mode.name in (compiling.EAGER, "compiled, fullgraph"))
     with dynamo_still():
         seen = compiling.measure_compiling(
-            ways=whole, model=Broken(layers=1, width=16, heads=2), budget=0.05, startup=False
+            modes=whole, model=Broken(layers=1, width=16, heads=2), budget=0.05, startup=False
         )
     found = [one for one in compiling.check_compiling(seen) if "fullgraph" in one.message]
     assert [one.verdict for one in found] == [Verdict.FAIL]
@@ -291,13 +293,13 @@ def test_a_graph_break_under_fullgraph_is_a_failure_and_no_lack_of_a_tool() -> N
 
 def test_the_whole_run_shows_every_way_and_draws_its_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     arms = tuple(ArmTimes(name, (0.01,) * 20) for name in ("eager", TWIN, "compiled, autocast inside"))
-    held = replace(ways(), speeds=SpeedStats("a step of the demo", arms))
-    broken = compiling.WayStats("compiled, fullgraph", raised="Unsupported: a break")
-    monkeypatch.setattr(compiling, "measure_compiling", lambda *_, **__: replace(held, ways=(*held.ways, broken)))
+    held = replace(stats_of(), speeds=SpeedStats("a step of the demo", arms))
+    broken = compiling.ModeStats("compiled, fullgraph", raised="Unsupported: a break")
+    monkeypatch.setattr(compiling, "measure_compiling", lambda *_, **__: replace(held, modes=(*held.modes, broken)))
     run = compiling.run()
     assert run.coverage.total == 2
     assert [row[0] for row in run.tables[0].rows] == [
-        *(way.name for way in held.ways),
+        *(mode.name for mode in held.modes),
         f"{broken.name}: {broken.raised}",
     ]
     assert run.tables[0].rows[-1][1:] == (None,) * 8
@@ -310,10 +312,10 @@ def test_autocast_outside_and_inside_of_the_compiled_function_give_one_graph_eac
         seen = compiling.measure_compiling(
             model=CharTransformer(layers=1, width=16, heads=2), budget=0.05, startup=False
         )
-    by_name = {way.name: way for way in seen.ways}
+    by_name = {mode.name: mode for mode in seen.modes}
     if by_name["compiled, autocast outside"].raised:
         pytest.skip(by_name["compiled, autocast outside"].raised)
-    assert [(way.graphs, way.breaks) for way in seen.ways] == [(0, 0), (1, 0), (1, 0), (1, 0)]
-    assert all(0 < way.gradient < 0.1 for way in seen.ways)
+    assert [(mode.graphs, mode.breaks) for mode in seen.modes] == [(0, 0), (1, 0), (1, 0), (1, 0)]
+    assert all(0 < mode.gradient < 0.1 for mode in seen.modes)
     assert seen.speeds is not None
-    assert [arm.name for arm in seen.speeds.compared] == [way.name for way in compiling.WAYS[1:]]
+    assert [arm.name for arm in seen.speeds.compared] == [mode.name for mode in compiling.MODES[1:]]

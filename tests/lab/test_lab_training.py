@@ -12,9 +12,21 @@ from torch._inductor.exc import InvalidCxxCompiler, TritonMissing
 
 from ampcheck import demo
 from ampcheck.core.run import Verdict, Where
-from ampcheck.lab import loop_views, training
-from ampcheck.lab.loops import AMP_BFLOAT16, AMP_FLOAT16, FLOAT32, NAIVE, Culprit, Loop, Mode, StepSeen, windows
-from ampcheck.lab.training import TrainingRun, TrainingStats
+from ampcheck.lab import training
+from ampcheck.lab.loops import (
+    AMP_BFLOAT16,
+    AMP_FLOAT16,
+    FLOAT32,
+    NAIVE,
+    Culprit,
+    Loop,
+    Mode,
+    StepStats,
+    TrainingRun,
+    train,
+    windows,
+)
+from ampcheck.lab.training import TrainingStats
 from ampcheck.report.charts import chart_svg
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 
@@ -78,7 +90,7 @@ def test_a_scaler_that_overflows_is_seen_to_skip_the_step() -> None:
 
 
 def test_naive_float16_breaks_in_the_first_update_where_adamw_divides_by_zero() -> None:
-    run = training.train(small(NAIVE), 3)
+    run = train(small(NAIVE), 3)
     assert run.stopped == 0
     assert len(run.steps) == 1
     assert math.isfinite(run.steps[0].loss)
@@ -90,7 +102,7 @@ def test_an_overflow_in_forward_is_named_with_its_module() -> None:
     loop = small(NAIVE)
     with torch.no_grad():
         loop.model.blocks[0].up.weight[:, 0] = 60000.0  # times a normalised value beyond 1.1 it is infinite
-    run = training.train(loop, 2)
+    run = train(loop, 2)
     assert run.stopped == 0
     assert run.culprit is not None
     assert run.culprit.where.phase == "forward"
@@ -98,7 +110,7 @@ def test_an_overflow_in_forward_is_named_with_its_module() -> None:
 
 
 def test_a_healthy_run_is_validated_at_its_begin_and_end() -> None:
-    run = training.train(small(AMP_BFLOAT16), 3)
+    run = train(small(AMP_BFLOAT16), 3)
     assert run.stopped is None
     assert [step for step, _ in run.validation] == [0, 3]
     assert run.validation[-1][1] < run.validation[0][1]
@@ -108,7 +120,7 @@ def test_a_healthy_run_is_validated_at_its_begin_and_end() -> None:
 
 
 def made(mode: Mode, end: float = 2.0, *, compiled: bool = False, stopped: int | None = None) -> TrainingRun:
-    steps = tuple(StepSeen(4.0 - 0.1 * n, 1.0, 65536.0 * 2**n, n == 2) for n in range(5))
+    steps = tuple(StepStats(4.0 - 0.1 * n, 1.0, 65536.0 * 2**n, n == 2) for n in range(5))
     culprit = Culprit(Where("update", op="aten::addcdiv_"), "float16", 7) if stopped is not None else None
     return TrainingRun(mode, compiled, steps, ((0, 4.0), (5, end)), 0.1, stopped, culprit)
 
@@ -140,7 +152,7 @@ def test_a_run_that_breaks_a_naive_one_that_does_not_and_one_that_strays_are_war
 
 def test_nothing_is_compared_with_a_reference_that_broke() -> None:
     found = training.check_training(stats(made(FLOAT32, stopped=1), made(AMP_BFLOAT16)))
-    assert not of(found, "lie apart")
+    assert not of(found, "the spread of")
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(0.5, Verdict.PASS), (2.0, Verdict.WARN)])
@@ -152,7 +164,7 @@ def test_a_slower_arm_is_a_warning_and_never_a_failure(factor: float, verdict: V
     )
     found = training.check_training(stats(made(FLOAT32), made(AMP_BFLOAT16), speeds=(SpeedStats("a step", arms),)))
     assert found[-1].verdict is verdict
-    assert found[-1].check == training.CHECK.slug
+    assert found[-1].check == "lab-training"
 
 
 def test_too_few_cycles_decide_nothing() -> None:
@@ -169,11 +181,11 @@ def test_a_run_that_this_machine_cannot_make_is_skipped_with_the_reason() -> Non
 
 def test_tables_and_charts_show_every_run_the_break_and_the_skipped_step() -> None:
     shown = stats(made(FLOAT32), made(NAIVE, stopped=4), made(AMP_FLOAT16), made(AMP_FLOAT16, compiled=True))
-    (result,) = loop_views.tables(shown)
+    (result,) = training.tables(shown)
     assert [row[0] for row in result.rows] == [run.name for run in shown.runs]
     assert "aten::addcdiv_" in str(result.rows[1][-1])
     shown = replace(shown, moving=made(AMP_FLOAT16))
-    charts = {chart.title: chart for chart in loop_views.charts(shown)}
+    charts = {chart.title: chart for chart in training.charts(shown)}
     assert [marker.x for marker in charts["Training loss"].markers] == [4.0]
     assert [marker.x for marker in charts["A loss scale that moves"].markers] == [2.0]
     assert charts["A loss scale that moves"].series[0].y[0] == 16.0
@@ -193,7 +205,7 @@ def test_a_short_measurement_trains_what_was_asked_and_times_it() -> None:
     assert [run.name for run in seen.runs] == ["float32", "autocast float16"]
     assert len(seen.seeds) == len(training.SEEDS)
     assert {arm.name for speeds in seen.speeds for arm in speeds.compared} == {"autocast float16"}
-    assert len(loop_views.tables(seen)) == 2
+    assert len(training.tables(seen)) == 2
     # Precisions are compared under PyTorch's own scale; the one that moves is a run of its own.
     assert {(step.scale, step.skipped) for step in seen.runs[1].steps} == {(65536.0, False)}
     assert seen.moving is not None

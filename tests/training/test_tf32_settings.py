@@ -178,7 +178,7 @@ def test_a_matmul_of_operands_that_lost_bits_is_found_with_its_place(bits: int) 
     (finding,) = check_operands(stats, LIMITS)
     assert finding.verdict is Verdict.FAIL
     assert finding.where.op == "aten::mm"
-    assert finding.where.file.endswith("test_tf32.py")
+    assert finding.where.file.endswith("test_tf32_settings.py")
     exact = a.double() @ b.double()
     error = float(((cut(a, bits) @ cut(b, bits)).double() - exact).norm() / exact.norm()) * 2**24
     assert finding.observed == pytest.approx(error)
