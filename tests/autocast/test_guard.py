@@ -197,11 +197,13 @@ def test_all_switches_that_are_left_changed_are_named_together_and_put_back(name
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="PyTorch before 2.9 has no fp32_precision")
 def test_the_newer_precision_switches_are_seen_where_the_old_flags_cannot_be_read_any_more() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+
     def leak() -> None:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
 
     finding = only(judged(leak, "autocast-state"))
-    assert "torch.backends.cuda.matmul.fp32_precision was none and is tf32" in finding.message
+    assert f"torch.backends.cuda.matmul.fp32_precision was {before} and is tf32" in finding.message
     assert torch.get_float32_matmul_precision() == "highest"
 
 
