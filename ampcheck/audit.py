@@ -22,7 +22,7 @@ from ampcheck.core.arguments import DType, parse_dtypes, parse_integer, parse_na
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Scalar, Verdict, merge, verify
 from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
@@ -168,7 +168,7 @@ def _plan(
         graphs=compiled_kind or (compile and bool(set(checks or ()) & set(graph_checks.COMPILER_CHECKS))),
         checks=checks,
         limits=limits,
-        bounds=(limits or load_settings().limits).with_(subject.limits, f"the subject {subject.name}"),
+        bounds=resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}"),
     )
 
 
@@ -288,7 +288,7 @@ def _audit_unchanged(
             findings = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
         runs.append(Run(findings=tuple(findings)))
 
-    bounds = limits or load_settings().limits
+    bounds = resolve_limits(limits)
     sums = callable_checks.judge_call(call_with_caches if caches else call, subject.name, bounds, checks)
     return merge([*runs, sums])
 

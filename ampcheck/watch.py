@@ -21,7 +21,7 @@ from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.arguments import parse_choice, parse_flag, parse_integer, parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Finding, Run, Verdict, emit, merge, verify
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import OpObservation, observation_run
@@ -209,15 +209,15 @@ def watched(
     modules = modules_of(plain) if plain is not None else ()
     device = torch.device(next((str(p.device) for root in modules for p in root.parameters()), "cpu")).type
     measured = {"ops", "values", "training"} & set(families)
-    bounds = limits or (load_settings().limits if measured else Limits())  # reads a file
+    bounds = resolve_limits(limits) if measured or limits is not None else Limits()  # the settings are a file
     monitors: list[_Monitor] = []
-    if "autocast" in families:
-        monitors.append(_Autocast(shown, _named(wanted, GUARD_CHECKS)))
     if "graphs" in families:
         monitors.append(_Graphs(shown, graphs or GraphLimits()))
     if "ops" in families:
         root = plain if isinstance(plain, torch.nn.Module) else None
         monitors.append(_Ops(shown, root, bounds, _named(wanted, OP_CHECKS)))
+    if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
+        monitors.append(_Autocast(shown, _named(wanted, GUARD_CHECKS)))
     if "values" in families:
         if is_intercepted():
             raise UsageError("a watch of compiled code cannot contain another: watch one model at a time")

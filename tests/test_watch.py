@@ -206,3 +206,16 @@ def test_watching_leaves_no_trace_in_the_compiler() -> None:
         assert compile_fx.compile_fx is not entry
     assert compile_fx.compile_fx is entry
     assert interception.unsupported() == ""
+
+
+@pytest.mark.parametrize("checks", [None, ("autocast-bypass",), ("autocast-bypass", "overflow")], ids=str)
+def test_an_op_that_bypasses_autocast_is_reported_whatever_else_is_watched(checks: tuple[str, ...] | None) -> None:
+    a, b = torch.randn(8, 8), torch.randn(8, 8)
+    with ampcheck.watch(checks=checks, raises=False) as seen, torch.autocast("cpu", torch.bfloat16):
+        torch.zeros(8, 8).addmm_(a, b)
+    assert "autocast-bypass" in {finding.check for finding in seen.run.of(Verdict.WARN)}
+
+
+def test_limits_of_another_type_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"limits must be ampcheck.Limits\(...\); found a dict"):
+        ampcheck.watch(limits={"headroom": 2.0})  # type: ignore[arg-type]

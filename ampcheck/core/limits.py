@@ -53,6 +53,15 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
 
+def resolve_limits(limits: Limits | None) -> Limits:
+    """The limits that were passed, by default those of `load_settings()`. Raises `UsageError` for another type."""
+    if limits is None:
+        return load_settings().limits
+    if not isinstance(limits, Limits):
+        raise UsageError(f"limits must be ampcheck.Limits(...); found a {type(limits).__name__}")
+    return limits
+
+
 def load_settings(start: Path | None = None) -> Settings:
     """The settings of the nearest `pyproject.toml` at or above `start` (the working directory); defaults without one.
 

@@ -81,10 +81,6 @@ def run_marked(item: pytest.Item, arguments: MarkerArguments) -> Iterator[None]:
     """Run the test's body inside; raise `AssertionError` with the failures of the checks on leaving."""
     __tracebackhide__ = True
     with ExitStack() as stack:
-        if arguments.guards:
-            from ampcheck.watch import watch
-
-            stack.enter_context(watch(checks=arguments.guards, name=item.nodeid))
         if arguments.lock is not None:
             from ampcheck.autocast.locks.lock import lock_path, locked_calls
 
@@ -95,8 +91,9 @@ def run_marked(item: pytest.Item, arguments: MarkerArguments) -> Iterator[None]:
             from ampcheck.autocast.emulate import emulate
 
             stack.enter_context(emulate(arguments.device))
-        if arguments.checks is not None:
+        if arguments.checks is not None or arguments.guards:
             from ampcheck.watch import OP_CHECKS, watch
 
-            stack.enter_context(watch(checks=arguments.checks or OP_CHECKS, name=item.nodeid))
+            checks = () if arguments.checks is None else arguments.checks or tuple(OP_CHECKS)
+            stack.enter_context(watch(checks=(*checks, *arguments.guards), name=item.nodeid))
         yield

@@ -16,7 +16,7 @@ from ampcheck.core.arguments import LOW, DType, is_number, parse_dtypes, parse_i
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Coverage, Run, Table, merge, verify
 from ampcheck.core.subject import Subject, name_of
 from ampcheck.numerics import arm_name, native_format
@@ -108,7 +108,7 @@ def assert_property(
         subject = Subject((model, first.args, dict(first.kwargs)), name=title)
         wanted, native = _dtypes(subject, dtype)
         runs = []
-        bounds = limits or load_settings().limits
+        bounds = resolve_limits(limits)
         for low in wanted:
             arms = Arms(subject, low, device=placement.device, native=native)
             compiled = Compiled(arms) if compile else None

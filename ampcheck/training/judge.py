@@ -14,7 +14,7 @@ from ampcheck.catalog.training import RESUME, SCALE_INVARIANCE, SCALER_PROTOCOL
 from ampcheck.core.arguments import parse_integer, parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Run, Verdict, merge, verify
 from ampcheck.core.subject import Kind, Subject, as_subject
@@ -49,7 +49,7 @@ def judge_training(
         parse_integer(steps, "steps")
     loop = TrainingLoop(subject)
     loop.settled = settled
-    bounds = (limits or load_settings().limits).with_(subject.limits, f"the subject {subject.name}")
+    bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     wanted = frozenset(slug for slug in CHECKS if checks is None or slug in checks)
     with loop.preserved() as start:
         device = device if torch.device(device).type != "cpu" else loop.device_type

@@ -41,7 +41,7 @@ from ampcheck.compiled.accuracy.stats import (
 from ampcheck.compiled.options import CompileOptions, Optimizer
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Coverage, Finding, Run, Where
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics.arm_format import native_format
@@ -121,7 +121,7 @@ def judge_accuracy(
     made = as_subject(subject)
     if made.kind not in KINDS:
         raise UsageError(f"{made.name} is of kind '{made.kind.value}': compiled code is judged through its model")
-    bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
+    bounds = resolve_limits(limits).with_(made.limits, f"the subject {made.name}")
     stats = measure_accuracy(
         made,
         device=device,

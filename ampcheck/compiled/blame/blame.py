@@ -24,7 +24,7 @@ from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits, load_settings
+from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Where, merge
 from ampcheck.core.subject import Kind, Subject, as_subject
@@ -75,7 +75,7 @@ def blame(
         )
     placement = place(device)
     native = native_format(made)
-    bounds = (limits or load_settings().limits).with_(made.limits, f"the subject {made.name}")
+    bounds = resolve_limits(limits).with_(made.limits, f"the subject {made.name}")
     wanted = _dtypes(made, dtype, native)
     found = []
     with placement.entered():
