@@ -23,7 +23,7 @@ from ampcheck.core.chart import Series as Series
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import from_plain, read_json, tag_nonfinite, to_plain, untag_nonfinite
-from ampcheck.core.text import clean
+from ampcheck.core.text import clean, counted
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""
@@ -133,18 +133,7 @@ class Coverage:
         return sum(self.seen.values())
 
     def __str__(self) -> str:
-        seen = ((_singular(what) if count == 1 else what, count) for what, count in self.seen.items())
-        return ", ".join(f"{count:,} {what}" for what, count in seen) or "nothing"
-
-
-def _singular(what: str) -> str:
-    """The singular of a plural, whose first plural word is the noun: `losses`, `sets of modules`."""
-    words = what.split(" ")
-    for index, word in enumerate(words):
-        if word.endswith("s") and not word.endswith("ss") and word != "series":
-            words[index] = word[:-2] if word.endswith("sses") else word[:-1]
-            break
-    return " ".join(words)
+        return ", ".join(counted(count, what) for what, count in self.seen.items()) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Text from outside, such as a model's name or an error's message, made safe to print."""
+"""Text that is safe to print, and counts with their nouns."""
 
 from __future__ import annotations
 
@@ -20,3 +20,18 @@ def clean(text: str) -> str:
 def _visible(character: str) -> str:
     hostile = unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS
     return character.encode("unicode_escape").decode() if hostile and character not in "\n\t" else character
+
+
+def counted(count: int, plural: str) -> str:
+    """`1 loss`, `2 losses`: a count and what it counts, whose first plural word is the noun (`sets of modules`)."""
+    return f"{count:,} {singular(plural) if count == 1 else plural}"
+
+
+def singular(plural: str) -> str:
+    """The singular of a noun, possibly with words after it."""
+    words = plural.split(" ")
+    for index, word in enumerate(words):
+        if word.endswith("s") and not word.endswith("ss") and word != "series":
+            words[index] = word[:-2] if word.endswith("sses") else word[:-1]
+            break
+    return " ".join(words)

@@ -9,6 +9,7 @@ from decimal import Decimal
 
 from ampcheck.core.run import Scalar
 from ampcheck.core.text import clean as clean
+from ampcheck.core.text import singular
 
 MIN_WIDTH = 20
 """Width of the lines on narrower terminals."""
@@ -46,6 +47,8 @@ def is_number(value: object) -> bool:
 
 def quantity(value: float | None, unit: str) -> str:
     """A number with its unit, such as `0.31 %`; empty for None."""
+    if value == 1 and " " not in unit:
+        unit = singular(unit)
     return "" if value is None else f"{number(value)} {unit}".rstrip()
 
 

@@ -10,6 +10,7 @@ from ampcheck.core.check import Check, first_findings
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
+from ampcheck.core.text import counted
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 
 _ROWS = 40
@@ -180,7 +181,7 @@ def _is_emptied(site: SiteStats) -> bool:
 
 def _bad_elements(site: SiteStats) -> str:
     counts = ((site.overflowed, f"beyond {site.format}"), (site.infs, "inf"), (site.nans, "NaN"))
-    return ", ".join(f"{count:,} elements {what}" for count, what in counts if count) + f" among {site.numel:,}"
+    return ", ".join(counted(count, f"elements {what}") for count, what in counts if count) + f" among {site.numel:,}"
 
 
 def _value(site: SiteStats) -> str:

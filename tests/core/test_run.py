@@ -20,6 +20,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from ampcheck.catalog.numerics import OVERFLOW
 from ampcheck.core.errors import UsageError
 from ampcheck.core.files import write_atomically
 from ampcheck.core.run import (
@@ -40,7 +41,6 @@ from ampcheck.core.run import (
     finding_from_dict,
     finding_to_dict,
     merge,
-    passed,
     verify,
 )
 from ampcheck.core.text import clean
@@ -795,10 +795,10 @@ def test_a_record_cannot_be_changed(run: Run, data: st.DataObject) -> None:
 
 
 def test_a_pass_says_how_much_it_rests_on_and_nothing_looked_at_is_no_pass() -> None:
-    kept = passed("overflow", "model", "12 ops stayed finite", 12, observed=0, limit=0, unit="elements")
+    kept = OVERFLOW.passed("model", "12 ops stayed finite", 12, observed=0, limit=0, unit="elements")
     assert (kept.verdict, kept.seen) == (Verdict.PASS, 12)
     assert finding_from_dict(finding_to_dict(kept)) == kept
-    empty = passed("overflow", "model", "0 ops stayed finite", 0, observed=0, limit=0, unit="elements")
+    empty = OVERFLOW.passed("model", "0 ops stayed finite", 0, observed=0, limit=0, unit="elements")
     assert (empty.verdict, empty.seen) == (Verdict.SKIP, 0)
     assert empty.message == "nothing to judge: 0 ops stayed finite"
     assert empty.observed is empty.limit is None
