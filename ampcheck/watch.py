@@ -158,7 +158,8 @@ def watch(
     and each N-th call of a graph, the first among them. raises: raise `AssertionError` for failures when the block
     ends; if False, the run is recorded and nothing is raised. level: which values of a graph are measured: `casts`
     (roundings to 16 bits), `ops` (the result of every op) or `all` (every floating value). graphs: number of graph
-    breaks and recompilations to allow. limits: by default those of `[tool.ampcheck]`.
+    breaks and recompilations to allow; it selects the checks of graphs as well. limits: by default those of
+    `[tool.ampcheck]`.
 
     Training: memory is needed for one copy of the weights during a measured step; for 16-bit weights, for a second copy
     during the whole block and one byte per element; and for a 64 MiB comparison buffer. Steps inside compiled code
@@ -180,11 +181,14 @@ def watch(
 @contextmanager
 def _watch(seen: Watched, raises: bool) -> Iterator[Watched]:
     __tracebackhide__ = True
+    entered = False
     try:
         with seen:
+            entered = True
             yield seen
     except BaseException:
-        emit(seen.run)
+        if entered:
+            emit(seen.run)
         raise
     (verify if raises else emit)(seen.run)
 
@@ -203,6 +207,10 @@ def watched(
     model, optimizers, scaler = _sort(objects)
     compiled = model is not None and _is_compiled(model)
     families = _families(model, bool(optimizers), compiled, checks)
+    if graphs is not None and "graphs" not in families:
+        if checks is not None:
+            raise UsageError(f"graphs= limits the checks {', '.join(COMPILER_CHECKS)}; name one in checks=")
+        families.append("graphs")
     wanted = None if checks is None else (checks,) if isinstance(checks, str) else tuple(checks)
     plain = dynamo.uncompiled(model)
     shown = name or ("this block" if plain is None else getattr(plain, "__name__", type(plain).__name__))

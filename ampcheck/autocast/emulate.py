@@ -24,6 +24,7 @@ from ampcheck.autocast.kernels import CallObserver, CastCache, make_kernel
 from ampcheck.autocast.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, load_release, release_of, releases
 from ampcheck.autocast.probe import low_dtype, measure_policy
 from ampcheck.autocast.state import autocast_key, device_type, nesting, registered
+from ampcheck.core.arguments import DType
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.patching import replaced
 
@@ -34,7 +35,7 @@ _active: list[Emulation] = []
 _lock = threading.RLock()
 
 
-def emulate(device: str = "cuda", dtype: torch.dtype | str | None = None, *, release: str | None = None) -> Emulation:
+def emulate(device: str = "cuda", dtype: DType | None = None, *, release: str | None = None) -> Emulation:
     """A context in which CPU tensors follow the autocast policy of `device`.
 
     device: a device type that autocast knows, such as `cuda`. dtype: enter autocast to it, as
@@ -54,7 +55,7 @@ def emulate(device: str = "cuda", dtype: torch.dtype | str | None = None, *, rel
     return Emulation(emulated_policy(device, dtype, release), low_dtype(dtype) if dtype is not None else None)
 
 
-def emulated_policy(device: str, dtype: torch.dtype | str | None = None, release: str | None = None) -> Policy:
+def emulated_policy(device: str, dtype: DType | None = None, release: str | None = None) -> Policy:
     """The policy of a device under a release, custom ops of this process included.
 
     Ops that only the device's own builds of PyTorch register, such as cuDNN's recurrent layers, come from the shipped

@@ -27,6 +27,7 @@ from ampcheck.autocast.locks.lock import (
 from ampcheck.autocast.policy import load_release, nearest, releases
 from ampcheck.autocast.probe import build, measure_policy
 from ampcheck.catalog.autocast import POLICY_BANNED, POLICY_GAP, POLICY_UNREGISTERED
+from ampcheck.core.arguments import DType
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Table, verify
@@ -49,7 +50,7 @@ def assert_policy(
     release: str | None = None,
     lock: PathLike | None = None,
     device: Devices | None = None,
-    dtype: Dtypes | None = None,
+    dtype: DType | Sequence[DType] | None = None,
     name: str = "",
 ) -> Run:
     """Assert that autocast treats ops as expected: those of a model as its lock says, or without a model all of them.

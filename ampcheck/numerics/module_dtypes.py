@@ -14,6 +14,7 @@ from ampcheck.autocast.device import place
 from ampcheck.autocast.observe import OpDtype, OpDtypes, check_op_dtypes, observe_ops
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.catalog.numerics import DTYPE
+from ampcheck.core.arguments import DType
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
@@ -71,7 +72,7 @@ def assert_dtypes(
     expected: Mapping[str, torch.dtype | str | None],
     *,
     device: str = "cpu",
-    dtype: torch.dtype | str | None = None,
+    dtype: DType | None = None,
     name: str = "",
 ) -> Run:
     """Assert that modules and ops give the dtypes that `expected` declares for them.

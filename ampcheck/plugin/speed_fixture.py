@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ampcheck.core.run import Finding, Run
     from ampcheck.speed.baseline import Baseline, EarlierHistory
-    from ampcheck.speed.benchmark import Benchmark, SpeedOptions
+    from ampcheck.speed.benchmark import Benchmark, SpeedTestOptions
     from ampcheck.speed.clock import Clock
     from ampcheck.speed.paired import Step
     from ampcheck.speed.stats import SpeedRecord, SpeedStats
@@ -140,7 +140,9 @@ class Speed:
         pytest.skip(f"nothing was measured: {reason}")
 
     @contextmanager
-    def _options(self, keywords: Mapping[str, object], allowed: frozenset[str]) -> Iterator[tuple[str, SpeedOptions]]:
+    def _options(
+        self, keywords: Mapping[str, object], allowed: frozenset[str]
+    ) -> Iterator[tuple[str, SpeedTestOptions]]:
         """The name of the test and its options.
 
         An exception before pytest-benchmark was used is raised through it as well, or it would warn that it was unused.
@@ -159,8 +161,8 @@ class Speed:
                 self._benchmark.pedantic(_raising(error))
             raise
 
-    def _merged(self, keywords: Mapping[str, object], allowed: frozenset[str]) -> SpeedOptions:
-        from ampcheck.speed.benchmark import SpeedOptions
+    def _merged(self, keywords: Mapping[str, object], allowed: frozenset[str]) -> SpeedTestOptions:
+        from ampcheck.speed.benchmark import SpeedTestOptions
 
         marked = MarkerArguments.of(self._item).speed
         known = JUDGED | MEASURED
@@ -171,7 +173,7 @@ class Speed:
                 f"{self._item.name} sets {unused[0]}, which has no effect: {reason}; remove it, or call {other}"
             )
         arguments = {name: value for name, value in keywords.items() if value is not None}
-        return SpeedOptions.of({"device": self._device}, marked, arguments)
+        return SpeedTestOptions.of({"device": self._device}, marked, arguments)
 
     def _disabled(self) -> str:
         """The reason why pytest-benchmark measures nothing; "" if it measures."""
@@ -179,7 +181,7 @@ class Speed:
             return ""
         return why_disabled(self._item.config) or "pytest-benchmark is disabled"
 
-    def _record(self, measured: Benchmark, arms: Mapping[str, Step], options: SpeedOptions) -> Run:
+    def _record(self, measured: Benchmark, arms: Mapping[str, Step], options: SpeedTestOptions) -> Run:
         """Pass the result to pytest-benchmark and the session; return the run with the findings about baselines."""
         records = [record.to_dict() for record in measured.records]
         self._benchmark.extra_info["ampcheck"] = records[0] if len(records) == 1 else records

@@ -20,7 +20,7 @@ from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, WHERE, Rule, check_spee
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedOptions:
+class SpeedTestOptions:
     """The arguments of a speed test, as `assert_speed` and `measure_speed` take them.
 
     precision: of the arms, one of `ampcheck.speed.steps.PRECISIONS`; only equal precisions are compared. comparisons:
@@ -53,7 +53,7 @@ class SpeedOptions:
             parse_choice(self.precision, "precision", PRECISIONS)
 
     @classmethod
-    def of(cls, *arguments: Mapping[str, object]) -> SpeedOptions:
+    def of(cls, *arguments: Mapping[str, object]) -> SpeedTestOptions:
         """Arguments by name; the later ones count. Raises `UsageError` for an unknown name."""
         known = [option.name for option in fields(cls)]
         merged = {name: value for several in arguments for name, value in several.items()}
@@ -71,7 +71,7 @@ class Benchmark:
     records: tuple[SpeedRecord, ...]
 
 
-def judge_benchmark(arms: Mapping[str, Step], options: SpeedOptions, *, name: str, tests: int = 1) -> Benchmark:
+def judge_benchmark(arms: Mapping[str, Step], options: SpeedTestOptions, *, name: str, tests: int = 1) -> Benchmark:
     """Measure the arms and judge those that `options.at_least` names.
 
     tests: how many speed tests the session has. Each of them gets an equal part of the false alarms that the suite may
@@ -101,7 +101,7 @@ def judge_benchmark(arms: Mapping[str, Step], options: SpeedOptions, *, name: st
     return Benchmark(stats, replace(run, tables=(replace(table, note=table.note + shared),)), records)
 
 
-def measure_benchmark(arms: Mapping[str, Step], options: SpeedOptions, *, name: str) -> Benchmark:
+def measure_benchmark(arms: Mapping[str, Step], options: SpeedTestOptions, *, name: str) -> Benchmark:
     """Measure the arms until their ratios are known to `options.width`, without a verdict."""
     stats = measure_speed(
         arms,
@@ -117,7 +117,7 @@ def measure_benchmark(arms: Mapping[str, Step], options: SpeedOptions, *, name: 
 
 
 def skip_benchmark(
-    arms: Mapping[str, Step], options: SpeedOptions, *, name: str, reason: str, judged: bool = True
+    arms: Mapping[str, Step], options: SpeedTestOptions, *, name: str, reason: str, judged: bool = True
 ) -> Run:
     """Call each arm once without measuring: SKIP for each. An exception of an arm passes. judged: there are limits."""
     PairedMeasurement(arms, device=options.device, clock=options.clock)  # raises for wrong arms and devices

@@ -7,44 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ampcheck.catalog.speed import SPEEDUP
-from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, verify
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
 from ampcheck.speed.clock import Clock
 from ampcheck.speed.interval import log_ratios, paired_ratio
 from ampcheck.speed.paired import BUDGET, Step, measure_speed
 from ampcheck.speed.stats import ArmTimes, SpeedStats
-from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Rule, aa_noise, check_speed, is_decided, limits_of
-from ampcheck.torchtools.restore import restoring
-
-
-@restoring
-def assert_speed(
-    arms: Mapping[str, Step],
-    *,
-    at_least: float | Mapping[str, float] = 1.0,
-    effect: float = EFFECT,
-    comparisons: int | None = None,
-    false_alarms: float = FALSE_ALARMS,
-    subject: str = "subject",
-    device: str = "cpu",
-    budget: float = BUDGET,
-    clock: Clock | None = None,
-    seed: int = 0,
-) -> Run:
-    """Require that each arm is at least `at_least` times as fast as the first, which is the reference.
-
-    arms: name to a callable without arguments. at_least: one ratio for all, or one for each arm that is judged.
-    effect: a shortfall below this share does not count. comparisons: how many such comparisons the whole suite
-    makes (by default those of this call), so that together at most `false_alarms` of suites fail without a cause.
-    budget: seconds of timed steps at most; it ends earlier when the verdict is decided.
-
-    Raises `AssertionError` for a FAIL, never for an UNDECIDED; `UsageError` as `measure_speed` does.
-    """
-    __tracebackhide__ = True
-    limits = limits_of(arms, at_least)
-    number = max(1, len(limits)) if comparisons is None else comparisons
-    rules = {name: Rule(limit, effect, number, false_alarms) for name, limit in limits.items()}
-    stats = measure_until_decided(arms, rules, subject=subject, device=device, budget=budget, clock=clock, seed=seed)
-    return verify(speed_run(stats, check_speed(stats, rules)))
+from ampcheck.speed.verdict import Rule, aa_noise, is_decided
 
 
 def measure_until_decided(

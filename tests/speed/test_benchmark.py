@@ -10,14 +10,14 @@ from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError, Verdict
 from ampcheck.report.charts import chart_svg
-from ampcheck.speed.benchmark import SpeedOptions, judge_benchmark, measure_benchmark, skip_benchmark
+from ampcheck.speed.benchmark import SpeedTestOptions, judge_benchmark, measure_benchmark, skip_benchmark
 from ampcheck.speed.verdict import Rule
 
 ARMS = {"eager": taking(0.02), "compiled": taking(0.01), "autotuned": taking(0.008)}
 
 
-def options(**arguments: Any) -> SpeedOptions:
-    return SpeedOptions.of({"clock": SimulatedClock(), "budget": 2.0}, arguments)
+def options(**arguments: Any) -> SpeedTestOptions:
+    return SpeedTestOptions.of({"clock": SimulatedClock(), "budget": 2.0}, arguments)
 
 
 def test_each_judged_arm_has_a_verdict_and_a_record_of_it() -> None:
