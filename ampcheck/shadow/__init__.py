@@ -4,3 +4,4 @@ from ampcheck.shadow.bounds import Examination as Examination
 from ampcheck.shadow.faults import Fault as Fault
 from ampcheck.shadow.faults import Step as Step
 from ampcheck.shadow.mode import Shadow as Shadow
+from ampcheck.shadow.reference import Reference as Reference

@@ -1,16 +1,17 @@
 """How far a value may lie from its exact companion.
 
 A value has an honest error: what moving the data by a unit roundoff does to it (`spread`, the conditioning of the
-problem), and a few roundings of its own. Both are norms over groups of elements, the rows or columns of a tensor, so that
-a bad row does not hide behind the others.
+problem), and a few roundings of its own. Both are norms over groups of elements, the rows or columns of a tensor, so
+that a bad row does not hide behind the others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from ampcheck.core.formats import FloatFormat
 from ampcheck.shadow.companions import MOVE
 
 SLACK = 8.0
@@ -20,7 +21,7 @@ FLOOR = 4.0
 """Roundings of its own that every value may have, in unit roundoffs."""
 
 UNKNOWABLE = 0.3
-"""A relative spread beyond which the data determine nothing of a value, such as a gradient that is zero by mathematics."""
+"""A relative spread beyond which the data determine nothing of a value: a gradient that is zero by mathematics."""
 
 _FEW = {1: 64.0, 2: 14.0, 3: 9.0}
 """The slack of groups of so few elements that one sample of their spread may be small by chance: Student's t at 1 %."""
@@ -39,8 +40,9 @@ class Examination:
     lost: elements that are not finite although their exact companions are; masked: all of these are negative infinities
     where exact is next to the lowest number. flagged: groups beyond their bounds, of `groups`. error, spread: relative
     norms of the worst flagged group, else of the whole. limit: the bound of that group. impact: the norm of the errors
-    of flagged groups relative to the norm of exact. flushed: the share of that error which flushed to zero; zeroed:
-    elements that did. emptied: the value is zero throughout.
+    of flagged groups relative to the norm of exact. flushed: the share of that error in elements below the normal
+    numbers of the format; zeroed: those of them that are zero. emptied: the value is zero throughout. exact_nan,
+    exact_inf: elements of exact itself.
     """
 
     numel: int
@@ -56,6 +58,8 @@ class Examination:
     flushed: float = 0.0
     zeroed: int = 0
     emptied: bool = False
+    exact_nan: int = 0
+    exact_inf: int = 0
 
     @property
     def beyond(self) -> bool:
@@ -73,8 +77,7 @@ def group_dims(shape: torch.Size) -> tuple[int, ...]:
     dims = len(shape)
     if dims < 2:
         return tuple(range(dims))
-    numel = shape.numel()
-    if shape[-1] <= 8 and numel >= _GROUP * shape[-1]:
+    if _are_columns(shape):
         return tuple(range(dims - 1))
     elements, first = 1, dims
     while first > 0 and elements < _GROUP:
@@ -83,24 +86,49 @@ def group_dims(shape: torch.Size) -> tuple[int, ...]:
     return tuple(range(first, dims))
 
 
-def is_within(value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float) -> bool:
-    """A fast look in float32: whether every group is within its bound. Whether a value that is not is at fault, and how,
-    `examine` decides."""
+def _are_columns(shape: torch.Size) -> bool:
+    return len(shape) > 1 and shape[-1] <= 8 and shape.numel() >= _GROUP * shape[-1]
+
+
+def _typical(size: torch.Tensor) -> float:
+    """The median norm of the groups that are not zero."""
+    present = size[size > 0]
+    return float(present.median()) if present.numel() else 0.0
+
+
+def look(
+    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float, *, whole: bool, floor: float = FLOOR
+) -> bool:
+    """A fast look in float32: whether a value is within its bound. Whether one that is not is at fault, and how,
+    `examine` decides. whole: take the tensor as one group."""
     if unit < JUDGED_UNIT:
         return bool(value.sum().isfinite())
-    dims = group_dims(value.shape)
+    dims = None if whole else group_dims(value.shape)
     reference = exact.to(torch.float32)
     size = torch.linalg.vector_norm(reference, dim=dims)
-    error = torch.linalg.vector_norm(value - reference if value.dtype is torch.float32 else value.float() - reference, dim=dims)
     spread = torch.linalg.vector_norm(moved - reference, dim=dims)
-    bound = spread.mul_(SLACK * unit / MOVE).add_(size, alpha=SLACK * FLOOR * unit)
+    error = torch.linalg.vector_norm(reference.sub_(value), dim=dims)
+    bound = spread.mul_(SLACK * unit / MOVE).add_(size, alpha=SLACK * floor * unit)
     return bool((error <= bound).all())  # a NaN is not within
 
 
 def examine(
-    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float, flushes_at: float
+    value: torch.Tensor,
+    exact: torch.Tensor,
+    moved: torch.Tensor,
+    unit: float,
+    *,
+    form: FloatFormat,
+    whole: bool,
+    floor: float = FLOOR,
+    digits: bool | None = None,
 ) -> Examination:
-    """Compare a value with its companions in float64. flushes_at: the largest magnitude that its format flushes."""
+    """Compare a value with its companions in float64.
+
+    form: the format of the value. whole: take the tensor as one group, as
+    gradients are, whose rows flip with the kinks (relu) of forward. floor: see `FLOOR`. digits: whether to judge more
+    than what is not finite, by default where a format coarser than float32 is in the history.
+    """
     if value.is_complex():
         value, exact, moved = (torch.view_as_real(t.resolve_conj()) for t in (value, exact, moved))
     wide, moved = value.double(), moved.double()
@@ -110,32 +138,39 @@ def examine(
     masked = False
     if lost:
         low = exact[lost_here]
-        masked = bool((wide[lost_here] == -torch.inf).all()) and bool((low <= -(2.0**14)).all()) and not wide.isnan().any()
+        masked = (
+            bool((wide[lost_here] == -torch.inf).all()) and bool((low <= -(2.0**14)).all()) and not wide.isnan().any()
+        )
     both = finite & known
     difference = torch.where(both, wide - exact, 0.0)
     reference = torch.where(both, exact, 0.0)
     apart = torch.where(both & moved.isfinite(), moved - exact, 0.0) * (unit / MOVE)
-    dims = group_dims(value.shape)
+    dims = tuple(range(value.dim())) if whole else group_dims(value.shape)
     norms = [torch.linalg.vector_norm(t, dim=dims).reshape(-1) for t in (reference, difference, apart)]
     size, error, spread = norms
     elements = max(1, value.numel() // max(1, size.numel()))
-    bound = slack_of(elements) * (spread + FLOOR * unit * size)
+    # The error of a small row is often that of the larger ones that it was made with, as in the backward of attention.
+    scale = size if _are_columns(value.shape) else size.clamp_min(_typical(size))
+    bound = slack_of(elements) * spread + SLACK * floor * unit * scale
     flags = (error > bound) & (spread <= UNKNOWABLE * size)
-    if unit < JUDGED_UNIT:
+    if not (unit >= JUDGED_UNIT if digits is None else digits):
         flags = torch.zeros_like(flags)
-    whole = float(torch.linalg.vector_norm(size))
+    total = float(torch.linalg.vector_norm(size))
     flagged = int(flags.sum())
     nan = int(wide.isnan().sum())
+    unknown = (int(exact.isnan().sum()), int(exact.isinf().sum())) if not bool(known.all()) else (0, 0)
     if not flagged:
-        ratio = [float(torch.linalg.vector_norm(n)) / max(whole, 1e-300) for n in (error, spread)]
-        return Examination(value.numel(), lost, nan, masked, 0, size.numel(), *ratio)
+        spans = [float(torch.linalg.vector_norm(n)) / max(total, 1e-300) for n in (error, spread)]
+        result = Examination(value.numel(), lost, nan, masked, 0, size.numel(), spans[0], spans[1])
+        return replace(result, exact_nan=unknown[0], exact_inf=unknown[1])
     worst = int(torch.where(flags, error / size.clamp_min(1e-300), -1.0).argmax())
-    scale = max(float(size[worst]), 1e-300)
+    worst_size = max(float(size[worst]), 1e-300)
     shape = [1 if d in dims else n for d, n in enumerate(value.shape)]
     in_flagged = flags.reshape(shape).expand(value.shape) if value.dim() else flags.reshape(())
-    gone = in_flagged & (wide == 0) & (exact != 0) & (exact.abs() <= flushes_at)
+    below = in_flagged & (exact != 0) & (exact.abs() < form.smallest_normal)
+    gone = below & (wide == 0)
     wrong = float(torch.linalg.vector_norm(torch.where(in_flagged, difference, 0.0)))
-    flushed = float(torch.linalg.vector_norm(torch.where(gone, exact, 0.0)))
+    flushed = float(torch.linalg.vector_norm(torch.where(below, difference, 0.0)))
     return Examination(
         value.numel(),
         lost,
@@ -143,11 +178,12 @@ def examine(
         masked,
         flagged,
         size.numel(),
-        float(error[worst]) / scale,
-        float(spread[worst]) / scale,
-        float(bound[worst]) / scale,
-        wrong / max(whole, 1e-300),
+        float(error[worst]) / worst_size,
+        float(spread[worst]) / worst_size,
+        float(bound[worst]) / worst_size,
+        wrong / max(total, 1e-300),
         flushed / max(wrong, 1e-300),
         int(gone.sum()),
         not bool(wide.any()),
+        *unknown,
     )

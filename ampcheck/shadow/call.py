@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from ampcheck.shadow.companions import CompanionStore, has_companions, view_of
 MOVES = frozenset(
     "clone cat stack index index_select gather take repeat flip roll rot90 constant_pad_nd reflection_pad1d "
     "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d scatter scatter_ where "
-    "masked_fill masked_fill_ masked_scatter masked_select index_put index_put_ _unsafe_index _unsafe_index_put embedding "
+    "masked_fill masked_fill_ masked_scatter masked_select index_put index_put_ _unsafe_index _unsafe_index_put "
+    "embedding "
     "expand_copy permute_copy transpose_copy view_copy slice_scatter select_scatter diagonal_scatter slice_backward "
     "select_backward unfold_copy as_strided_copy as_strided_scatter t_copy squeeze_copy unsqueeze_copy split_copy "
     "unbind_copy neg neg_ abs tril triu diag_embed _reshape_copy pixel_shuffle pixel_unshuffle channel_shuffle "
@@ -23,8 +24,16 @@ MOVES = frozenset(
 )
 """Ops whose results are elements of their inputs, or constants: they round nothing that their dtype did not round."""
 
-_RESETS = frozenset("copy_ fill_ zero_ normal_ uniform_ set_ _foreach_copy_ _foreach_zero_ masked_fill_ resize_".split())
+_RESETS = frozenset(
+    "copy_ fill_ zero_ normal_ uniform_ set_ _foreach_copy_ _foreach_zero_ masked_fill_ resize_".split()
+)
 """Writes that do not build on the previous value."""
+
+_EXACT = frozenset(
+    "add sub rsub mul add_ sub_ mul_ arange linspace floor round ceil trunc cumsum sum max min amax amin maximum "
+    "minimum clamp clamp_min clamp_max sort topk _to_copy copy_ full full_like scalar_tensor range floor_divide".split()
+)
+"""Arithmetic that gives whole numbers for whole numbers."""
 
 _UNSET = frozenset(
     "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ resize set_".split()
@@ -34,7 +43,8 @@ _UNSET = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class OpSchema:
-    """What the schema of an overload says. writes: positions and names of the arguments that it writes."""
+    """What the schema of an overload says. writes: positions and names of the arguments that it writes.
+    exact: whole numbers give whole numbers."""
 
     name: str
     view: bool
@@ -43,16 +53,20 @@ class OpSchema:
     moves: bool
     unset: bool
     resets: bool
+    exact: bool
 
 
-@lru_cache(maxsize=None)
+@cache
 def op_schema(op: torch._ops.OpOverload) -> OpSchema:
     """The facts of one overload."""
     schema = op._schema
     namespace, _, name = schema.name.partition("::")
     writes = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
     if name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"):
-        writes = [(3, "running_mean"), (4, "running_var")]  # these update their buffers, and their schemas do not say so
+        writes = [
+            (3, "running_mean"),
+            (4, "running_var"),
+        ]  # these update their buffers, and their schemas do not say so
     short = name if namespace == "aten" else schema.name
     return OpSchema(
         name=short,
@@ -62,6 +76,7 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
         moves=short in MOVES,
         unset=short in _UNSET,
         resets=short in _RESETS,
+        exact=short in MOVES or short in _EXACT,
     )
 
 

@@ -121,8 +121,7 @@ class CompanionStore:
             companions.unit = max(companions.unit, unit)
             return companions
         sides = [
-            _adopted(tensor, result, size, dtype)
-            for result, dtype in ((exact, torch.float64), (moved, torch.float32))
+            _adopted(tensor, result, size, dtype) for result, dtype in ((exact, torch.float64), (moved, torch.float32))
         ]
         return self._keep(storage, Companions(Flat(sides[0]), Flat(sides[1]), unit, written=True))
 
@@ -132,8 +131,10 @@ class CompanionStore:
         companions = self.of(source)
         if tensor.is_complex() != source.is_complex() or tensor.stride() != source.stride():
             return None
-        if not _elements(tensor, storage) == companions.exact.values.numel() == tensor.numel() * (
-            2 if tensor.is_complex() else 1
+        if (
+            not _elements(tensor, storage)
+            == companions.exact.values.numel()
+            == tensor.numel() * (2 if tensor.is_complex() else 1)
         ):
             return None
         if tensor.storage_offset() or source.storage_offset() or storage._cdata in self._by_storage:
@@ -152,7 +153,9 @@ class CompanionStore:
         exact.copy_(tensor)
         view_of(tensor, companions.moved.values).copy_(exact)
         if moves and not tensor.is_complex() and tensor.numel():
-            view_of(tensor, companions.moved.values).mul_(self._factors(tensor.numel(), tensor.device).view(tensor.shape))
+            view_of(tensor, companions.moved.values).mul_(
+                self._factors(tensor.numel(), tensor.device).view(tensor.shape)
+            )
 
     def nbytes(self) -> int:
         """Bytes of all companions, shared values once."""
@@ -164,7 +167,7 @@ class CompanionStore:
         step = 2 if tensor.is_complex() else 1
         numel = _elements(tensor, storage) // step
         values = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        values.set_(storage, 0, (numel,), (1,))  # type: ignore[call-overload]
+        values.set_(storage, 0, (numel,), (1,))
         if step == 2:
             values = torch.view_as_real(values).reshape(-1)
         exact = values.to(torch.float64, copy=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from ampcheck.core.run import Where
@@ -28,9 +28,9 @@ class Fault:
     """An op that is at fault: its inputs were within their bounds, and a result is not.
 
     kind: one of the constants of this module. error, spread, limit: relative to the norm of exact, of the worst group.
-    impact: relative to the whole tensor. amax_in, amax_out, exact_amax: largest finite magnitudes of the inputs, the result
-    and its exact companion. count: how often it happened; elements: lost, flushed, collided or decided otherwise.
-    index: the number of the op in the run. reaches: what the damage is left in at the end.
+    impact: relative to the whole tensor. amax_in, amax_out, exact_amax: largest finite magnitudes of the inputs, the
+    result and its exact companion. count: how often it happened; elements: lost, flushed, collided or decided otherwise.
+    index: the number of the op in the run. reaches: what the damage is left in, with its share of the whole.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Fault:
     count: int = 1
     index: int = 0
     note: str = ""
-    reaches: tuple[str, ...] = ()
+    reaches: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
@@ -73,7 +73,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A value on the way of an error: the op that made it, its error, and the worst of the values that it was made of."""
+    """A value on the way of an error: the op that made it, its error, and a bad value that it was made of."""
 
     where: Where
     error: float

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.core.run import Where
 from ampcheck.health import PendingHealth, Unmeasured, measure_health
-from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.origin import Origins
+from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
 
 
