@@ -29,7 +29,7 @@ class Fault:
 
     kind: one of the constants of this module. error, spread, limit: relative to the norm of exact, of the worst group.
     impact: relative to the whole tensor. amax_in, amax_out, exact_amax: largest finite magnitudes of the inputs, the
-    result and its exact companion. count: how often it happened; elements: lost, flushed, collided or decided otherwise.
+    result and its exact companion. count: how often it happened; elements: lost, flushed, collided, decided otherwise.
     index: the number of the op in the run. reaches: what the damage is left in, with its share of the whole.
     """
 

@@ -15,8 +15,8 @@ from ampcheck.shadow.companions import roundoff
 class Reference:
     """The companions of one result of an eager run.
 
-    exact: float64. moved: float32, see `ampcheck.shadow.companions`. unit: the unit roundoff of the coarsest format that
-    the eager run used on the way.
+    exact: float64. moved: float32, see `ampcheck.shadow.companions`. unit: the unit roundoff of the coarsest format
+    that the eager run used on the way.
     """
 
     exact: torch.Tensor
@@ -26,8 +26,8 @@ class Reference:
     def examine(self, value: torch.Tensor, *, gradient: bool = False, digits: bool | None = None) -> Examination:
         """Compare the result of another run, such as that of the compiled model, with exact.
 
-        gradient: judge the whole tensor at once. digits: as of `ampcheck.shadow.bounds.examine`. Raises `ValueError` for
-        another shape.
+        gradient: judge the whole tensor at once. digits: as of `ampcheck.shadow.bounds.examine`. Raises `ValueError`
+        for another shape.
         """
         if value.shape != self.exact.shape:
             raise ValueError(f"a result of shape {list(self.exact.shape)} is required; found {list(value.shape)}")
