@@ -131,6 +131,8 @@ class CompanionStore:
         companions = self.of(source)
         if tensor.is_complex() != source.is_complex() or tensor.stride() != source.stride():
             return None
+        if source.is_conj() or source.is_neg() or tensor.is_conj() or tensor.is_neg():
+            return None
         if (
             not _elements(tensor, storage)
             == companions.exact.values.numel()

@@ -102,6 +102,13 @@ class Judge:
                 for key in companions.faults:
                     self._reached[key][name] = max(share, self._reached[key].get(name, 0.0))
 
+    def reach_ends(self) -> None:
+        """Record which faults are left in values that are alive and that no op has used."""
+        for companions in self._store:
+            if not companions.consumed:
+                for key in companions.faults:
+                    self._reached[key].setdefault("a result that is still in use", 1.0)
+
     def _result(
         self,
         call: Call,

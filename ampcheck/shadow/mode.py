@@ -48,7 +48,8 @@ class Shadow(TorchDispatchMode):
         self.judge = Judge(self.store) if judge else None
         self.ops = 0
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
-        self._scopes = Scopes(model, everywhere=model is None)
+        self._model = model
+        self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step)
         self._origins = Origins(self._scopes)
         self._open = ExitStack()
 
@@ -66,6 +67,8 @@ class Shadow(TorchDispatchMode):
             super().__exit__(*exc)  # type: ignore[no-untyped-call]
         finally:
             self._open.close()
+        if self._model is None and self.judge is not None:
+            self._reach_ends()
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -97,6 +100,19 @@ class Shadow(TorchDispatchMode):
         if self.judge is not None:
             with _aside():
                 self.judge.reach(outputs, gradients or {})
+
+    def _reach_ends(self) -> None:
+        """Record what is left in the modules that ran, and in values that no op has used."""
+        for root in self._scopes.roots:
+            parameters = dict(root.named_parameters())
+            self.reach({**parameters, **dict(root.named_buffers())}, _gradients(parameters))
+        if self.judge is not None:
+            self.judge.reach_ends()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        names = {id(p): name for root in self._scopes.roots for name, p in root.named_parameters()}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.reach({}, _gradients({names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters)}))
 
     def trail(self, tensor: torch.Tensor) -> tuple[Step, ...]:
         """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""
@@ -192,6 +208,10 @@ class Shadow(TorchDispatchMode):
             self.store.of(tensor, moves=moves)
         for tensor in call.written:
             self.store.lift(tensor, moves=moves)
+
+
+def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
 
 @contextmanager
