@@ -13,6 +13,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ampcheck.core.errors import brief
+from ampcheck.core.run import Where
 from ampcheck.shadow.call import Call, Side, leaves, op_schema
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
 from ampcheck.shadow.faults import Fault, Step
@@ -35,7 +36,8 @@ class Shadow(TorchDispatchMode):
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. Companions are
     kept while their tensors live, also after the block. Ops inside higher-order ops and ops that have neither a rule
-    nor a float64 kernel restart from their real results; `unruled` counts them.
+    nor a float64 kernel restart from their real results; `unruled` counts them. `failed` is the place of the op
+    that raised, None where the last op succeeded.
     """
 
     supports_higher_order_operators = True
@@ -47,6 +49,7 @@ class Shadow(TorchDispatchMode):
         self.escapes: Counter[str] = Counter()
         self.judge = Judge(self.store) if judge else None
         self.ops = 0
+        self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._model = model
         self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step)
@@ -135,12 +138,12 @@ class Shadow(TorchDispatchMode):
             return NotImplemented  # a subclass unwraps itself first; its inner ops come here
         schema = op_schema(func)
         if schema.view:
-            return func(*args, **kwargs)
+            return self._call(func, args, kwargs)
         call = Call(func, schema, args, kwargs)
         call.inputs = [t for t in leaves((args, tuple(kwargs.values()))) if has_companions(t)]
         before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
-        call.out = func(*args, **kwargs)
+        call.out = self._call(func, args, kwargs)
         for position, name in schema.writes:
             value = args[position] if position < len(args) else kwargs.get(name)
             call.written += [t for t in leaves(value) if has_companions(t)]
@@ -156,11 +159,21 @@ class Shadow(TorchDispatchMode):
             origin = self._origins.current(sys._getframe(1))
             inherited = frozenset[Any]().union(*(c.faults for c in before))
             ruled = self._follow(call, before) if call.fresh or call.written else True
+            if ruled and call.fresh:
+                _follow_accumulators(call, origin.where(op_name(func)), before, self.store)
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
                 self.judge.judge(call, origin, before, inherited, ruled, self.ops)
         return call.out
+
+    def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.failed = None
+        try:
+            return func(*args, **kwargs)
+        except BaseException:
+            self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
+            raise
 
     def _follow(self, call: Call, before: list[Companions]) -> bool:
         """Bring the companions of all results up to date; False where they restart from the real results."""
@@ -208,6 +221,24 @@ class Shadow(TorchDispatchMode):
             self.store.of(tensor, moves=moves)
         for tensor in call.written:
             self.store.lift(tensor, moves=moves)
+
+
+def _follow_accumulators(call: Call, where: Where, before: list[Companions], store: CompanionStore) -> None:
+    """Count how often a statement such as `total = total * 0.9 + x` built on its own result.
+
+    The result of its last op is passed on by the ops of the same line to the same op of the next iteration.
+    """
+    result = call.fresh[0]
+    if result.dtype.itemsize > 2:
+        return
+    sources = [c for t, c in zip(call.inputs, before, strict=True) if c.site and t.shape == result.shape]
+    same_line = [c for c in sources if c.site and (c.site.file, c.site.line) == (where.file, where.line)]
+    companions = store.of(result)
+    if not same_line:
+        companions.site = where
+        return
+    source = max(same_line, key=lambda c: c.updates)
+    companions.site, companions.updates = source.site, source.updates + (source.site == where)
 
 
 def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
