@@ -5,7 +5,22 @@ from importlib import import_module
 from handwritten.case import CASES as _REGISTERED
 from handwritten.case import Case
 
-FAMILIES = ("normalisation", "losses", "metrics", "attention", "positions", "schedules")
+FAMILIES = (
+    "normalisation",
+    "losses",
+    "metrics",
+    "attention",
+    "positions",
+    "schedules",
+    "statistics",
+    "geometry",
+    "physics",
+    "clipping",
+    "optimizers",
+    "samplers",
+    "audio",
+    "transforms",
+)
 
 for _family in FAMILIES:
     import_module(f"handwritten.{_family}")
