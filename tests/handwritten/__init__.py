@@ -20,6 +20,7 @@ FAMILIES = (
     "samplers",
     "audio",
     "transforms",
+    "mixed",
 )
 
 for _family in FAMILIES:

@@ -3,8 +3,9 @@
 import math
 
 import torch
-from handwritten.case import FLOAT16, LOW, case, enter, enter_module
 from torch import nn
+
+from handwritten.case import FLOAT16, LOW, case, enter, enter_module
 
 
 class Attention(nn.Module):
@@ -54,7 +55,7 @@ def alibi_bias(dtype):
     position = torch.arange(3000, dtype=dtype)  # lost here
     bias = torch.tensor([0.84, 0.59], dtype=dtype)[:, None] * position  # lost here
     scores = enter(torch.randn(2, 3000), dtype) + bias  # lost here
-    return scores.softmax(-1)[:, -16:]
+    return scores.softmax(-1)[:, -16:]  # lost here
 
 
 @case("decision", LOW)
@@ -126,7 +127,7 @@ def mask_of_packed_documents(dtype):
     """Document ids travel as floats beside the features; above 2048 neighbours are one document."""
     documents = torch.arange(3000, 3020).repeat_interleave(8)
     ids = documents.to(dtype)  # lost here
-    return ids[:, None] == ids[None, :]
+    return ids[:, None] == ids[None, :]  # lost here
 
 
 @case("drift", LOW)

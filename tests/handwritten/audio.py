@@ -3,8 +3,9 @@
 import math
 
 import torch
-from handwritten.case import FLOAT16, LOW, case, enter, enter_module, wide
 from torch import nn
+
+from handwritten.case import FLOAT16, LOW, case, enter, enter_module, wide
 
 
 @case("overflow", FLOAT16)
@@ -48,7 +49,7 @@ def oscillator_phase(dtype):
     note = torch.tensor([57, 60, 64]).repeat_interleave(1500)
     frequency = 440.0 * 2.0 ** ((note.to(dtype) - 69) / 12)
     phase = (frequency * (2 * math.pi / 16000)).cumsum(0)  # lost here
-    return torch.sin(phase[-400:])
+    return torch.sin(phase[-400:])  # lost here
 
 
 @case("silent-zero", FLOAT16)

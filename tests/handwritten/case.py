@@ -64,7 +64,7 @@ def case(kind: str, formats: tuple[torch.dtype, ...], parts: tuple[Any, ...] = (
 
 
 def enter(data: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return floating data as the code receives them: in `dtype`, and as the current `arriving` context changes them."""
+    """Return floating data as the code receives them: in `dtype`, changed as the `arriving` context says."""
     for change in _arrivals:
         data = change(data)
     return data.to(dtype)

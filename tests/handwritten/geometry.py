@@ -3,8 +3,9 @@
 import math
 
 import torch
-from handwritten.case import FLOAT16, LOW, autocast, case, enter, wide
 from torch import nn
+
+from handwritten.case import FLOAT16, LOW, autocast, case, enter, wide
 
 
 @case("overflow", FLOAT16)
@@ -138,7 +139,7 @@ def voxel_keys(dtype):
     torch.manual_seed(0)
     voxel = torch.randint(0, 32, (500, 3))
     key = voxel.to(dtype) @ torch.tensor([1, 32, 1024]).to(dtype)  # lost here
-    return key.long()
+    return key.long()  # lost here
 
 
 @case("collision", LOW)
@@ -146,7 +147,7 @@ def anchor_centres(dtype):
     """Centres of anchors (i + 0.5) * 4 of a feature map 1024 wide, and offsets of a pixel to them."""
     centre = (torch.arange(900, 1000, dtype=dtype) + 0.5) * 4  # lost here
     pixel = (torch.arange(900, 1000) * 4 + 1).to(dtype)  # lost here
-    return centre - pixel
+    return centre - pixel  # lost here
 
 
 @case("cancellation", LOW)

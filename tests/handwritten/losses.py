@@ -3,8 +3,9 @@
 import math
 
 import torch
-from handwritten.case import FLOAT16, LOW, case, enter
 from torch import nn
+
+from handwritten.case import FLOAT16, LOW, case, enter
 
 
 @case("silent-zero", FLOAT16)

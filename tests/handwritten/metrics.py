@@ -1,9 +1,10 @@
 """Metrics and the counters behind them."""
 
 import torch
-from handwritten.case import BFLOAT16, FLOAT16, LOW, case, enter
 from torch import nn
 from torch.nn import functional as F
+
+from handwritten.case import BFLOAT16, FLOAT16, LOW, case, enter
 
 
 @case("absorption", LOW)
@@ -171,4 +172,4 @@ def median_rank_of_retrieval(dtype):
     torch.manual_seed(0)
     ranks = torch.randperm(1500)[:200] + 1
     low = ranks.to(dtype)  # lost here
-    return low.long()
+    return low.long()  # lost here

@@ -1,8 +1,9 @@
 """Norms and running statistics written by hand."""
 
 import torch
-from handwritten.case import FLOAT16, LOW, case, enter, enter_module
 from torch import nn
+
+from handwritten.case import FLOAT16, LOW, case, enter, enter_module
 
 
 @case("silent-zero", FLOAT16)
@@ -143,7 +144,7 @@ def mean_pooling_of_empty_text(dtype):
     hidden = enter(torch.randn(4, 12, 16), dtype)
     mask = (torch.arange(12) < torch.tensor([[12], [5], [0], [9]])).to(dtype)[..., None]
     count = mask.sum(1).clamp(min=1e-9)  # lost here
-    return (hidden * mask).sum(1) / count
+    return (hidden * mask).sum(1) / count  # lost here
 
 
 class SpectralNorm(nn.Module):

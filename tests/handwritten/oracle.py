@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from handwritten.case import Case, arriving
 from torch import Tensor
+
+from handwritten.case import Case, arriving
 
 SLACK, FLOOR = 8.0, 32.0
 INTEGER_FLOOR = 0.01
@@ -45,32 +46,41 @@ def moved(low: torch.dtype, seed: int) -> Callable[[Tensor], Tensor]:
 
 
 class Oracle:
-    """What float64 says of one case; its runs are made once."""
+    """What float64 says of one case; each run is made once."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.exact = tensors(case.function(torch.float64))
-        self._conditioning: dict[torch.dtype, list[list[Tensor]]] = {}
+        self.exact = run(case, torch.float64)
+        self._runs: dict[torch.dtype, list[Tensor]] = {}
+        self._samples: dict[torch.dtype, list[list[Tensor]]] = {}
 
     def severity(self, dtype: torch.dtype, low: torch.dtype) -> float:
         """Return the error of the run in `dtype` in units of the bound for data in `low`: above 1 is a fault."""
-        results = tensors(self.case.function(dtype))
+        if dtype not in self._runs:
+            self._runs[dtype] = run(self.case, dtype)
+        return self.severity_of(self._runs[dtype], low)
+
+    def severity_of(self, results: list[Tensor], low: torch.dtype) -> float:
+        """Return the same for any results of the case, as those of a loop or of an island behind rounded data."""
+        samples = self.samples(low)
         assert len(results) == len(self.exact)
-        worst = 0.0
-        for index, (result, exact) in enumerate(zip(results, self.exact, strict=True)):
-            samples = [sample[index] for sample in self._samples(low)]
-            worst = max(worst, ratio(result, exact, samples, unit_roundoff(low)))
-        return worst
+        return max(
+            ratio(result, exact, [sample[index] for sample in samples], unit_roundoff(low))
+            for index, (result, exact) in enumerate(zip(results, self.exact, strict=True))
+        )
 
-    def _samples(self, low: torch.dtype) -> list[list[Tensor]]:
-        if low not in self._conditioning:
+    def samples(self, low: torch.dtype) -> list[list[Tensor]]:
+        """Return float64 runs of data that were rounded to `low` and, twice, moved by one unit roundoff."""
+        if low not in self._samples:
             changes = [rounded(low), moved(low, seed=1), moved(low, seed=2)]
-            self._conditioning[low] = [self._run(change) for change in changes]
-        return self._conditioning[low]
+            self._samples[low] = [run(self.case, torch.float64, change) for change in changes]
+        return self._samples[low]
 
-    def _run(self, change: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        with arriving(change):
-            return tensors(self.case.function(torch.float64))
+
+def run(case: Case, dtype: torch.dtype, change: Callable[[Tensor], Tensor] = lambda data: data) -> list[Tensor]:
+    """Run a case in one dtype, with its data changed as they enter."""
+    with arriving(change):
+        return tensors(case.function(dtype))
 
 
 def ratio(result: Tensor, exact: Tensor, samples: list[Tensor], roundoff: float) -> float:
@@ -95,13 +105,12 @@ def rows(tensor: Tensor) -> Tensor:
 
 
 def tensors(result: Any) -> list[Tensor]:
-    return list(_leaves(result))
+    """Return the tensors of a case's result, in order and detached."""
+    return [tensor.detach() for tensor in _leaves(result)]
 
 
 def _leaves(result: Any) -> Iterator[Tensor]:
-    if isinstance(result, Tensor):
-        yield result.detach()
-    elif isinstance(result, (list, tuple)):
+    if isinstance(result, (list, tuple)):
         for item in result:
             yield from _leaves(item)
     else:

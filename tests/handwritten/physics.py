@@ -1,8 +1,9 @@
 """Energies, integrators, fields."""
 
 import torch
-from handwritten.case import FLOAT16, LOW, case, enter, enter_module, wide
 from torch import nn
+
+from handwritten.case import FLOAT16, LOW, case, enter, enter_module, wide
 
 
 class AtomisticModel(nn.Module):
@@ -23,7 +24,7 @@ def energy_difference(dtype):
     torch.manual_seed(0)
     model = enter_module(AtomisticModel(), dtype)
     first, second = model(enter(torch.randn(6, 12, 8), dtype)), model(enter(torch.randn(6, 12, 8), dtype))
-    return first - second
+    return first - second  # lost here
 
 
 @case("absorption", LOW)
@@ -34,7 +35,7 @@ def euler_steps(dtype):
     start = position.clone()
     for _ in range(1000):
         position = position + velocity * 1e-3  # lost here
-    return position - start
+    return position - start  # lost here
 
 
 @case("overflow", FLOAT16)
@@ -96,7 +97,7 @@ def heat_equation(dtype):
     field = start
     for _ in range(200):
         field = field + 0.2 * (field.roll(1) - 2 * field + field.roll(-1))  # lost here
-    return field - start
+    return field - start  # lost here
 
 
 @case("cancellation", LOW)
@@ -105,7 +106,7 @@ def kinetic_energy_of_slow_particles(dtype):
     torch.manual_seed(0)
     velocity = enter(0.01 + 0.003 * torch.rand(16), dtype)
     gamma = 1 / torch.sqrt(1 - velocity.square())  # lost here
-    return (gamma - 1) * 1e4
+    return (gamma - 1) * 1e4  # lost here
 
 
 @case("drift", LOW)
@@ -143,6 +144,6 @@ def divergence_of_flow(dtype):
     torch.manual_seed(0)
     ripple = enter(0.02 * torch.randn(2, 16, 16), dtype)
     velocity = 30.0 + ripple  # lost here
-    du = (velocity[0, 1:, :-1] - velocity[0, :-1, :-1]) / 0.1
-    dv = (velocity[1, :-1, 1:] - velocity[1, :-1, :-1]) / 0.1
+    du = (velocity[0, 1:, :-1] - velocity[0, :-1, :-1]) / 0.1  # lost here
+    dv = (velocity[1, :-1, 1:] - velocity[1, :-1, :-1]) / 0.1  # lost here
     return du + dv

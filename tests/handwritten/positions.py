@@ -3,8 +3,9 @@
 import math
 
 import torch
-from handwritten.case import FLOAT16, LOW, autocast, case, enter, wide
 from torch import nn
+
+from handwritten.case import FLOAT16, LOW, autocast, case, enter, wide
 
 
 @case("collision", LOW)
@@ -13,7 +14,7 @@ def rotary_angles(dtype):
     position = torch.arange(4096, dtype=dtype)  # lost here
     frequency = 1.0 / 10000 ** (torch.arange(0, 64, 2, dtype=dtype) / 64)  # lost here
     angle = position[-32:, None] * frequency  # lost here
-    return torch.cat([angle.cos(), angle.sin()], -1)
+    return torch.cat([angle.cos(), angle.sin()], -1)  # lost here
 
 
 class RotaryEmbedding(nn.Module):
@@ -25,7 +26,7 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, position):
         angle = position[:, None].to(self.inv_freq.dtype) @ self.inv_freq[None, :]  # lost here
-        return torch.cat([angle.cos(), angle.sin()], -1)
+        return torch.cat([angle.cos(), angle.sin()], -1)  # lost here
 
 
 @case("collision", LOW, parts=(RotaryEmbedding,))
@@ -52,7 +53,7 @@ class TimestepEmbedding(nn.Module):
     def forward(self, timestep):
         exponent = -math.log(10000) * torch.arange(self.half, dtype=timestep.dtype) / self.half
         argument = timestep[:, None] * exponent.exp()  # lost here
-        return torch.cat([argument.cos(), argument.sin()], -1)
+        return torch.cat([argument.cos(), argument.sin()], -1)  # lost here
 
 
 @case("cancellation", LOW, parts=(TimestepEmbedding,))
@@ -67,7 +68,7 @@ def seconds_since_1970(dtype):
     """Time of the week from seconds since 1970: inf in float16, steps of three months in bfloat16."""
     seconds = 1_700_000_000 + 7919 * torch.arange(64)
     angle = seconds.to(dtype) * (2 * math.pi / 604_800)  # lost here
-    return torch.stack([angle.sin(), angle.cos()], -1)
+    return torch.stack([angle.sin(), angle.cos()], -1)  # lost here
 
 
 @case("cancellation", LOW)
@@ -82,7 +83,7 @@ def fourier_features_of_pixels(dtype):
     """sin(2^k * pi * i / width) up to k = 9: the quotient is rounded before it is multiplied."""
     position = torch.arange(333, dtype=dtype) / 333  # lost here
     scale = 2.0 ** torch.arange(10, dtype=dtype) * math.pi  # lost here
-    return torch.sin(position * scale[:, None])
+    return torch.sin(position * scale[:, None])  # lost here
 
 
 @case("overflow", FLOAT16)
@@ -96,7 +97,7 @@ def wavelengths_of_long_context(dtype):
 def window_offsets(dtype):
     """Relative offsets i - j from absolute positions in a long text, in half."""
     position = torch.arange(6000, 6032).to(dtype)  # lost here
-    return (position[:, None] - position[None, :]).long()
+    return (position[:, None] - position[None, :]).long()  # lost here
 
 
 @case("absorption", LOW)

@@ -1,8 +1,9 @@
 """Sampling and decoding."""
 
 import torch
-from handwritten.case import FLOAT16, LOW, case, enter, wide
 from torch import nn
+
+from handwritten.case import FLOAT16, LOW, case, enter, wide
 
 
 @case("decision", LOW)
@@ -12,7 +13,7 @@ def inverse_cdf(dtype):
     p = enter(torch.rand(1000), dtype).softmax(-1)
     cdf = p.cumsum(-1)  # lost here
     draws = torch.rand(400).to(wide(dtype))
-    return torch.searchsorted(cdf.to(wide(dtype)), draws).clamp(max=999)
+    return torch.searchsorted(cdf.to(wide(dtype)), draws).clamp(max=999)  # lost here
 
 
 @case("cancellation", LOW)
@@ -36,9 +37,9 @@ def exponential_waiting_times(dtype):
 def systematic_resampling(dtype):
     """(i + u) / n over 4096 particles: pointers coincide."""
     torch.manual_seed(0)
-    weights = enter(0.5 + torch.rand(256), wide(dtype)).cumsum(0)
+    weights = enter(0.5 + torch.rand(4096), wide(dtype)).cumsum(0)
     pointer = (torch.arange(4096, dtype=dtype) + 0.37) / 4096  # lost here
-    return torch.searchsorted(weights / weights[-1], pointer.to(wide(dtype)))
+    return torch.searchsorted(weights / weights[-1], pointer.to(wide(dtype)))  # lost here
 
 
 @case("silent-zero", FLOAT16)
@@ -51,13 +52,13 @@ def particle_weights(dtype):
 
 @case("decision", LOW)
 def beam_scores(dtype):
-    """Log probabilities summed token by token over 400 tokens; beams half a nat apart change their order."""
+    """Log probabilities summed token by token over 400 tokens; beams a nat apart change their order."""
     torch.manual_seed(0)
-    step = -2.5 - torch.rand(400, 1).expand(400, 8) - 0.5 / 400 * torch.randperm(8)
+    step = -2.5 - torch.rand(400, 1).expand(400, 8) - 1.0 / 400 * torch.randperm(8)
     score = torch.zeros(8, dtype=dtype)
     for log_p in enter(step, wide(dtype)):
         score = score + log_p.to(dtype)  # lost here
-    return score.argsort(stable=True, descending=True)
+    return score.argsort(stable=True, descending=True)  # lost here
 
 
 @case("flush", FLOAT16)
@@ -72,12 +73,12 @@ def speculative_acceptance(dtype):
 
 @case("absorption", LOW)
 def nucleus_size(dtype):
-    """The number of tokens that reach 0.97 of a flat distribution: the running sum stops before."""
+    """The number of tokens that reach 0.6 of a flat distribution: the running sum stops before."""
     torch.manual_seed(0)
     p = enter(0.1 * torch.rand(3000), dtype).softmax(-1).sort(descending=True).values
     total, kept = torch.zeros((), dtype=dtype), torch.zeros((), dtype=torch.long)
     for share in p:
-        kept += total < 0.97
+        kept += total < 0.6  # lost here
         total = total + share  # lost here
     return kept.double() / 3000
 
@@ -116,17 +117,17 @@ def token_ids_through_half(dtype):
     torch.manual_seed(0)
     ids = torch.randint(0, 32_000, (4, 16))
     table = torch.concat([ids.to(dtype)[..., None], enter(torch.rand(4, 16, 2), dtype)], -1)  # lost here
-    return table[..., 0].long()
+    return table[..., 0].long()  # lost here
 
 
 @case("decision", LOW)
 def priority_sampling(dtype):
-    """The sum tree of a replay buffer: sums of priorities over 2048 leaves, descended by differences."""
+    """The sum tree of a replay buffer: sums of priorities over 8192 leaves, descended by differences."""
     torch.manual_seed(0)
-    level = enter(0.5 + torch.rand(2048), dtype)
+    level = enter(0.5 + torch.rand(8192), dtype)
     total = level.cumsum(0)  # lost here
     goals = (torch.arange(256, dtype=wide(dtype)) + 0.5) / 256
-    return torch.searchsorted(total.to(wide(dtype)), goals * total[-1].to(wide(dtype)))
+    return torch.searchsorted(total.to(wide(dtype)), goals * total[-1].to(wide(dtype)))  # lost here
 
 
 @case("cancellation", LOW)

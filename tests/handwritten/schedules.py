@@ -3,6 +3,7 @@
 import math
 
 import torch
+
 from handwritten.case import BFLOAT16, FLOAT16, LOW, case, enter, wide
 
 

@@ -1,8 +1,9 @@
 """Statistics: moments, sums, averages, order."""
 
 import torch
-from handwritten.case import FLOAT16, LOW, case, enter
 from torch import nn
+
+from handwritten.case import FLOAT16, LOW, case, enter
 
 
 class Welford(nn.Module):
@@ -66,7 +67,7 @@ def moving_average_of_weights(dtype):
     average = torch.ones(16, dtype=dtype)
     for _ in range(1500):
         average.mul_(0.999).add_(weight, alpha=0.001)  # lost here
-    return average - 0.5
+    return average - 0.5  # lost here
 
 
 @case("drift", LOW)
@@ -77,7 +78,7 @@ def teacher_by_lerp(dtype):
     teacher = torch.ones(16, dtype=dtype)
     for _ in range(1200):
         teacher.lerp_(student, 0.001)  # lost here
-    return teacher - 0.9
+    return teacher - 0.9  # lost here
 
 
 @case("decision", LOW)
@@ -87,7 +88,7 @@ def sort_by_composite_key(dtype):
     score = torch.linspace(0, 1, 64)[torch.randperm(64)]
     group = 12 + torch.arange(64) % 4
     key = group.to(dtype) * 1000 + enter(score, dtype)  # lost here
-    return key.argsort(stable=True)
+    return key.argsort(stable=True)  # lost here
 
 
 @case("overflow", FLOAT16)
@@ -144,7 +145,7 @@ def top_k_of_summed_scores(dtype):
     torch.manual_seed(0)
     score = torch.linspace(-0.2, 0.2, 40)[torch.randperm(40)]
     boosted = enter(score, dtype) + 500.0  # lost here
-    return boosted.topk(5).indices
+    return boosted.topk(5).indices  # lost here
 
 
 @case("collision", LOW)
@@ -176,5 +177,5 @@ def threshold_of_a_sum(dtype):
     share = enter(torch.linspace(0.0005, 0.001, 32), dtype)
     for _ in range(1500):
         accumulated = accumulated + share  # lost here
-        steps += accumulated < 0.95
+        steps += accumulated < 0.95  # lost here
     return steps

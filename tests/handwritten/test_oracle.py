@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from handwritten import CASES, FAMILIES
 from handwritten.case import LOW, Case
 from handwritten.oracle import Oracle
