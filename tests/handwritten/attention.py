@@ -17,7 +17,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).chunk(3, -1)
         scores = q @ k.mT * q.shape[-1] ** -0.5
         scores = scores + ((1 - mask) * -1e9)[:, None, :]  # lost here
-        return scores.softmax(-1) @ v * mask[..., None]
+        return scores.softmax(-1) @ v * mask[..., None]  # lost here
 
 
 @case("overflow", FLOAT16, parts=(Attention,))
@@ -134,10 +134,8 @@ def mask_of_packed_documents(dtype):
 def decay_of_retention(dtype):
     """Retention multiplies its decay of 0.9995 up over 600 tokens; in bfloat16 it is 1."""
     torch.manual_seed(0)
-    decay = torch.tensor([0.9995, 0.9985]).to(dtype)  # lost here
-    weights = torch.ones(2, dtype=dtype)
-    outputs = torch.zeros(2, dtype=dtype)
+    weight, output = torch.ones((), dtype=dtype), torch.zeros((), dtype=dtype)
     for value in enter(1 + 0.1 * torch.randn(600), dtype).flip(0) / 600:
-        outputs = outputs + weights * value  # lost here
-        weights = weights * decay  # lost here
-    return weights, outputs
+        output = output + weight * value  # lost here
+        weight = weight * 0.9995  # lost here
+    return weight, output

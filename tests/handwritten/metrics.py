@@ -151,7 +151,7 @@ def auroc_by_ranks(dtype):
     """The Mann-Whitney statistic: 5000 ranks sum to six million."""
     torch.manual_seed(0)
     positive = torch.rand(5000) < 0.4
-    ranks = (torch.rand(5000) + 0.3 * positive).argsort().argsort().to(dtype) + 1
+    ranks = (torch.rand(5000) + 0.3 * positive).argsort().argsort().to(dtype) + 1  # lost here
     count = int(positive.sum())
     rank_sum = ranks[positive].sum()  # lost here
     return (rank_sum / count - (count + 1) / 2) / (5000 - count)

@@ -44,7 +44,7 @@ def layer_norm_by_moments(dtype):
     x = enter(40 + 0.5 * torch.randn(8, 256), dtype)
     mean = x.mean(-1, keepdim=True)
     variance = x.square().mean(-1, keepdim=True) - mean.square()  # lost here
-    return (x - mean) / (variance.clamp_min(0) + 1e-5).sqrt()
+    return (x - mean) / (variance.clamp_min(0) + 1e-5).sqrt()  # lost here
 
 
 class LayerNorm(nn.Module):

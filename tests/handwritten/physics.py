@@ -59,7 +59,7 @@ def partition_function(dtype):
 def clock_of_an_integrator(dtype):
     """t += 0.001 stops at 4, or at 0.5."""
     time = torch.zeros((), dtype=dtype)
-    for _ in range(6000):
+    for _ in range(5000):
         time += 0.001  # lost here
     return time
 
@@ -113,7 +113,7 @@ def kinetic_energy_of_slow_particles(dtype):
 def damped_oscillator(dtype):
     """A friction of 2e-4 per step is rounded away: the oscillator does not lose its energy."""
     x, v = torch.tensor(1.0, dtype=dtype), torch.tensor(0.0, dtype=dtype)
-    for _ in range(4000):
+    for _ in range(2500):
         v = (v - 0.05 * x) * (1 - 2e-4)  # lost here
         x = x + 0.05 * v  # lost here
     return x * x + v * v
@@ -133,7 +133,7 @@ def virial_of_periodic_cell(dtype):
     """Minimum image: x - L * round(x / L) of unwrapped coordinates after many crossings."""
     torch.manual_seed(0)
     inside = enter(torch.rand(64) - 0.5, dtype)
-    crossings = torch.randint(300, 400, (64,)).to(dtype)
+    crossings = torch.randint(300, 400, (64,)).to(dtype)  # lost here
     unwrapped = inside * 8 + crossings * 10  # lost here
     return unwrapped - 10 * torch.round(unwrapped / 10)  # lost here
 

@@ -108,7 +108,7 @@ class Reservoir(nn.Module):
 def reservoir_counter(dtype):
     """The chance to keep an item, 1 / seen, stops falling."""
     reservoir = Reservoir(dtype)
-    return torch.stack([reservoir(torch.ones((), dtype=dtype)) for _ in range(3000)])[-100:]
+    return torch.stack([reservoir(torch.ones((), dtype=dtype)) for _ in range(2500)])[-50:]
 
 
 @case("collision", LOW)

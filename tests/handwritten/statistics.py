@@ -19,16 +19,16 @@ class Welford(nn.Module):
         difference = x - self.mean
         self.mean += difference / self.count  # lost here
         self.squares += difference * (x - self.mean)  # lost here
-        return self.squares / self.count
+        return self.squares / self.count  # lost here
 
 
 @case("absorption", LOW, parts=(Welford,))
 def welford(dtype):
-    """Welford's update over 3000 samples: neither the count nor the squares grow any more."""
+    """Welford's update over 2500 samples: neither the count nor the squares grow any more."""
     torch.manual_seed(0)
     statistics = Welford(3, dtype)
-    scale = 0.2 + (torch.arange(3000) > 1500)[:, None]
-    for sample in enter(scale * torch.randn(3000, 3), dtype):
+    scale = 0.2 + (torch.arange(2500) > 1200)[:, None]
+    for sample in enter(scale * torch.randn(2500, 3), dtype):
         variance = statistics(sample)
     return variance
 
@@ -54,7 +54,7 @@ def histogram_equalisation(dtype):
     """The cumulative histogram of an image of 512 x 512 pixels."""
     torch.manual_seed(0)
     image = (64 + 40 * torch.randn(512 * 512)).clamp(0, 255).long()
-    histogram = torch.bincount(image, minlength=256).to(dtype)
+    histogram = torch.bincount(image, minlength=256).to(dtype)  # lost here
     cumulative = histogram.cumsum(0)  # lost here
     return cumulative / cumulative[-1]
 
@@ -160,12 +160,12 @@ def ranks_in_half(dtype):
 
 @case("drift", LOW)
 def sum_in_a_loop(dtype):
-    """A mean as sum of 5000 small terms in a loop."""
+    """A mean as sum of 3000 small terms in a loop."""
     torch.manual_seed(0)
     total = torch.zeros(4, dtype=dtype)
-    for row in enter(0.01 * torch.rand(5000, 4), dtype):
+    for row in enter(0.01 * torch.rand(3000, 4), dtype):
         total += row  # lost here
-    return total / 5000
+    return total / 3000
 
 
 @case("decision", LOW)
