@@ -108,7 +108,7 @@ def phase_transform_of_empty_bins(dtype):
     cross[:, 40:] = 0.0
     real, imaginary = enter(cross, dtype)
     magnitude = (real.square() + imaginary.square()).sqrt() + 1e-12  # lost here
-    return real / magnitude, imaginary / magnitude
+    return real / magnitude, imaginary / magnitude  # lost here
 
 
 @case("cancellation", LOW)

@@ -11,7 +11,7 @@ from handwritten.case import BFLOAT16, FLOAT16, LOW, case, enter
 def accuracy_count(dtype):
     """One is added per right answer: float16 counts to 2048, bfloat16 to 256."""
     torch.manual_seed(0)
-    right = torch.rand(4000) < 0.9
+    right = torch.rand(3000) < 0.9
     count = torch.zeros((), dtype=dtype)
     for answer in right:
         count += answer  # lost here
@@ -22,7 +22,7 @@ def accuracy_count(dtype):
 def running_loss(dtype):
     """A running loss kept in the format of the losses."""
     torch.manual_seed(0)
-    losses = enter(0.4 + 0.1 * torch.rand(4000), dtype)
+    losses = enter(0.4 + 0.1 * torch.rand(3000), dtype)
     total = torch.zeros((), dtype=dtype)
     for loss in losses:
         total = total + loss  # lost here

@@ -107,7 +107,7 @@ def bias_correction(dtype):
 def annealed_coefficient(dtype):
     """KL annealing adds 1e-4 per step to a coefficient in half."""
     coefficient = torch.zeros((), dtype=dtype)
-    for _ in range(6000):
+    for _ in range(4000):
         coefficient = torch.clamp(coefficient + 1e-4, max=1.0)  # lost here
     return coefficient
 

@@ -160,12 +160,12 @@ def ranks_in_half(dtype):
 
 @case("drift", LOW)
 def sum_in_a_loop(dtype):
-    """A mean as sum of 3000 small terms in a loop."""
+    """A mean as sum of 4000 small terms in a loop."""
     torch.manual_seed(0)
     total = torch.zeros(4, dtype=dtype)
-    for row in enter(0.01 * torch.rand(3000, 4), dtype):
+    for row in enter(0.01 * torch.rand(4000, 4), dtype):
         total += row  # lost here
-    return total / 3000
+    return total / 4000
 
 
 @case("decision", LOW)

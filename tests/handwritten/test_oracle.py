@@ -10,7 +10,8 @@ import torch
 
 from handwritten import CASES, FAMILIES
 from handwritten.case import LOW, Case
-from handwritten.oracle import Oracle
+from handwritten.loops import as_island
+from handwritten.oracle import Oracle, tensors
 
 # Severities between these are neither: another CPU's order of summation could turn the verdict.
 FAULT, SOUND = 1.5, 0.75
@@ -39,6 +40,13 @@ def test_low_run_is_at_fault_exactly_where_declared(case, low):
 def test_float32_twin_is_sound(case, low):
     severity = oracle(case).severity(torch.float32, low)
     assert severity < SOUND, f"{case.name} in float32: {severity:.3g} of the bound of {low}"
+
+
+@each_format
+@each_case
+def test_island_behind_rounded_data_is_sound(case, low):
+    severity = oracle(case).severity_of(tensors(as_island(case, low)()), low)
+    assert severity < SOUND, f"{case.name} as an island in {low}: {severity:.3g} of the bound"
 
 
 @each_case
