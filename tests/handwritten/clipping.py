@@ -100,7 +100,7 @@ def unscaled_in_place(dtype):
 
 
 @case("silent-zero", FLOAT16)
-def adaptive_clipping_of_zero_weights(dtype):
+def adaptive_clipping_without_gradient(dtype):
     """Adaptive clipping: weight norm over gradient norm + 1e-9 for a layer without gradient."""
     torch.manual_seed(0)
     weight, gradient = enter(torch.randn(4, 16), dtype), torch.randn(4, 16)

@@ -59,7 +59,7 @@ def category_ids_in_feature_matrix(dtype):
 
 
 @case("collision", BFLOAT16)
-def pixel_values_through_bfloat16(dtype):
+def labels_through_bfloat16(dtype):
     """Labels of 0..999 in a batch that a data loader casts to bfloat16."""
     labels = torch.arange(1000)
     return labels.to(dtype).long()  # lost here
