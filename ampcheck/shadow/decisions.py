@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK
+from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, floor_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
 
@@ -53,7 +53,10 @@ def examine_decision(call: Call, store: CompanionStore) -> Decided | None:
     if margins is None:
         return None
     margin, scale = margins
-    limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
+    if all(store.of(t).whole for t in call.inputs):
+        limit = 0.0  # whole numbers have no honest error
+    else:
+        limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
     wrong = margin > limit * scale
     if not bool(wrong.any()):
         return None
@@ -67,7 +70,8 @@ def _doubt(tensor: torch.Tensor, store: CompanionStore, unit: float) -> float:
     known = exact.isfinite() & moved.isfinite()
     size = float(torch.linalg.vector_norm(torch.where(known, exact, 0.0)))
     spread = float(torch.linalg.vector_norm(torch.where(known, moved - exact, 0.0)))
-    return SLACK * (spread / max(size, 1e-300) * unit / MOVE + FLOOR * unit)
+    floor = floor_of(store.of(tensor).depth)
+    return SLACK * (spread / max(size, 1e-300) * unit / MOVE + floor * unit)
 
 
 def _scale(exact: torch.Tensor) -> torch.Tensor:

@@ -88,6 +88,13 @@ class Shadow(TorchDispatchMode):
         with _aside():
             return self.store.moved(tensor)
 
+    def renew(self, tensor: torch.Tensor) -> None:
+        """Let a tensor enter anew with its present values, as data; the error that it had is forgotten."""
+        with _aside():
+            updates = self.store.of(tensor).updates
+            self.store.forget(tensor)
+            self.store.of(tensor).updates = updates
+
     def reference(self, tensor: torch.Tensor) -> Reference:
         """A copy of the companions of a tensor, with which other runs of the same call can be compared."""
         with _aside():
@@ -154,7 +161,8 @@ class Shadow(TorchDispatchMode):
             return call.out
         self.ops += 1
         for companions in before:
-            companions.consumed = True
+            companions.used = True
+            companions.consumed |= bool(call.fresh or call.written)
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST), torch.inference_mode(False), torch.no_grad():
             origin = self._origins.current(sys._getframe(1))
             inherited = frozenset[Any]().union(*(c.faults for c in before))
@@ -185,7 +193,7 @@ class Shadow(TorchDispatchMode):
             companions.own()
             companions.unit = max(unit, roundoff(tensor.dtype))
             companions.whole = companions.whole and whole
-            companions.consumed = False
+            companions.consumed = companions.used = False
             companions.updates = 0 if schema.resets else companions.updates + 1
         rule = RULES.get(schema.name)
         if schema.unset or (schema.random and rule is None):
