@@ -137,13 +137,14 @@ def examine(
     floor: float = FLOOR,
     digits: bool | None = None,
     single: bool = False,
+    strict: bool = False,
 ) -> Examination:
     """Compare a value with its companions in float64.
 
     form: the format of the value. whole: take the tensor as one group, as
     gradients are, whose rows flip with the kinks (relu) of forward. floor: see `FLOOR`. digits: whether to judge more
     than what is not finite, by default where a format coarser than float32 is in the history. single: take each element
-    as a group.
+    as a group. strict: the value was made of one that is beyond its bound: what the data do not determine is no excuse.
     """
     if value.is_complex():
         value, exact, moved = (torch.view_as_real(t.resolve_conj()) for t in (value, exact, moved))
@@ -168,8 +169,11 @@ def examine(
     ]
     size, error, spread = norms
     elements = max(1, value.numel() // max(1, size.numel()))
+    known_well = spread <= UNKNOWABLE * size
+    if strict:
+        spread, known_well = torch.where(known_well, spread, 0.0), torch.ones_like(known_well)
     bound = slack_of(elements) * spread + SLACK * floor * unit * size
-    flags = (error > bound) & (spread <= UNKNOWABLE * size)
+    flags = (error > bound) & known_well
     if not (unit >= JUDGED_UNIT if digits is None else digits):
         flags = torch.zeros_like(flags)
     total = float(torch.linalg.vector_norm(size))

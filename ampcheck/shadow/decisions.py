@@ -27,6 +27,14 @@ class Decided:
     limit: float
 
 
+_WINNERS = ("argmax", "argmin")
+_ROWS = 8
+_CLEARLY = 0.05
+"""A part of the deviation of a row by which its winner may miss the best."""
+
+_MANY = 0.25
+"""The share of rows above which such misses are no accident."""
+
 _Margin = Callable[[Call, CompanionStore], "tuple[torch.Tensor, torch.Tensor] | None"]
 _MARGINS: dict[str, _Margin] = {}
 
@@ -57,11 +65,22 @@ def examine_decision(call: Call, store: CompanionStore) -> Decided | None:
         limit = 0.0  # whole numbers have no honest error
     else:
         limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
-    wrong = margin > limit * scale
+    wrong = (margin > limit * scale) | _wholesale(call, margin, store)
     if not bool(wrong.any()):
         return None
     worst = (margin / scale.clamp_min(1e-300)).where(wrong, 0.0)
     return Decided(int(wrong.sum()), margin.numel(), float(worst.max()), limit)
+
+
+def _wholesale(call: Call, margin: torch.Tensor, store: CompanionStore) -> torch.Tensor:
+    """Winners that miss the best clearly, in many rows: near ties are few, unless the format is too coarse."""
+    if call.name not in _WINNERS or margin.numel() < _ROWS:
+        return torch.zeros_like(margin, dtype=torch.bool)
+    exact = store.exact(call.args[0])
+    dim = call.argument("dim")
+    width = exact.std() if dim is None or not isinstance(dim, int) else exact.std(dim, keepdim=True)
+    lost = margin > _CLEARLY * (width if width.numel() == 1 else width.reshape(margin.shape))
+    return lost & (lost.double().mean() > _MANY)
 
 
 def _doubt(tensor: torch.Tensor, store: CompanionStore, unit: float) -> float:

@@ -34,6 +34,12 @@ _ACCUMULATED = 1.0
 _DEEP = 64
 """Roundings in a row beyond which more make no difference."""
 
+_WRITES = frozenset(
+    "full full_like new_full fill fill_ masked_fill masked_fill_ index_fill index_fill_ scalar_tensor "
+    "constant_pad_nd".split()
+)
+"""Ops that write a constant."""
+
 _RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
 """Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
 
@@ -155,10 +161,11 @@ class Judge:
         self.low += low
         if low:
             self._note_largest(call, tensor, where)
-            if companions.whole:
-                self.whole += 1
-                self._integers(call, tensor, companions, where, index)
-        companions.faults, companions.trail = frozenset(), None
+            self.whole += companions.whole
+        if companions.whole:
+            self._integers(call, tensor, companions, where, index)
+        if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.exact.values.numel():
+            companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, False)
         if not tensor.is_complex() and not single:
@@ -171,9 +178,10 @@ class Judge:
             companions.masked = None
             return
         form = format_of(torch.float32 if tensor.is_complex() else tensor.dtype)
-        seen = examine(tensor, exact, moved, unit, form=form, whole=whole, floor=floor, single=single)
-        if (seen.exact_nan or seen.exact_inf) and all(bool(self._store.exact(t).isfinite().all()) for t in call.inputs):
-            self.nonfinite.setdefault(where, seen)
+        seen = examine(
+            tensor, exact, moved, unit, form=form, whole=whole, floor=floor, single=single, strict=bool(inherited)
+        )
+        self._note_nonfinite(call, seen, where)
         if not seen.beyond:
             companions.masked = None
             return
@@ -281,6 +289,15 @@ class Judge:
         for key, companions, _ in self._collided:
             if any(companions is c for c in before):
                 self._reached[key]["a comparison or an index"] = 1.0
+
+    def _note_nonfinite(self, call: Call, seen: Examination, where: Where) -> None:
+        """Record an op by which exact itself becomes NaN, or infinite; constants that are written are no such op."""
+        if not (seen.exact_nan or seen.exact_inf) or call.name in _WRITES:
+            return
+        sources = [self._store.exact(t) for t in call.inputs]
+        made_nan = seen.exact_nan and not any(bool(t.isnan().any()) for t in sources)
+        if made_nan or (seen.exact_inf and all(bool(t.isfinite().all()) for t in sources)):
+            self.nonfinite.setdefault(where, seen)
 
     def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where) -> None:
         """Record how large the values of 16 bits became at each place."""

@@ -21,6 +21,7 @@ from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rules import RULES
 from ampcheck.torchtools.origin import Origins
+from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
 
 _AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
@@ -52,7 +53,7 @@ class Shadow(TorchDispatchMode):
         self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._model = model
-        self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step)
+        self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step, on_output=self._after_root)
         self._origins = Origins(self._scopes)
         self._open = ExitStack()
 
@@ -118,6 +119,10 @@ class Shadow(TorchDispatchMode):
             self.reach({**parameters, **dict(root.named_buffers())}, _gradients(parameters))
         if self.judge is not None:
             self.judge.reach_ends()
+
+    def _after_root(self, module: torch.nn.Module, output: object) -> None:
+        results = {path: t for path, t in tensors(output) if t.is_floating_point()}
+        self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()})
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         names = {id(p): name for root in self._scopes.roots for name, p in root.named_parameters()}
