@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -80,7 +81,6 @@ class CompanionStore:
         self._by_storage: dict[int, Companions] = {}
         self._seed = seed
         self._entered = 0
-        self._patterns: dict[torch.device, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._by_storage)
@@ -188,11 +188,7 @@ class CompanionStore:
 
     def _factors(self, numel: int, device: torch.device) -> torch.Tensor:
         """1 plus or minus `MOVE`, with random signs of our own generator."""
-        pattern = self._patterns.get(device)
-        if pattern is None:
-            generator = torch.Generator().manual_seed(self._seed)
-            signs = torch.randint(0, 2, (_SIGNS,), generator=generator, dtype=torch.float32).mul_(2).sub_(1)
-            pattern = self._patterns[device] = signs.mul_(MOVE).add_(1).to(device)
+        pattern = _pattern(self._seed, device)
         self._entered += 1
         first = (self._entered * 40503) % _SIGNS
         if first + numel <= _SIGNS:
@@ -213,6 +209,14 @@ class CompanionStore:
         companions.alive = weakref.ref(storage, forget)
         self._by_storage[number] = companions
         return companions
+
+
+@lru_cache(maxsize=8)
+def _pattern(seed: int, device: torch.device) -> torch.Tensor:
+    """Random factors 1 plus or minus `MOVE`; drawing them takes longer than a small model runs."""
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (_SIGNS,), generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+    return signs.mul_(MOVE).add_(1).to(device)
 
 
 def view_of(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
