@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from ampcheck.core.errors import UsageError
-from ampcheck.search.arms import Example
+from ampcheck.search.example import Example
 from ampcheck.torchtools.pytree import map_tensors
 
 Inputs = Sequence[int | str] | None
