@@ -146,8 +146,6 @@ class Judge:
             self.nonfinite.setdefault(where, seen)
         if not seen.beyond:
             return
-        if seen.lost:  # what overflows bfloat16 overflows the moved companion, and would hide all errors that follow
-            moved.copy_(torch.where(moved.isfinite(), moved, exact))
         if inherited:
             companions.faults = inherited
             before_it = next((c.trail for c in before if c.faults and isinstance(c.trail, Step)), None)
