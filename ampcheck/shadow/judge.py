@@ -137,7 +137,8 @@ class Judge:
             if companions.whole:
                 self.whole += 1
                 self._collision(call, tensor, exact, companions, where, index)
-        companions.faults, companions.trail = frozenset(), None
+        if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.exact.values.numel():
+            companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
         if not tensor.is_complex() and look(tensor, exact, moved, unit, whole=whole, floor=floor):
             return
         form = format_of(torch.float32 if tensor.is_complex() else tensor.dtype)
