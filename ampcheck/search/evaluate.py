@@ -1,8 +1,7 @@
-"""Judge one example: one run under `Shadow` gives the verdict, the op at fault and a score."""
+"""Judge one example: eager mode under `Shadow`, compiled code and declared invariances beside it."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,29 +15,12 @@ from ampcheck.core.run import Where
 from ampcheck.search.compiling import Compiled
 from ampcheck.search.example import Example
 from ampcheck.search.invariances import Invariance
-from ampcheck.search.runner import Result, Runner
-from ampcheck.search.stats import (
-    ACCURACY,
-    COMPILED,
-    DECISION,
-    INVARIANCE,
-    NONFINITE,
-    RAISES,
-    RANGE,
-    Look,
-    Peak,
-    Problem,
-)
-from ampcheck.shadow import Examination, Fault, Reference, Shadow, faults
-from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims, slack_of
-from ampcheck.shadow.companions import MOVE
+from ampcheck.search.runner import Runner
+from ampcheck.search.stats import COMPILED, INVARIANCE, RAISES, Look, Problem
+from ampcheck.search.verdict import Judged
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.bounds import SLACK
 from ampcheck.torchtools.source import users_place
-
-_ABSOLUTE = 2.0
-"""Smallest subnormals that a result may be off: of its own rounding, and of what it was made of."""
-
-References = dict[str, "Reference | torch.Tensor"]
-"""By path of the output its companions; of integers and bools the values of the run."""
 
 
 class Evaluator:
@@ -52,70 +34,51 @@ class Evaluator:
 
     def look(self, example: Example) -> Look:
         """Judge one example."""
-        look, references = self._judged(example)
-        if self.compiled is not None and not look.problems and not look.outside:
-            look.problems += self._look_at_compiled(self.compiled, example, references)
-        for invariance in self.invariances if not look.outside else ():
+        judged = self._judged(example)
+        if isinstance(judged, Look):
+            return judged
+        look = judged.look
+        if self.compiled is not None and not look.problems:
+            look.problems += self._look_at_compiled(self.compiled, example, judged)
+        for invariance in self.invariances:
             if not look.problems:
                 look.problems += self._look_at_invariance(invariance, example)
         return look
 
-    def _judged(self, example: Example) -> tuple[Look, References]:
+    def _judged(self, example: Example) -> Judged | Look:
+        """The run that was judged, or why there is none."""
         shadow = Shadow(self.runner.root)
         with self.runner.run(example, shadow) as result:
             if result.error is None:
-                return self._examined(shadow, result)
-        assert result.error is not None
+                return Judged(example, shadow, result)
         reason = lacking(result.error, kernels=True)
-        outside = reason or self.runner.float32_error(example)
-        if outside:
-            return Look(outside=outside, lacking=reason), {}
+        if outside := reason or self.runner.float32_error(example):
+            return Look(outside=outside, lacking=reason)
         file, line = users_place(result.error)
-        where = Where("forward", file=file, line=line)
-        return Look([Problem(RAISES, detail=brief(result.error), where=where)]), {}
+        return Look([Problem(RAISES, detail=brief(result.error), where=Where("forward", file=file, line=line))])
 
-    def _examined(self, shadow: Shadow, result: Result) -> tuple[Look, References]:
-        look, references = Look(), References()
-        floats = {path: t for path, t in result.outputs.items() if t.is_floating_point() or t.is_complex()}
-        shadow.reach(floats)
-        found = [fault for fault in shadow.faults if fault.kind != faults.COLLISION]
-        for path, tensor in result.outputs.items():
-            look.elements += tensor.numel()
-            if path not in floats:
-                references[path] = tensor.clone()
-            elif tensor.numel():
-                references[path] = reference = shadow.reference(tensor)
-                look.problems += _compared(look, path, tensor, reference, found)
-        if not look.problems:
-            look.problems += _decided(found)
-        _note_range(look, shadow, found)
-        return look, references
-
-    def _look_at_compiled(self, compiled: Compiled, example: Example, references: References) -> list[Problem]:
-        """Compiled code must be within the bounds that eager mode keeps."""
+    def _look_at_compiled(self, compiled: Compiled, example: Example, eager: Judged) -> list[Problem]:
+        """Compiled code must keep the bounds that eager mode keeps."""
         function = compiled.function_for(example)
         if function is None:
             return []
         with self.runner.run(example, function=function) as result:
             if result.error is not None:
-                if compiled.cannot_run(result.error):
-                    return []
-                return [_compiled_problem(f"it raises {brief(result.error)}")]
+                return [] if compiled.cannot_run(result.error) else [_worse(f"it raises {brief(result.error)}")]
             compiled.examples += 1
-            problems: list[Problem] = []
-            for path, reference in references.items():
+            shapes = {path: r.exact.shape for path, r in eager.references.items()}
+            shapes |= {path: tensor.shape for path, tensor in eager.integers.items()}
+            for path, shape in shapes.items():
                 value = result.outputs.get(path)
-                expected = reference if isinstance(reference, torch.Tensor) else reference.exact
-                if value is None or value.shape != expected.shape:
-                    shape = "missing" if value is None else f"of shape {tuple(value.shape)}"
-                    eager = f"{tuple(expected.shape)} in eager mode"
-                    problems.append(_compiled_problem(f"it gives another output: {path or 'it'} is {shape}, {eager}"))
-                elif isinstance(reference, torch.Tensor):
-                    compiled.integers += not torch.equal(value, reference)
-                else:
-                    found = _compared(Look(), path, value.detach(), reference, ())
-                    problems += [replace(p, kind=COMPILED, detail=p.kind, where=Where("compile")) for p in found]
-        return problems
+                if value is None or value.shape != shape:
+                    other = "no output" if value is None else f"an output of shape {tuple(value.shape)}"
+                    return [_worse(f"it gives {other} {path}, where eager mode gives {tuple(shape)}")]
+                if path in eager.integers:
+                    compiled.integers += not torch.equal(value, eager.integers[path])
+                    continue
+                if eager.references[path].examine(value).beyond and (problem := eager.problem(path, value)):
+                    return [replace(problem, kind=COMPILED, detail=problem.kind, where=Where(phase="compile"))]
+        return []
 
     def _look_at_invariance(self, invariance: Invariance, example: Example) -> list[Problem]:
         """Judge low precision at the changed inputs as at any others; float64 shows whether the invariance holds."""
@@ -124,7 +87,8 @@ class Evaluator:
         after = invariance.changed(before)
         if _overflows(changed, after) or changed.key() == example.key() or not _as_many_values(before, after):
             return []
-        look, _ = self._judged(changed)
+        judged = self._judged(changed)
+        look = judged if isinstance(judged, Look) else judged.look
         if look.outside:
             return []
         if look.problems:
@@ -165,98 +129,12 @@ class Evaluator:
         )
 
 
-def _compared(
-    look: Look, path: str, tensor: torch.Tensor, reference: Reference, found: Sequence[Fault]
-) -> list[Problem]:
-    """The problem of one output, if it has one; what was judged is added to `look`."""
-    seen = reference.examine(tensor)
-    undefined = seen.exact_nan + seen.exact_inf
-    look.elements -= undefined
-    look.undefined += undefined
-    unit = max(reference.unit, format_of(_real(tensor).dtype).unit_roundoff)
-    if not seen.beyond:
-        limit = slack_of(tensor.numel() // max(1, seen.groups)) * seen.spread + SLACK * FLOOR * unit
-        look.ratio = max(look.ratio, seen.error / limit if math.isfinite(seen.error) else 0.0)
-        return []
-    value, exact, moved = _real(tensor).double(), _real(reference.exact), _real(reference.moved).double()
-    form = format_of(_real(tensor).dtype)
-    # Next to the end of the range rounding decides on which side a value falls; below it on which subnormal.
-    honest = SLACK * ((moved - exact).abs() * (unit / MOVE) + FLOOR * unit * exact.abs())
-    size = exact.abs()
-    edge = ~value.isfinite() & (size < form.overflows_at) & (size + honest >= form.overflows_at)
-    near = edge | ((value - exact).abs() <= _ABSOLUTE * form.smallest_subnormal)
-    value = torch.where(near, exact, value)
-    seen = examine(value, exact, moved, unit, form=form, whole=False)
-    if not seen.beyond:
-        return []
-    return [_problem(path, value, exact, seen, form.overflows_at, found)]
-
-
-def _problem(
-    path: str, value: torch.Tensor, exact: torch.Tensor, seen: Examination, end: float, found: Sequence[Fault]
-) -> Problem:
-    if seen.lost:
-        lost = (~value.isfinite() & exact.isfinite()).reshape(-1)
-        inside = lost & (exact.reshape(-1).abs() < end)
-        kind = NONFINITE if bool(inside.any()) else RANGE
-        index = int((inside if kind == NONFINITE else lost).nonzero()[0])
-        observed, limit = float(seen.lost), 0.0
-    else:
-        kind, observed, limit = ACCURACY, seen.error, seen.limit
-        difference = (value - exact).nan_to_num(0.0, 0.0, 0.0).abs()
-        size = torch.linalg.vector_norm(exact.nan_to_num(0.0, 0.0, 0.0), dim=group_dims(exact.shape), keepdim=True)
-        index = int((difference / size.clamp_min(1e-300)).argmax())
-    own, true = float(value.reshape(-1)[index]), float(exact.reshape(-1)[index])
-    return Problem(kind, path, index, own, true, observed, limit, where=_blamed(path, kind, found))
-
-
-def _blamed(path: str, kind: str, found: Sequence[Fault]) -> Where:
-    """The first op whose fault is left in an output; of what is not finite, the first that overflows."""
-    reaching = [fault for fault in found if path in fault.reaches]
-    if kind in (NONFINITE, RANGE):
-        reaching = [f for f in reaching if f.examination.lost] or reaching or [f for f in found if f.examination.lost]
-    return reaching[0].where if reaching else Where(phase="forward")
-
-
-def _decided(found: Sequence[Fault]) -> list[Problem]:
-    """Decisions that exact takes otherwise, and numbers that left the run with an error."""
-    for fault in found:
-        seen = fault.examination
-        if fault.kind == faults.DECISION or any(name.startswith("a decision of") for name in fault.reaches):
-            return [Problem(DECISION, observed=seen.error, limit=seen.limit, detail=_reach(fault), where=fault.where)]
-        if any(name.startswith("a number that left") for name in fault.reaches):
-            kind = NONFINITE if seen.lost else ACCURACY
-            return [Problem(kind, observed=seen.error, limit=seen.limit, detail=_reach(fault), where=fault.where)]
-    return []
-
-
-def _reach(fault: Fault) -> str:
-    return next(iter(fault.reaches), f"a decision of {fault.where.op}")
-
-
-def _note_range(look: Look, shadow: Shadow, found: Sequence[Fault]) -> None:
-    """How near the values inside come to the end of their formats, and whether one went beyond to no effect."""
-    assert shadow.judge is not None
-    for (where, name), (largest, source) in shadow.judge.largest.items():
-        most = format_of(name).max
-        masked = largest == most <= source  # the lowest value of a mask, and what is added to it
-        if look.peak.share < largest / most <= 1.0 and not masked:
-            look.peak = Peak(largest / most, largest, where, name)
-    lost = next((f for f in found if f.kind == faults.OVERFLOW and not f.reaches), None)
-    if lost is not None and not look.problems:
-        look.overflow = Peak(math.inf, math.inf, lost.where, lost.dtype)
-
-
-def _compiled_problem(detail: str) -> Problem:
+def _worse(detail: str) -> Problem:
     return Problem(COMPILED, detail=detail, where=Where(phase="compile"))
 
 
 def _broken(detail: str, path: str, index: int = 0, value: float = 0.0, expected: float = 0.0) -> Problem:
     return Problem(INVARIANCE, path, index, value, expected, detail=detail)
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _nudged(tensor: torch.Tensor) -> torch.Tensor:

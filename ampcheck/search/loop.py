@@ -173,7 +173,8 @@ class Search:
 
     def _note_range(self, example: Example) -> None:
         for path, tensor in example.floats().items():
-            finite = tensor.detach()[tensor.isfinite()].double()
+            wide = tensor.detach().double()
+            finite = wide[wide.isfinite()]
             if finite.numel():
                 low, high = self.ranges.get(path, (math.inf, -math.inf))
                 self.ranges[path] = min(low, float(finite.amin())), max(high, float(finite.amax()))

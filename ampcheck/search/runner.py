@@ -25,6 +25,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Call, Subject
 from ampcheck.search.example import Example
 from ampcheck.shadow import Shadow
+from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.torchtools.copying import Prepared, forward_through, modules_of, prepare
 from ampcheck.torchtools.pytree import is_plain, tensors
 from ampcheck.torchtools.snapshot import preserved_objects
@@ -82,6 +83,8 @@ class Runner:
         Inside the block the outputs are those of the run; on leaving, buffers among them are restored.
         """
         own = example.copied(self.device)
+        if shadow is not None:
+            self._enter(shadow, own)
         missing = MissingKernels() if active() is not None and function is None else None
         autocast = torch.autocast(torch.device(self.device).type, self.dtype, enabled=not self.native)
         with self._around(self._low):
@@ -150,6 +153,23 @@ class Runner:
             finally:
                 self.draws = self.draws or not torch.equal(torch.get_rng_state(), fresh)
                 torch.set_rng_state(before)
+
+    def _enter(self, shadow: Shadow, example: Example) -> None:
+        """Give the inputs their companions: they are exact, whatever their format.
+
+        Subnormal ones have an absolute error in low precision, and kernels may take those of float32 for zero.
+        """
+        form = format_of(self.dtype)
+        keeps = form.smallest_normal > format_of("float32").smallest_normal
+        for tensor in example.floats().values():
+            if has_companions(tensor):
+                companions = shadow.store.of(tensor)
+                companions.unit = min(companions.unit, form.unit_roundoff)
+                exact, moved = shadow.exact(tensor), shadow.moved(tensor)
+                small = (exact != 0) & (exact.abs() < form.smallest_normal)
+                if bool(small.any()):
+                    off = exact + (moved - exact).sign() * MOVE * form.smallest_normal if keeps else exact * 0
+                    moved.copy_(torch.where(small, off, moved))
 
     def _count(self, result: Result, missing: MissingKernels | None) -> None:
         for op, times in (missing.ran if missing is not None else {}).items():
