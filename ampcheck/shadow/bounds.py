@@ -109,7 +109,7 @@ def look(
     spread = torch.linalg.vector_norm(moved - reference, dim=dims)
     error = torch.linalg.vector_norm(reference.sub_(value), dim=dims)
     bound = spread.mul_(SLACK * unit / MOVE).add_(size, alpha=SLACK * floor * unit)
-    return bool((error <= bound).all())  # a NaN is not within
+    return bool(((error <= bound) & error.isfinite()).all())  # moved may be infinite, and its bound with it
 
 
 def examine(
