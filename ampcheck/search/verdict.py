@@ -15,6 +15,9 @@ from ampcheck.shadow import Fault, Reference, Shadow, faults
 from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims, slack_of
 from ampcheck.shadow.companions import MOVE
 
+_FEW = 64
+"""Elements up to which each is judged by itself where a fault is left in the output."""
+
 _TINY = 2.0
 """Smallest subnormals that a result may be off: by its own rounding, and by that of what it was made of."""
 
@@ -31,24 +34,22 @@ class Judged:
         shadow.reach({path: t for path, t in result.outputs.items() if t.is_floating_point() or t.is_complex()})
         # That whole numbers of a floating format became equal is honest rounding here: the inputs are exact.
         self._faults = [fault for fault in shadow.faults if fault.kind != faults.COLLISION]
-        # What overflows bfloat16 overflows the float32 companion, which then knows no conditioning.
-        beyond_float32 = any(fault.exact_amax > format_of("float32").max for fault in self._faults)
         for path, tensor in result.outputs.items():
             self.look.elements += tensor.numel()
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 self.integers[path] = tensor.clone()
             elif tensor.numel():
-                reference = shadow.reference(tensor)
-                if beyond_float32:
-                    reference = Reference(reference.exact, reference.exact.float(), reference.unit)
-                self.references[path] = reference
+                self.references[path] = shadow.reference(tensor)
                 self._judge(path, tensor)
         if not self.look.problems:
             self._judge_decisions()
         self._note_range()
 
-    def problem(self, path: str, tensor: torch.Tensor) -> Problem | None:
-        """What is wrong with an output of this run, or of the compiled code, that is beyond its bound."""
+    def problem(self, path: str, tensor: torch.Tensor, *, inherits: bool = False) -> Problem | None:
+        """What is wrong with an output of this run, or of the compiled code, that seems beyond its bound.
+
+        inherits: a fault of the run is left in it, of which the conditioning of the data is no excuse.
+        """
         reference = self.references[path]
         value, exact, moved = (_real(t).double() for t in (tensor, reference.exact, reference.moved))
         form = format_of(_real(tensor).dtype)
@@ -62,7 +63,8 @@ class Judged:
         tiny = _TINY * max(f.smallest_subnormal for f in self._formats(form))
         near = (value - exact).abs() <= torch.where(exact == 0, max(tiny, unit * self._scale()), tiny)
         value = torch.where(edge | near, exact, value)
-        seen = examine(value, exact, moved, unit, form=form, whole=False)
+        single = inherits and value.numel() <= _FEW
+        seen = examine(value, exact, moved, unit, form=form, whole=False, single=single, strict=inherits)
         if not seen.beyond:
             return None
         observed, limit = (float(seen.lost), 0.0) if seen.lost else (seen.error, seen.limit)
@@ -84,8 +86,9 @@ class Judged:
         undefined = seen.exact_nan + seen.exact_inf
         look.elements -= undefined
         look.undefined += undefined
-        if seen.beyond:
-            problem = self.problem(path, tensor)
+        inherits = any(path in fault.reaches for fault in self._faults)
+        if seen.beyond or inherits:
+            problem = self.problem(path, tensor, inherits=inherits)
             look.problems += [problem] if problem is not None else []
             return
         unit = max(reference.unit, format_of(_real(tensor).dtype).unit_roundoff)
