@@ -11,8 +11,8 @@ from ampcheck.core.run import Where
 from ampcheck.search.example import Example
 from ampcheck.search.runner import Result
 from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RANGE, Look, Peak, Problem
-from ampcheck.shadow import Fault, Reference, Shadow, faults
-from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims, slack_of
+from ampcheck.shadow import Fault, Reference, Shadow, bounds, faults
+from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims
 from ampcheck.shadow.companions import MOVE
 
 _FEW = 64
@@ -39,8 +39,9 @@ class Judged:
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 self.integers[path] = tensor.clone()
             elif tensor.numel():
-                self.references[path] = shadow.reference(tensor)
-                self._judge(path, tensor)
+                exact, moved = shadow.store.exact(tensor), shadow.store.moved(tensor)
+                self.references[path] = Reference(exact, moved, shadow.store.of(tensor).unit)
+                self._judge(path, tensor, shadow)
         if not self.look.problems:
             self._judge_decisions()
         self._note_range()
@@ -80,20 +81,23 @@ class Judged:
         low, wide = float(value.reshape(-1)[index]), float(exact.reshape(-1)[index])
         return Problem(kind, path, index, low, wide, observed, limit, where=self._blamed(path, kind))
 
-    def _judge(self, path: str, tensor: torch.Tensor) -> None:
-        look, reference = self.look, self.references[path]
-        seen = reference.examine(tensor)
-        undefined = seen.exact_nan + seen.exact_inf
-        look.elements -= undefined
-        look.undefined += undefined
+    def _judge(self, path: str, tensor: torch.Tensor, shadow: Shadow) -> None:
+        """Compare an output with its companions: at a glance, and as a whole where that shows something."""
+        look, store = self.look, shadow.store
+        exact, moved, unit = store.exact(tensor), store.moved(tensor), store.of(tensor).unit
         inherits = any(path in fault.reaches for fault in self._faults)
-        if seen.beyond or inherits:
+        if inherits or tensor.is_complex() or not bounds.look(tensor, exact, moved, unit, whole=False).within:
             problem = self.problem(path, tensor, inherits=inherits)
+            undefined = int((~exact.isfinite()).sum())
+            look.elements -= undefined
+            look.undefined += undefined
             look.problems += [problem] if problem is not None else []
-            return
-        unit = max(reference.unit, format_of(_real(tensor).dtype).unit_roundoff)
-        limit = slack_of(tensor.numel() // max(1, seen.groups)) * seen.spread + SLACK * FLOOR * unit
-        look.ratio = max(look.ratio, seen.error / limit if math.isfinite(seen.error) else 0.0)
+        elif unit >= bounds.JUDGED_UNIT:
+            size, spread, error = (
+                float(torch.linalg.vector_norm(t)) for t in (exact, moved - exact, tensor.detach() - exact)
+            )
+            limit = bounds.slack_of(tensor.numel()) * spread * unit / MOVE + SLACK * FLOOR * unit * size
+            look.ratio = max(look.ratio, error / limit if limit else 0.0)
 
     def _judge_decisions(self) -> None:
         """Decisions that exact takes otherwise, and numbers that left the run with an error."""
