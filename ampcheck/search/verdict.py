@@ -16,7 +16,7 @@ from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims
 from ampcheck.shadow.companions import MOVE
 
 _FEW = 64
-"""Elements up to which each is judged by itself where a fault is left in the output."""
+"""Elements up to which each is judged by itself, too, where a fault is left in the output."""
 
 _TINY = 2.0
 """Smallest subnormals that a result may be off: by its own rounding, and by that of what it was made of."""
@@ -64,8 +64,9 @@ class Judged:
         tiny = _TINY * max(f.smallest_subnormal for f in self._formats(form))
         near = (value - exact).abs() <= torch.where(exact == 0, max(tiny, unit * self._scale()), tiny)
         value = torch.where(edge | near, exact, value)
-        single = inherits and value.numel() <= _FEW
-        seen = examine(value, exact, moved, unit, form=form, whole=False, single=single, strict=inherits)
+        seen = examine(value, exact, moved, unit, form=form, whole=False, strict=inherits)
+        if inherits and not seen.beyond and value.numel() <= _FEW:
+            seen = examine(value, exact, moved, unit, form=form, whole=False, strict=True, single=True)
         if not seen.beyond:
             return None
         observed, limit = (float(seen.lost), 0.0) if seen.lost else (seen.error, seen.limit)
