@@ -94,8 +94,8 @@ def main() -> None:
         for title, root in roots.items():
             environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
             command = [sys.executable, __file__, "--measure"]
-            output = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True).stdout
-            rounds[title].append(json.loads(output.splitlines()[-1]))
+            child = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True)
+            rounds[title].append(json.loads(child.stdout.splitlines()[-1]))
     print("ms of processor time per example: whole (judging)")
     print(f"{'':20}" + "".join(f"{title:>22}" for title in roots))
     for name in rounds["this checkout"][0]:

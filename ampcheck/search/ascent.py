@@ -116,7 +116,7 @@ def minimise(example: Example, fails: Callable[[Example], bool]) -> None:
 
 
 def _simpler(flat: torch.Tensor) -> Iterator[tuple[int, int, float]]:
-    """Parts to make zero, the largest first, then single elements to make shorter numbers. Reads `flat` as it changes."""
+    """Parts to make zero, the largest first, then elements to make shorter numbers. Reads `flat` as it changes."""
     size = flat.numel()
     while size:
         yield from ((first, size, 0.0) for first in range(0, flat.numel(), size))

@@ -187,7 +187,7 @@ class Runner:
 
 
 def native_format(subject: Subject) -> torch.dtype | None:
-    """The 16-bit dtype of most of the weights, or without weights of a buffer or input; None: autocast makes 16 bits."""
+    """The 16-bit dtype of most weights, or without weights of a buffer or input; None where autocast makes 16 bits."""
     modules = modules_of(subject.model)
     sizes: Counter[torch.dtype] = Counter()
     for weight in (weight for module in modules for weight in module.parameters()):
