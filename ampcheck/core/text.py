@@ -1,8 +1,9 @@
-"""Text that is safe to print, and counts with their nouns."""
+"""Text that is safe to print, and counts and lists in messages."""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
 
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -22,9 +23,16 @@ def _visible(character: str) -> str:
     return character.encode("unicode_escape").decode() if hostile and character not in "\n\t" else character
 
 
-def counted(count: int, plural: str) -> str:
+def counted(count: int, plural: str, zero: str = "0") -> str:
     """`1 loss`, `2 losses`: a count and what it counts, whose first plural word is the noun (`sets of modules`)."""
-    return f"{count:,} {singular(plural) if count == 1 else plural}"
+    return f"{f'{count:,}' if count else zero} {singular(plural) if count == 1 else plural}"
+
+
+def listed(items: Iterable[str], limit: int = 5) -> str:
+    """`a, b and 3 more`: the first `limit` items, and how many are left out."""
+    items = list(items)
+    more = f" and {len(items) - limit:,} more" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more
 
 
 def singular(plural: str) -> str:
@@ -32,6 +40,6 @@ def singular(plural: str) -> str:
     words = plural.split(" ")
     for index, word in enumerate(words):
         if word.endswith("s") and not word.endswith("ss") and word != "series":
-            words[index] = word[:-2] if word.endswith("sses") else word[:-1]
+            words[index] = word[:-2] if word.endswith(("sses", "nches", "tches")) else word[:-1]
             break
     return " ".join(words)

@@ -13,6 +13,7 @@ from ampcheck.core.check import LISTED
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import listed
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import who
 from ampcheck.numerics.reference_stats import ReferenceStats, Values
@@ -157,5 +158,4 @@ def _listed(values: Sequence[Values], *, holding: bool = False) -> str:
     def text(v: Values) -> str:
         return f"{v} holds {v.nan or v.infinite:,} {'NaN' if v.nan else 'infinities'}" if holding else str(v)
 
-    left = len(values) - LISTED
-    return ", ".join(text(v) for v in values[:LISTED]) + (f" and {left} others" if left > 0 else "")
+    return listed(map(text, values), LISTED)

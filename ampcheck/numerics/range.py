@@ -7,6 +7,7 @@ from ampcheck.core.check import LISTED, first_findings
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import listed
 from ampcheck.numerics.facts import OpFacts
 from ampcheck.numerics.findings import (
     finding,
@@ -102,11 +103,10 @@ def _cut_off(stats: NumericsStats) -> list[Finding]:
     """Parameters whose gradients were asked for, and to which none leads."""
     if not stats.cut:
         return []
-    names = ", ".join(stats.cut[:LISTED]) + (
-        f" and {len(stats.cut) - LISTED} others" if len(stats.cut) > LISTED else ""
+    reason = (
+        f"{len(stats.cut)} parameters of modules that ran while gradients were off get none, so none was judged: "
+        f"{listed(stats.cut, LISTED)}"
     )
-    count = len(stats.cut)
-    reason = f"{count} parameters of modules that ran while gradients were off get none, so none was judged: {names}"
     hint = (
         "a reentrant checkpoint gives none where its inputs need none (use_reentrant=False); for weights that run "
         "under no_grad on purpose set requires_grad_(False)"

@@ -13,6 +13,7 @@ from datetime import datetime
 from ampcheck.catalog.speed import REGRESSION
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.text import listed
 from ampcheck.speed.fingerprint import differences, hardware_of
 from ampcheck.speed.history import load
 from ampcheck.speed.history.importer import records_in
@@ -129,8 +130,10 @@ def check_missing(ran: Iterable[str], baseline: Baseline) -> list[Finding]:
     missing = [name for name in baseline.known if name not in seen]
     if not missing:
         return []
-    names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-    message = f"every benchmark of {baseline.name} must run; this session did not run {len(missing)} of them: {names}"
+    count = len(missing)
+    message = (
+        f"every benchmark of {baseline.name} must run; this session did not run {count} of them: {listed(missing)}"
+    )
     hint = "run the whole suite, or save a new baseline where tests were renamed or removed on purpose"
     return [REGRESSION.warn(baseline.name, message, where=WHERE, hint=hint)]
 

@@ -11,8 +11,11 @@ from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from types import FrameType
 from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import Subject
@@ -32,10 +35,26 @@ class _Stack(threading.local):
 
 
 class Scopes:
-    """The module of a model that runs in this thread, from hooks on every module."""
+    """The module of a model that runs in this thread, from hooks on every module.
 
-    def __init__(self, model: torch.nn.Module | None) -> None:
+    everywhere: follow the modules of any model instead, by their paths in the outermost module that runs, and the
+    optimizers, whose steps are of phase `update`. on_step: called with an optimizer before its step. roots: the
+    outermost modules that ran.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        *,
+        everywhere: bool = False,
+        on_step: Callable[[torch.optim.Optimizer], None] | None = None,
+    ) -> None:
+        self.roots: WeakSet[torch.nn.Module] = WeakSet()
+        self._on_step = on_step
         self._model = model
+        self._everywhere = everywhere
+        self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self._updates = 0
         self._stack = _Stack()
         self._calls: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -50,10 +69,17 @@ class Scopes:
         """The innermost module and how often it was entered before; the root where none runs."""
         return self._stack.entered[-1] if self._stack.entered else ("", 0)
 
+    @property
+    def phase(self) -> str:
+        """`update` inside the step of an optimizer, else `forward`."""
+        return "update" if self._updates else "forward"
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Follow the model's modules while the block runs."""
         with ExitStack() as hooks:
+            if self._everywhere:
+                self._follow_everything(hooks)
             for name, module in hookable(self._model):
                 hooks.callback(module.register_forward_pre_hook(partial(self._enter, name), prepend=True).remove)
                 hooks.callback(module.register_forward_hook(partial(self._leave, name), always_call=True).remove)
@@ -61,6 +87,30 @@ class Scopes:
                 yield
             finally:
                 self._stack.entered.clear()
+                self._updates = 0
+
+    def _follow_everything(self, hooks: ExitStack) -> None:
+        def enter(module: torch.nn.Module, args: object) -> None:
+            if not self._stack.entered:
+                self.roots.add(module)
+                self._names.update({child: name for name, child in module.named_modules()})
+            self._enter(self._names.get(module, type(module).__name__), module, args)
+
+        def leave(module: torch.nn.Module, args: object, output: object) -> None:
+            self._leave(self._names.get(module, type(module).__name__), module, args, output)
+
+        def start(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if self._on_step is not None:
+                self._on_step(optimizer)
+            self._updates += 1
+
+        def stop(*_: object) -> None:
+            self._updates = max(0, self._updates - 1)
+
+        hooks.callback(register_module_forward_pre_hook(enter).remove)
+        hooks.callback(register_module_forward_hook(leave, always_call=True).remove)
+        hooks.callback(register_optimizer_step_pre_hook(start).remove)
+        hooks.callback(register_optimizer_step_post_hook(stop).remove)
 
     def _enter(self, name: str, module: torch.nn.Module, args: object) -> None:
         with self._lock:

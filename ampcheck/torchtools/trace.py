@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.core.run import Where
 from ampcheck.health import PendingHealth, Unmeasured, measure_health
+from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import Scopes, op_name, users_line
+from ampcheck.torchtools.source import Scopes, op_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Trace(TorchDispatchMode):
         self._health = health
         self._observers = observers
         self._scopes = Scopes(model)
-        self._origins: dict[int, _Origin] = {}
+        self._origins = Origins(self._scopes)
         self._open = ExitStack()
 
     def __enter__(self) -> Trace:
@@ -107,7 +108,7 @@ class Trace(TorchDispatchMode):
             reason = f"what runs inside {func}"
             self.unseen[reason] = self.unseen.get(reason, 0) + 1
             return func(*args, **kwargs)
-        at = self._origin()
+        at = self._origins.current(sys._getframe())
         started = OpEvent(
             len(self.events), at.phase, at.module, at.call, op_name(func), at.file, at.line, _dtypes((args, kwargs)), ()
         )
@@ -126,38 +127,6 @@ class Trace(TorchDispatchMode):
             out = out if replaced is None else replaced
         return out
 
-    def _origin(self) -> _Origin:
-        backward, node = _backward_node()
-        if backward and not self._scopes.inside:  # inside: a checkpoint that recomputes its forward
-            origin = self._origins.get(node) if node is not None else None
-            return _Origin("backward") if origin is None else replace(origin, phase="backward")
-        origin = _Origin("backward" if backward else "forward", *self._scopes.current, *users_line(sys._getframe()))
-        # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
-        # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
-        self._origins.setdefault(_newest_node(), origin)
-        return origin
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    phase: str
-    module: str = ""
-    call: int = 0
-    file: str = ""
-    line: int | None = None
-
 
 def _dtypes(value: object) -> tuple[torch.dtype, ...]:
     return tuple(t.dtype for _, t in tensors(value))
-
-
-def _backward_node() -> tuple[bool, int | None]:
-    """Whether the autograd engine runs, and the sequence number of its node. Private names of torch 2.4 to 2.13."""
-    if torch._C._current_graph_task_id() == -1:
-        return False, None
-    node = torch._C._current_autograd_node()
-    return True, None if node is None else node._sequence_nr()
-
-
-def _newest_node() -> int:
-    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]

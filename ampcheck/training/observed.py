@@ -11,6 +11,7 @@ import torch
 from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, RESUME, SCALER_PROTOCOL, STAGNATION
 from ampcheck.core.run import Chart, Finding, Series, Verdict, Where
+from ampcheck.core.text import listed
 from ampcheck.training.gradients.capture import plain_values
 from ampcheck.training.gradients.underflow import quiet
 from ampcheck.training.loop import Role, StepError, TrainingLoop
@@ -221,10 +222,9 @@ def check_observed(seen: Observed) -> list[Finding]:
         message = f"{requirement}; step {stopped.step}: {stopped.message}"
         findings.append(COVERAGE.fail(subject, message, where=where, hint=hint))
     if seen.replaced:
-        many = f" and {len(seen.replaced) - _LISTED} more" if len(seen.replaced) > _LISTED else ""
         message = (
             "the parameters of a model must stay the same objects, or its optimizer steps others; replaced were "
-            f"{', '.join(seen.replaced[:_LISTED])}{many}"
+            f"{listed(seen.replaced, _LISTED)}"
         )
         hint = "write into parameters (parameter.data.copy_), or build a new optimizer"
         findings.append(COVERAGE.fail(subject, message, hint=hint))

@@ -13,6 +13,7 @@ from ampcheck.catalog.autocast import POLICY_BANNED, POLICY_DRIFT, POLICY_GAP, P
 from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Table, Verdict, Where
+from ampcheck.core.text import listed
 
 _LISTED = 6
 """How many modules, ops or lines a message lists."""
@@ -187,8 +188,7 @@ def _counted(modules: Iterable[str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     """`a, b`; the longest lists are cut."""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(name or "(the root)" for name in names[:_LISTED]) + more
+    return listed((name or "(the root)" for name in names), _LISTED)
 
 
 # By themselves ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ float64. It fails where it is worse than eager mode, by more than `AccuracyStats
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
@@ -24,6 +24,7 @@ from ampcheck.core.check import Check
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
+from ampcheck.core.text import listed
 from ampcheck.numerics.stats import LOST
 from ampcheck.torchtools.unsupported import cannot_run
 
@@ -213,11 +214,11 @@ def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list
     for d in stats.deviations:
         if d.kind in kinds and d.unknown and not d.lost and not d.nan:
             reasons.setdefault(d.unknown, []).append(str(d))
-    found = [check.skip(who(stats), f"not comparable: {_listed(names)}: {reason}") for reason, names in reasons.items()]
+    found = [check.skip(who(stats), f"not comparable: {listed(names)}: {reason}") for reason, names in reasons.items()]
     if spoiled := [d for d in stats.deviations if d.kind in kinds and d.nan]:
         count = sum(d.nan for d in spoiled)
         text = (
-            f"what is compared must be a number; {count:,} elements of {_listed(map(str, spoiled))} are NaN in "
+            f"what is compared must be a number; {count:,} elements of {listed(map(str, spoiled))} are NaN in "
             f"{_judge(stats)} and compiled code alike, so nothing is known of them"
         )
         hint = "an audit names the op that makes the first NaN, or the input that holds one: see nonfinite-reference"
@@ -226,11 +227,6 @@ def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list
             check.incomplete(who(stats), text, where=where, observed=count, limit=0.0, unit="elements", hint=hint)
         )
     return found
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    return ", ".join(every[:LISTED]) + (f" and {len(every) - LISTED} more" if len(every) > LISTED else "")
 
 
 def _worse(

@@ -19,6 +19,7 @@ from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Fallback, GraphBreak, GraphStats, Recompile
 from ampcheck.core.check import Check
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
+from ampcheck.core.text import listed
 from ampcheck.torchtools.unsupported import cannot_run
 
 COMPILER_CHECKS = tuple(map(str, (GRAPH_BREAK, RECOMPILE, EAGER_FALLBACK, CACHE_ARTIFACTS, CUDAGRAPH)))
@@ -317,9 +318,7 @@ def _number(count: int, what: str) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    unique = list(dict.fromkeys(names))
-    more = f" and {len(unique) - _NAMES} more" if len(unique) > _NAMES else ""
-    return ", ".join(unique[:_NAMES]) + more
+    return listed(dict.fromkeys(names), _NAMES)
 
 
 def tables(stats: GraphStats) -> tuple[Table, ...]:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from ampcheck.catalog.compiled import EAGER_FALLBACK, GRAPH_BREAK, RECOMPILE
 from ampcheck.catalog.speed import REGRESSION
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import counted, listed
 from ampcheck.speed.base.launches import decide_rounds, launch_deviation, rounds_of, twin_noise
 from ampcheck.speed.base.stats import BASE, BUDGET_SPENT, COMPILED, EAGER, HEAD, TARGET, UNCHANGED, BaseStats
-from ampcheck.speed.text import counted, listed
 from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, requirement, whose_fault
 
 _WHERE = Where(phase="speed")
@@ -117,14 +117,14 @@ def _check_graphs(stats: BaseStats, slower: bool) -> list[Finding]:
         return [EAGER_FALLBACK.warn(name, message, where=_WHERE, hint=hint)]
     findings = []
     if base.graphs and not head.graphs:
-        message = f"{HEAD} must still be compiled: {BASE} has {counted(base.graphs, 'graph')}, {HEAD} none; {effect}"
+        message = f"{HEAD} must still be compiled: {BASE} has {counted(base.graphs, 'graphs')}, {HEAD} none; {effect}"
         hint = "TORCH_LOGS=dynamo reports why it was left out"
         findings.append(EAGER_FALLBACK.finding(worse, name, message, where=_WHERE, hint=hint))
     for check, what, before, now in (
         (GRAPH_BREAK, "graph break", base.breaks, head.breaks),
         (RECOMPILE, "recompilation", base.recompiles, head.recompiles),
     ):
-        numbers = f"{counted(len(before), what)} on {BASE}, {counted(len(now), what)} on {HEAD}"
+        numbers = f"{counted(len(before), f'{what}s', 'no')} on {BASE}, {counted(len(now), f'{what}s', 'no')} on {HEAD}"
         observed, limit, unit = len(now), len(before), f"{what}s"
         if len(now) <= len(before):
             message = f"no more {what}s than on {BASE}: {numbers}, in {base.graphs} and {head.graphs} graphs"
@@ -149,4 +149,4 @@ def _new(before: Iterable[tuple[str, str]], now: Iterable[tuple[str, str]]) -> s
         known[key] -= 1
         if known[key] < 0:
             new[f"{where}: {reason}"] = None
-    return listed(new)
+    return listed(new, 3)

@@ -13,6 +13,7 @@ from typing import Any
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Verdict
+from ampcheck.core.text import counted
 from ampcheck.speed.base.checkout import Checkout, base_of, head_of, repository_of, worktree
 from ampcheck.speed.base.launches import decide_rounds, look_points, rounds_of
 from ampcheck.speed.base.origin import Sources, describe_idle, describe_strays, own_files
@@ -32,7 +33,6 @@ from ampcheck.speed.clock import summarised
 from ampcheck.speed.fingerprint import differences
 from ampcheck.speed.options import LAUNCHES, SpeedOptions
 from ampcheck.speed.stats import LOOKS, TWIN
-from ampcheck.speed.text import counted
 from ampcheck.speed.verdict import Rule
 from ampcheck.speed.worker import Worker
 
@@ -253,5 +253,5 @@ def _notes(commit: str, named: str, base: Side, head: Side) -> tuple[str, ...]:
             "merge base"
         )
     if head.changed:
-        notes.append(f"the head is the working tree, with {counted(head.changed, 'uncommitted file')}")
+        notes.append(f"the head is the working tree, with {counted(head.changed, 'uncommitted files')}")
     return tuple(notes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.text import listed
+from ampcheck.core.text import listed
 
 _THIRD_PARTY = frozenset(("third_party", "vendor", "vendored", "_vendor", "external", "extern", "submodules"))
 """Folders of copies of other projects; the installed one is imported on purpose, maybe."""
@@ -146,4 +146,4 @@ def describe_idle(changed: Collection[str], loaded: Collection[str]) -> str:
     if not changed or not set(changed).isdisjoint(loaded):
         return ""
     files = "the file that differs" if len(changed) == 1 else f"the {len(changed)} files that differ"
-    return f"neither side imported {files} ({listed(sorted(changed))})"
+    return f"neither side imported {files} ({listed(sorted(changed), 3)})"

@@ -12,6 +12,7 @@ from ampcheck.compiled.graph.checks import check_breaks, check_fallbacks, check_
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.check import Check, Evidence
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import counted, listed
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,
     CACHED,
@@ -24,7 +25,6 @@ from ampcheck.speed.startup.stats import (
     StartupArm,
     StartupStats,
 )
-from ampcheck.speed.text import counted, listed
 
 SLACK = 2**20
 """Bytes that a step may need beyond the limit of memory."""
@@ -116,15 +116,15 @@ def _check_caches(stats: StartupStats, name: str, cold: StartupArm) -> Finding:
     traced = [lookup for lookup in lookups if lookup.result != "hit"]
     hits = len(lookups) - len(traced)
     seconds = f"; first step after {arm.first:.3g} s, with empty caches {cold.first:.3g} s"
-    seconds += f" ({counted(len(launches), 'launch')})"
+    seconds += f" ({counted(len(launches), 'launches')})"
     if not graphs:
         message = f"{start} must use what was compiled before, but nothing was compiled in it"
         hint = "see eager-fallback and graph-break: it ran eager"
         return START_UP.fail(subject, message, where=_WHERE, hint=hint)
     if missed or not hits:
-        cause = f"{counted(graphs, 'graph')} asked no cache"
+        cause = f"{counted(graphs, 'graphs')} asked no cache"
         if missed:
-            cause = f"{len(missed)} of {counted(len(fx), 'graph')} {_was(missed)} not in the cache"
+            cause = f"{len(missed)} of {counted(len(fx), 'graphs')} {_was(missed)} not in the cache"
         message = f"{start} must compile nothing again, but {cause}{_reasons(launches)}{_key(launches, cold)}{seconds}"
         hint = _REFUSED if any(lookup.result == "bypass" for lookup in lookups) else _DIFFERS
         hint = _OFF if any(launch.off for launch in launches) else hint
@@ -132,15 +132,15 @@ def _check_caches(stats: StartupStats, name: str, cold: StartupArm) -> Finding:
         return START_UP.fail(subject, message, **evidence)
     if built := max(launch.binaries for launch in launches):
         message = (
-            f"{start} must compile nothing again; its {counted(hits, 'lookup')} hit, but a C++ compiler built "
-            f"{counted(built, 'file')} of machine code again{seconds}"
+            f"{start} must compile nothing again; its {counted(hits, 'lookups')} hit, but a C++ compiler built "
+            f"{counted(built, 'files')} of machine code again{seconds}"
         )
         return START_UP.warn(subject, message, where=_WHERE, observed=built, limit=0, unit="files", hint=_BUILT)
     if traced:
-        message = f"{start} compiled nothing again, but {counted(len(traced), 'graph')} {_was(traced)} traced again"
+        message = f"{start} compiled nothing again, but {counted(len(traced), 'graphs')} {_was(traced)} traced again"
         message += _reasons(launches) + seconds
         return START_UP.warn(subject, message, where=_WHERE, observed=len(traced), limit=0, unit="graphs")
-    message = f"{start} compiled nothing again: {hits} of {counted(len(lookups), 'lookup')} hit{seconds}"
+    message = f"{start} compiled nothing again: {hits} of {counted(len(lookups), 'lookups')} hit{seconds}"
     return START_UP.passed(subject, message, len(lookups), where=_WHERE, observed=0, limit=0, unit="graphs")
 
 
@@ -202,7 +202,7 @@ def _check_cost(stats: StartupStats, arm: StartupArm, limit: float) -> Finding:
     """Compilation costs at most `limit` seconds."""
     costs, (low, high) = stats.cost(arm), stats.cost_range(arm)
     few, cost = len(costs) < ENOUGH, median(costs)
-    message = f"compilation may cost {limit:g} s; in {counted(len(costs), 'cold launch')} it cost {cost:.3g} s"
+    message = f"compilation may cost {limit:g} s; in {counted(len(costs), 'cold launches')} it cost {cost:.3g} s"
     message += f" ({low:.3g} to {high:.3g})" if high > low else ""
     verdict = Verdict.PASS if high <= limit else Verdict.FAIL if low > limit and not few else Verdict.UNDECIDED
     if verdict is Verdict.UNDECIDED and few:

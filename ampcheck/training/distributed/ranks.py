@@ -24,6 +24,7 @@ from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Run, Where
+from ampcheck.core.text import listed
 from ampcheck.training.loop import StepError
 
 Value = TypeVar("Value")
@@ -124,8 +125,7 @@ def by_value(values: Sequence[Value]) -> dict[Value, tuple[int, ...]]:
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`; `ranks 0, 2`; of many `ranks 0, 1, 2, 3 and 12 more`."""
-    names = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+    return f"rank{'s' * (len(ranks) != 1)} {listed(map(str, ranks), 8)}"
 
 
 class LostRanksError(Exception):

@@ -11,6 +11,7 @@ import torch
 
 from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
 from ampcheck.core.run import Finding, Where
+from ampcheck.core.text import listed
 from ampcheck.numerics.ops import OpWatch
 from ampcheck.torchtools.trace import Trace
 from ampcheck.training.distributed.ranks import gather
@@ -69,13 +70,12 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
     """`nonfinite-gradient`: weights stay finite. `overflow`: so does the loss, a passing overflow aside."""
     findings: list[Finding] = []
     if names := stats.after:
-        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         when = (
             f"{', '.join(stats.before[:_LISTED])} before the first step"
             if stats.before
             else f"they became so within {len(stats.losses)} steps"
         )
-        message = f"weights must stay finite; {', '.join(names[:_LISTED])}{more} have infinite or NaN elements: {when}"
+        message = f"weights must stay finite; {listed(names, _LISTED)} have infinite or NaN elements: {when}"
         hint = (
             "start from finite weights: nothing can be learned from these"
             if stats.before

@@ -15,6 +15,7 @@ from ampcheck.catalog.training import SCALER_PROTOCOL, SCHEDULER_SKIP
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import listed
 from ampcheck.training.loop import same_loss
 from ampcheck.training.protocol.events import Act, Event, ProtocolStats
 
@@ -346,7 +347,7 @@ def _half(event: Event) -> Iterator[_Breach]:
     if event.half:
         message = (
             f"a GradScaler needs float32 parameters (it cannot unscale float16 gradients); {len(event.half)} of "
-            f"{event.optimizers[0]} are float16: {_first(event.half)}"
+            f"{event.optimizers[0]} are float16: {listed(event.half, _LISTED)}"
         )
         yield _Breach("half", event, message)
 
@@ -370,16 +371,11 @@ def _finding(stats: ProtocolStats, breach: _Breach) -> Finding:
         message = f"{message.partition(', on gradients')[0]}, on gradients that it divides by the scale itself"
     if breach.rule == "guarded step" or by_hand:
         if stats.applied:
-            message += f"; it applied infinite or NaN gradients to {_first(stats.applied)}{_injected(stats)}"
+            message += f"; it applied infinite or NaN gradients to {listed(stats.applied, _LISTED)}{_injected(stats)}"
         elif stats.invariant:  # the step may look for infinities itself, which no event shows
             verdict = Verdict.WARN
     hint = breach.hint or _HINTS[breach.rule]
     return SCALER_PROTOCOL.finding(verdict, stats.subject, message, where=_where(breach.event), hint=hint)
-
-
-def _first(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"{', '.join(names[:_LISTED])}{more}"
 
 
 def _injected(stats: ProtocolStats) -> str:

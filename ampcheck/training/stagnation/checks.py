@@ -9,6 +9,7 @@ from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import listed
 from ampcheck.training.stagnation.accounts import TensorUpdates
 from ampcheck.training.stagnation.cures import AS_IS, WIDE
 from ampcheck.training.stagnation.measure import StagnationStats, bad_decay, lost_decay
@@ -140,11 +141,10 @@ def _stops(stats: StagnationStats, tensors: list[TensorUpdates]) -> Finding:
 
 def _vanished(stats: StagnationStats, one: VanishedConstant) -> Finding:
     name = f"{one.option} of the optimizer" if one.option else "a constant"
-    of = ", ".join(one.of[:_LISTED]) or "a tensor of the loop"
-    others = f" and {len(one.of) - _LISTED} more" if len(one.of) > _LISTED else ""
+    of = listed(one.of, _LISTED) or "a tensor of the loop"
     message = (
         f"a constant that guards must not vanish, but {name}, {one.constant:.3g}, is zero in {one.dtype}, in which "
-        f"it is added to what {of}{others} gives; {one.zeros} of the results were exactly zero"
+        f"it is added to what {of} gives; {one.zeros} of the results were exactly zero"
     )
     form = format_of(one.dtype)
     hint = (
@@ -209,9 +209,8 @@ def _ranked(tensors: list[TensorUpdates], key: Callable[[TensorUpdates], float])
 
 
 def _names(ranked: list[TensorUpdates]) -> str:
-    others = f" (and {len(ranked) - _LISTED} more)" if len(ranked) > _LISTED else ""
     kind = _PLURAL.get(ranked[0].role, ranked[0].role)
-    return f"{kind} {', '.join(one.name for one in ranked[:_LISTED])}{others}"
+    return f"{kind} {listed((one.name for one in ranked), _LISTED)}"
 
 
 def _where(one: TensorUpdates, op: str = "") -> Where:

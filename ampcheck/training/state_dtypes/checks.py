@@ -10,6 +10,7 @@ from ampcheck.catalog.numerics import LOSS_DTYPE
 from ampcheck.catalog.training import BUFFER_DTYPE, MASTER_WEIGHTS, OPTIMIZER_STATE
 from ampcheck.core.check import Check, Evidence
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import listed
 from ampcheck.training.loop import Role
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, StateTensor
 from ampcheck.training.state_dtypes.policies import DtypePolicy
@@ -195,10 +196,9 @@ def _counted(role: str) -> str:
 
 
 def _listed(bad: list[StateTensor], whole: int, noun: str, what: str = "") -> str:
-    names = ", ".join(f"{tensor.name} ({tensor.dtype})" for tensor in bad[:_LISTED])
-    more = f" and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
+    names = listed((f"{tensor.name} ({tensor.dtype})" for tensor in bad), _LISTED)
     verb = what or f"{'is' if len(bad) == 1 else 'are'} {' or '.join(dict.fromkeys(tensor.dtype for tensor in bad))}"
-    return f"{len(bad)} of {whole} {noun} {verb}: {names}{more}"
+    return f"{len(bad)} of {whole} {noun} {verb}: {names}"
 
 
 def _count(tensors: Sequence[StateTensor]) -> str:

@@ -1,0 +1,189 @@
+"""How far a value may lie from its exact companion.
+
+A value has an honest error: what moving the data by a unit roundoff does to it (`spread`, the conditioning of the
+problem), and a few roundings of its own. Both are norms over groups of elements, the rows or columns of a tensor, so
+that a bad row does not hide behind the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ampcheck.core.formats import FloatFormat
+from ampcheck.shadow.companions import MOVE
+
+SLACK = 8.0
+"""Honest errors reach a few times what a sample shows: standard deviations."""
+
+FLOOR = 4.0
+"""Roundings of its own that every value may have, in unit roundoffs."""
+
+UNKNOWABLE = 0.3
+"""A relative spread beyond which the data determine nothing of a value: a gradient that is zero by mathematics."""
+
+_FEW = {1: 64.0, 2: 14.0, 3: 9.0}
+"""The slack of groups of so few elements that one sample of their spread may be small by chance: Student's t at 1 %."""
+
+_GROUP = 16
+"""Elements that a group has at least, where the tensor has as many."""
+
+JUDGED_UNIT = 2.0**-12
+"""Values with a coarser format in their history are judged for digits; float32 alone loses none that matter here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What became of one value.
+
+    lost: elements that are not finite although their exact companions are; masked: all of these are negative infinities
+    where exact is next to the lowest number. flagged: groups beyond their bounds, of `groups`. error, spread: relative
+    norms of the worst flagged group, else of the whole. limit: the bound of that group. impact: the norm of the errors
+    of flagged groups relative to the norm of exact. flushed: the share of that error in elements below the normal
+    numbers of the format; zeroed: those of them that are zero. emptied: the value is zero throughout. exact_nan,
+    exact_inf: elements of exact itself.
+    """
+
+    numel: int
+    lost: int = 0
+    nan: int = 0
+    masked: bool = False
+    flagged: int = 0
+    groups: int = 1
+    error: float = 0.0
+    spread: float = 0.0
+    limit: float = 0.0
+    impact: float = 0.0
+    flushed: float = 0.0
+    zeroed: int = 0
+    emptied: bool = False
+    exact_nan: int = 0
+    exact_inf: int = 0
+
+    @property
+    def beyond(self) -> bool:
+        """Whether the value is worse than an honest one."""
+        return self.lost > 0 or self.flagged > 0
+
+
+def slack_of(elements: int) -> float:
+    """The slack of a group of so many elements."""
+    return max(SLACK, _FEW.get(elements, 0.0))
+
+
+def group_dims(shape: torch.Size) -> tuple[int, ...]:
+    """The dimensions that a group spans: columns of narrow tensors (boxes, coordinates), rows of others."""
+    dims = len(shape)
+    if dims < 2:
+        return tuple(range(dims))
+    if _are_columns(shape):
+        return tuple(range(dims - 1))
+    elements, first = 1, dims
+    while first > 0 and elements < _GROUP:
+        first -= 1
+        elements *= shape[first]
+    return tuple(range(first, dims))
+
+
+def _are_columns(shape: torch.Size) -> bool:
+    return len(shape) > 1 and shape[-1] <= 8 and shape.numel() >= _GROUP * shape[-1]
+
+
+def _typical(size: torch.Tensor) -> float:
+    """The median norm of the groups that are not zero."""
+    present = size[size > 0]
+    return float(present.median()) if present.numel() else 0.0
+
+
+def look(
+    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float, *, whole: bool, floor: float = FLOOR
+) -> bool:
+    """A fast look in float32: whether a value is within its bound. Whether one that is not is at fault, and how,
+    `examine` decides. whole: take the tensor as one group."""
+    if unit < JUDGED_UNIT:
+        return bool(value.sum().isfinite())
+    dims = None if whole else group_dims(value.shape)
+    reference = exact.to(torch.float32)
+    size = torch.linalg.vector_norm(reference, dim=dims)
+    spread = torch.linalg.vector_norm(moved - reference, dim=dims)
+    error = torch.linalg.vector_norm(reference.sub_(value), dim=dims)
+    bound = spread.mul_(SLACK * unit / MOVE).add_(size, alpha=SLACK * floor * unit)
+    return bool((error <= bound).all())  # a NaN is not within
+
+
+def examine(
+    value: torch.Tensor,
+    exact: torch.Tensor,
+    moved: torch.Tensor,
+    unit: float,
+    *,
+    form: FloatFormat,
+    whole: bool,
+    floor: float = FLOOR,
+    digits: bool | None = None,
+) -> Examination:
+    """Compare a value with its companions in float64.
+
+    form: the format of the value. whole: take the tensor as one group, as
+    gradients are, whose rows flip with the kinks (relu) of forward. floor: see `FLOOR`. digits: whether to judge more
+    than what is not finite, by default where a format coarser than float32 is in the history.
+    """
+    if value.is_complex():
+        value, exact, moved = (torch.view_as_real(t.resolve_conj()) for t in (value, exact, moved))
+    wide, moved = value.double(), moved.double()
+    finite, known = wide.isfinite(), exact.isfinite()
+    lost_here = ~finite & known
+    lost = int(lost_here.sum())
+    masked = False
+    if lost:
+        low = exact[lost_here]
+        masked = (
+            bool((wide[lost_here] == -torch.inf).all()) and bool((low <= -(2.0**14)).all()) and not wide.isnan().any()
+        )
+    both = finite & known
+    difference = torch.where(both, wide - exact, 0.0)
+    reference = torch.where(both, exact, 0.0)
+    apart = torch.where(both & moved.isfinite(), moved - exact, 0.0) * (unit / MOVE)
+    dims = tuple(range(value.dim())) if whole else group_dims(value.shape)
+    norms = [torch.linalg.vector_norm(t, dim=dims).reshape(-1) for t in (reference, difference, apart)]
+    size, error, spread = norms
+    elements = max(1, value.numel() // max(1, size.numel()))
+    # The error of a small row is often that of the larger ones that it was made with, as in the backward of attention.
+    scale = size if _are_columns(value.shape) else size.clamp_min(_typical(size))
+    bound = slack_of(elements) * spread + SLACK * floor * unit * scale
+    flags = (error > bound) & (spread <= UNKNOWABLE * size)
+    if not (unit >= JUDGED_UNIT if digits is None else digits):
+        flags = torch.zeros_like(flags)
+    total = float(torch.linalg.vector_norm(size))
+    flagged = int(flags.sum())
+    nan = int(wide.isnan().sum())
+    unknown = (int(exact.isnan().sum()), int(exact.isinf().sum())) if not bool(known.all()) else (0, 0)
+    if not flagged:
+        spans = [float(torch.linalg.vector_norm(n)) / max(total, 1e-300) for n in (error, spread)]
+        result = Examination(value.numel(), lost, nan, masked, 0, size.numel(), spans[0], spans[1])
+        return replace(result, exact_nan=unknown[0], exact_inf=unknown[1])
+    worst = int(torch.where(flags, error / size.clamp_min(1e-300), -1.0).argmax())
+    worst_size = max(float(size[worst]), 1e-300)
+    shape = [1 if d in dims else n for d, n in enumerate(value.shape)]
+    in_flagged = flags.reshape(shape).expand(value.shape) if value.dim() else flags.reshape(())
+    below = in_flagged & (exact != 0) & (exact.abs() < form.smallest_normal)
+    gone = below & (wide == 0)
+    wrong = float(torch.linalg.vector_norm(torch.where(in_flagged, difference, 0.0)))
+    flushed = float(torch.linalg.vector_norm(torch.where(below, difference, 0.0)))
+    return Examination(
+        value.numel(),
+        lost,
+        nan,
+        masked,
+        flagged,
+        size.numel(),
+        float(error[worst]) / worst_size,
+        float(spread[worst]) / worst_size,
+        float(bound[worst]) / worst_size,
+        wrong / max(total, 1e-300),
+        flushed / max(wrong, 1e-300),
+        int(gone.sum()),
+        not bool(wide.any()),
+        *unknown,
+    )

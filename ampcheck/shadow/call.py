@@ -1,0 +1,180 @@
+"""One op of the run: what its schema says, its tensors, and the same call on companions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from ampcheck.shadow.companions import CompanionStore, has_companions, view_of
+
+MOVES = frozenset(
+    "clone cat stack index index_select gather take repeat flip roll rot90 constant_pad_nd reflection_pad1d "
+    "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d scatter scatter_ where "
+    "masked_fill masked_fill_ masked_scatter masked_select index_put index_put_ _unsafe_index _unsafe_index_put "
+    "embedding "
+    "expand_copy permute_copy transpose_copy view_copy slice_scatter select_scatter diagonal_scatter slice_backward "
+    "select_backward unfold_copy as_strided_copy as_strided_scatter t_copy squeeze_copy unsqueeze_copy split_copy "
+    "unbind_copy neg neg_ abs tril triu diag_embed _reshape_copy pixel_shuffle pixel_unshuffle channel_shuffle "
+    "index_fill index_fill_ index_copy index_copy_ relu relu_ threshold_backward contiguous tril_ triu_ fill_ zero_ "
+    "zeros zeros_like ones ones_like new_zeros new_ones lift_fresh_copy copysign hardtanh".split()
+)
+"""Ops whose results are elements of their inputs, or constants: they round nothing that their dtype did not round."""
+
+_RESETS = frozenset(
+    "copy_ fill_ zero_ normal_ uniform_ set_ _foreach_copy_ _foreach_zero_ masked_fill_ resize_".split()
+)
+"""Writes that do not build on the previous value."""
+
+_EXACT = frozenset(
+    "add sub rsub mul add_ sub_ mul_ arange linspace floor round ceil trunc cumsum sum max min amax amin maximum "
+    "minimum clamp clamp_min clamp_max sort topk _to_copy copy_ full full_like scalar_tensor range floor_divide".split()
+)
+"""Arithmetic that gives whole numbers for whole numbers."""
+
+_UNSET = frozenset(
+    "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ resize set_".split()
+)
+"""Ops whose results have no values yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpSchema:
+    """What the schema of an overload says. writes: positions and names of the arguments that it writes.
+    exact: whole numbers give whole numbers."""
+
+    name: str
+    view: bool
+    writes: tuple[tuple[int, str], ...]
+    random: bool
+    moves: bool
+    unset: bool
+    resets: bool
+    exact: bool
+
+
+@cache
+def op_schema(op: torch._ops.OpOverload) -> OpSchema:
+    """The facts of one overload."""
+    schema = op._schema
+    namespace, _, name = schema.name.partition("::")
+    writes = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
+    if name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"):
+        writes = [
+            (3, "running_mean"),
+            (4, "running_var"),
+        ]  # these update their buffers, and their schemas do not say so
+    short = name if namespace == "aten" else schema.name
+    return OpSchema(
+        name=short,
+        view=any(r.alias_info and not r.alias_info.is_write for r in schema.returns),
+        writes=tuple(writes),
+        random=torch.Tag.nondeterministic_seeded in op.tags,
+        moves=short in MOVES,
+        unset=short in _UNSET,
+        resets=short in _RESETS,
+        exact=short in MOVES or short in _EXACT,
+    )
+
+
+@dataclass(slots=True)
+class Call:
+    """An op with its arguments, and its results once it ran.
+
+    inputs: the floating tensors among the arguments; fresh: the results in memory of their own; written: the floating
+    arguments that the op writes.
+    """
+
+    op: torch._ops.OpOverload
+    schema: OpSchema
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any = None
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    fresh: list[torch.Tensor] = field(default_factory=list)
+    written: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Short for an ATen op (`topk`), else with its namespace."""
+        return self.schema.name
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """An argument by its name in the schema."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        for position, argument in enumerate(self.op._schema.arguments):
+            if argument.name == name:
+                if position < len(self.args):
+                    return self.args[position]
+                return argument.default_value if argument.has_default_value() else default
+        return default
+
+    def outputs(self) -> list[torch.Tensor]:
+        """Every tensor that the op returned, in order."""
+        return list(leaves(self.out))
+
+
+class Side:
+    """One side of the companions: `exact` in float64 or `moved` in float32."""
+
+    def __init__(self, store: CompanionStore, name: str) -> None:
+        self.store, self.name = store, name
+        self.dtype = torch.float64 if name == "exact" else torch.float32
+        self._complex = torch.complex128 if name == "exact" else torch.complex64
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The companion of a floating tensor; what has none is converted."""
+        if not has_companions(tensor):
+            return self.convert(tensor)
+        companions = self.store.of(tensor)
+        return view_of(tensor, companions.exact.values if self.name == "exact" else companions.moved.values)
+
+    def convert(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The present values of a tensor in the format of this side."""
+        if tensor.is_complex():
+            return tensor.to(self._complex)
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+    def convert_value(self, value: Any) -> Any:
+        """The present values of a tensor; a number unchanged."""
+        return self.convert(value) if isinstance(value, torch.Tensor) else value
+
+    def lift_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of this side that stands for a dtype of the run."""
+        return self.dtype if dtype.is_floating_point else self._complex if dtype.is_complex else dtype
+
+    def lift(self, value: Any) -> Any:
+        """An argument of the call as this side has it: companions for tensors, lifted dtypes, all else unchanged."""
+        if isinstance(value, torch.Tensor):
+            return self.of(value) if value.is_floating_point() or value.is_complex() else value
+        if isinstance(value, torch.dtype):
+            return self.lift_dtype(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.lift(item) for item in value)
+        return value
+
+    def run(self, call: Call, op: Callable[..., Any] | None = None) -> Any:
+        """The call, or another op with its arguments, on the companions of this side."""
+        args = [self.lift(value) for value in call.args]
+        kwargs = {name: self.lift(value) for name, value in call.kwargs.items()}
+        if call.inputs:
+            return (op or call.op)(*args, **kwargs)
+        default = torch.get_default_dtype()  # integers only: a quotient of integers, a range, a constant
+        torch.set_default_dtype(self.dtype)
+        try:
+            return (op or call.op)(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(default)
+
+
+def leaves(value: object) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments or results of an op, which nest lists and tuples only."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)

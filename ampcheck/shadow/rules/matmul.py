@@ -1,0 +1,27 @@
+"""Products that have no kernel in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ampcheck.shadow.call import Call, Side
+from ampcheck.shadow.rules.registry import rule
+
+
+@rule("_grouped_mm")
+def _grouped(call: Call, side: Side) -> Any:
+    """Products of groups of rows (or columns) with a matrix each; `offs` holds the ends of the groups."""
+    a, b = side.of(call.args[0]), side.of(call.args[1])
+    ends = call.argument("offs")
+    if ends is None:
+        return a @ b
+    bounds = ends.tolist()
+    spans = list(zip([0, *bounds[:-1]], bounds, strict=True))
+    if a.dim() == 2 and b.dim() == 2:
+        return torch.stack([a[:, i:j] @ b[i:j] for i, j in spans])
+    if a.dim() == 2:
+        rest = a.new_zeros(a.shape[0] - bounds[-1], b.shape[-1])
+        return torch.cat([*(a[i:j] @ weight for (i, j), weight in zip(spans, b, strict=True)), rest])
+    return torch.cat([weight @ b[:, i:j] for (i, j), weight in zip(spans, a, strict=True)], 1)

@@ -1,0 +1,39 @@
+"""The table of rules, by the name of an op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from ampcheck.shadow.call import Call, Side
+
+Rule: TypeAlias = "Callable[[Call, Side], Any]"
+
+RULES: dict[str, Rule] = {}
+"""Op names without overload; short for ATen ops."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of ops."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            assert name not in RULES, f"two rules for {name}"
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def restart(call: Call, side: Side) -> Any:
+    """Every result restarts from its real values: a decision, or a number that was drawn."""
+    for tensor in call.written:
+        side.of(tensor).copy_(tensor)
+    return map_results(call.out, lambda tensor: side.convert(tensor))
+
+
+def map_results(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to every tensor of the results of an op."""
+    if isinstance(value, (list, tuple)):
+        return [map_results(item, function) for item in value]
+    return function(value) if value is not None and hasattr(value, "dtype") else value
