@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from opinfo_engine import open_shadow
+from opinfo_engine import Opened
 from opinfo_runs import (
     Recorder,
     Replay,
@@ -160,7 +160,7 @@ def one_sample(op: Any, sample: Any, low: torch.dtype, form: str, notes: dict[st
         return "error of torch itself", 0.0, f"under any mode: {type(failure).__name__}: {str(failure)[:150]}"
     if plain.outputs and not any(t.layout != torch.strided or t.numel() for t in plain.outputs):
         return "not applicable", 0.0, "empty"
-    shadow = open_shadow(low if low in (torch.float16, torch.bfloat16) else torch.bfloat16)
+    shadow = Opened()
     inputs = fresh()
     try:
         with shadow.context:

@@ -14,18 +14,20 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
-from ampcheck.shadow.call import Call, Side, leaves, op_schema
+from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
+from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
-from ampcheck.shadow.rules import RULES
+from ampcheck.shadow.rules import HIGHER, RULES
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.source import Scopes, op_name
 
 _AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
+_WATCHED = 1 << 24
+"""Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
 _LEAVES = ("_local_scalar_dense", "is_nonzero", "equal")
-_FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 
 
 class Shadow(TorchDispatchMode):
@@ -34,10 +36,14 @@ class Shadow(TorchDispatchMode):
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
     judge: compare results with their companions; without it companions are only carried. seed: of the moves of data.
 
-    Nothing of the run is changed: results, gradients and random state are those of a run without it. Companions are
-    kept while their tensors live, also after the block. Ops inside higher-order ops and ops that have neither a rule
-    nor a float64 kernel restart from their real results; `unruled` counts them. `failed` is the place of the op
-    that raised, None where the last op succeeded.
+    Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
+    takes other formulas under any dispatch mode in a few places: the backward of `prod` with zeros, `_foreach_max`,
+    `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. Compiled regions run in eager mode.
+
+    Companions are kept while their tensors live, also after the block. Ops that have neither a rule nor a float64
+    kernel restart from their real results; `unruled` counts them by name. `escapes` counts by line the numbers that
+    leave the run (`item`, `tolist`, `numpy`, pickles): what comes back is data. `failed` is the place of the op that
+    raised, None where the last op succeeded. Ops of other threads are not followed.
     """
 
     supports_higher_order_operators = True
@@ -58,6 +64,8 @@ class Shadow(TorchDispatchMode):
 
     def __enter__(self) -> Shadow:
         self._open.enter_context(self._scopes.watched())
+        self._open.enter_context(watched_escapes(self._escaped, self._entered))
+        self._open.enter_context(eager_flex_attention())
         try:
             super().__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
@@ -132,22 +140,27 @@ class Shadow(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
-            self.unruled[f"what runs inside {func}"] += 1
-            return func(*args, **kwargs)
-        if any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types):
+            return self._inside(func, args, kwargs)
+        if types and any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types):
             return NotImplemented  # a subclass unwraps itself first; its inner ops come here
         schema = op_schema(func)
         if schema.view:
             return self._call(func, args, kwargs)
         call = Call(func, schema, args, kwargs)
-        call.inputs = [t for t in leaves((args, tuple(kwargs.values()))) if has_companions(t)]
+        call.inputs = list(floating_values((args, tuple(kwargs.values())) if kwargs else args))
         before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
+        if schema.keeps:
+            call.kept = args[0].clone()
         call.out = self._call(func, args, kwargs)
         for position, name in schema.writes:
             value = args[position] if position < len(args) else kwargs.get(name)
-            call.written += [t for t in leaves(value) if has_companions(t)]
-        call.fresh = [t for t in call.outputs() if has_companions(t) and t.untyped_storage()._cdata not in storages]
+            call.written += floating_values(value)
+            for tensor in leaves(value):
+                if not tensor.is_floating_point() and not tensor.is_complex():
+                    self._write_integers(call, tensor)
+        call.results = list(results_of(call.out))
+        call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
         decides = bool(before) and self.judge is not None and self.judge.decides(call)
         leaves_run = bool(before) and schema.name in _LEAVES
         if not (call.fresh or call.written or decides or leaves_run):
@@ -167,6 +180,50 @@ class Shadow(TorchDispatchMode):
                 self.judge.judge(call, origin, before, inherited, ruled, self.ops)
         return call.out
 
+    def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
+        run = HIGHER.get(str(func))
+        if run is not None:
+            super().__enter__()  # type: ignore[no-untyped-call]
+            try:
+                return run(*args, **kwargs)
+            finally:
+                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.unruled[f"what runs inside {func}"] += 1
+        tensors = [(t, t._version) for t in floating_values((args, tuple(kwargs.values()))) if not t.is_inference()]
+        out = func(*args, **kwargs)
+        with _aside():
+            for tensor, version in tensors:
+                if tensor._version != version:
+                    self.store.lift(tensor)
+        return out
+
+    def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
+        """Follow integers that were written to memory that may hold floating numbers as well."""
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return
+        source = call.args[1] if call.name == "copy_" else None
+        if not isinstance(source, torch.Tensor) or (source.dtype, source.layout) != (tensor.dtype, tensor.layout):
+            source = None
+        with torch.inference_mode(False), torch.no_grad():
+            if source is None or not self.store.copy_memory(tensor, source):
+                self.store.reread(tensor)
+
+    def _escaped(self, tensor: torch.Tensor, *, shared: bool) -> None:
+        """Count numbers that leave the run without an op; memory that they leave with may be written from outside."""
+        with _aside():
+            for values in floating_values(tensor):
+                if shared:
+                    self.store.watch_memory(values)
+                origin = self._origins.current(sys._getframe(1))
+                self.escapes[f"{origin.file}:{origin.line}"] += 1
+
+    def _entered(self, tensor: torch.Tensor) -> None:
+        """Follow an array that NumPy may write later; not where comparing it before every use takes long."""
+        if has_companions(tensor) and tensor.untyped_storage().nbytes() <= _WATCHED:
+            with _aside():
+                self.store.watch_memory(tensor)
+
     def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.failed = None
         try:
@@ -181,8 +238,7 @@ class Shadow(TorchDispatchMode):
         unit = max([c.unit for c in before], default=0.0)
         whole = all(c.whole for c in before) and (bool(before) or not schema.random)
         for tensor in call.written:
-            companions = self.store.of(tensor)
-            companions.own()
+            companions = self.store.to_write(tensor)
             companions.unit = max(unit, roundoff(tensor.dtype))
             companions.whole = companions.whole and whole
             companions.consumed = False
@@ -195,19 +251,27 @@ class Shadow(TorchDispatchMode):
             return True
         try:
             results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
-        except _FAILURES as error:
+            if schema.checks and any(_decides_otherwise(call.out, result) for result in results):
+                raise RuntimeError("companions decide otherwise")
+        except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
             self.unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
             self._restart(call)
             return False
-        sides = [list(_results(result)) for result in results]
-        for tensor, exact, moved in zip(_results(call.out), *sides, strict=True):
-            if tensor is None or not any(tensor is t for t in call.fresh):
+        sides = [list(results_of(result)) for result in results]
+        for tensor, exact, moved in zip(call.results, *sides, strict=True):
+            if tensor is None:
                 continue
-            if exact is None or moved is None or exact.shape != tensor.shape:
+            if not any(tensor is t for t in call.fresh):
+                if rule is not None and exact is not None and moved is not None:
+                    self.store.write(tensor, exact, moved)
+            elif exact is None or moved is None or exact.shape != tensor.shape:
                 self.store.of(tensor, moves=False)
             else:
                 own = max(unit, roundoff(tensor.dtype))
                 self.store.assign(tensor, exact, moved, own).whole = whole and schema.exact
+        for tensor in call.written:
+            if self.store.of(tensor).alive is None:
+                self.store.reread(tensor)
         return True
 
     def _share(self, call: Call) -> bool:
@@ -252,10 +316,10 @@ def _aside() -> Iterator[None]:
         yield
 
 
-def _results(out: Any) -> Iterator[Any]:
-    """The results of an op in order, nested lists flattened; `None` where a rule gives none."""
-    if isinstance(out, (list, tuple)):
-        for item in out:
-            yield from _results(item)
-    else:
-        yield out if isinstance(out, torch.Tensor) else None
+def _decides_otherwise(out: Any, result: Any) -> bool:
+    """Whether integers among the results of an op, such as pivots, differ from those of the run."""
+    pairs = zip(leaves(out), leaves(result), strict=False)
+    return any(
+        not (real.is_floating_point() or real.is_complex()) and (real.shape != own.shape or not torch.equal(real, own))
+        for real, own in pairs
+    )
