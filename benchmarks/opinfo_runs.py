@@ -77,8 +77,9 @@ def decided(result: Any) -> list[Tensor]:
 
 
 def enters(func: Any) -> bool:
-    """Whether a result is data: drawn at random, or made of Python's numbers in the run's format."""
-    return torch.Tag.nondeterministic_seeded in func.tags or func is torch.ops.aten.lift_fresh.default
+    """Whether a result is data: drawn, made of Python numbers in the format of the run, or a rounded quotient."""
+    drawn = torch.Tag.nondeterministic_seeded in func.tags or func is torch.ops.aten.lift_fresh.default
+    return drawn or (func._overloadname in ("Tensor_mode", "Scalar_mode") and "_" not in func._opname)
 
 
 class Recorder(TorchDispatchMode):

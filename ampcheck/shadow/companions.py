@@ -86,10 +86,11 @@ class Companions:
 
 
 class CompanionStore:
-    """The companions of every floating storage that was seen and is alive."""
+    """The companions of every floating storage that was seen and is alive. watches: some memory is watched."""
 
     def __init__(self, seed: int = 0) -> None:
         self._by_storage: dict[int, Companions] = {}
+        self.watches = False
         self._seed = seed
         self._entered = 0
 
@@ -136,8 +137,6 @@ class CompanionStore:
         storage = tensor.untyped_storage()
         if companions.alive is None and tensor.numel() * tensor.element_size() == storage.nbytes():
             self._keep(storage, companions)  # the whole memory is of another format from now on
-        if companions.bytes is not None:
-            companions.bytes = _values(storage, companions.dtype, tensor.device).clone()
         return companions
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -219,17 +218,16 @@ class CompanionStore:
         companions.own()
         exact = view_of(tensor, companions.exact.values)
         exact.copy_(tensor)
-        view_of(tensor, companions.moved.values).copy_(exact)
-        if moves and not tensor.is_complex() and tensor.numel():
-            view_of(tensor, companions.moved.values).mul_(
-                self._factors(tensor.numel(), tensor.device).view(tensor.shape)
-            )
+        moved = exact
+        if moves and not tensor.is_complex():
+            moved = self._shaken(exact.to(torch.float32).reshape(-1)).view(tensor.shape)
+        view_of(tensor, companions.moved.values).copy_(moved)
 
-    def watch_memory(self, tensor: torch.Tensor) -> None:
+    def watch_memory(self, tensor: torch.Tensor, companions: Companions) -> None:
         """Compare the real values with those of now before each use: something outside may write them."""
-        companions = self.of(tensor)
-        if companions.alive is not None and companions.bytes is None:
+        if companions.alive is not None:
             companions.bytes = _values(tensor.untyped_storage(), companions.dtype, tensor.device).clone()
+            self.watches = True
 
     def nbytes(self) -> int:
         """Bytes of all companions, shared values once."""
@@ -253,22 +251,24 @@ class CompanionStore:
 
         What a format holds exactly, such as masks, counters and scales, enters without an error.
         """
-        factors = self._factors(values.numel(), values.device)
         if values.numel() >= _SAMPLED:
             sample = values[:: values.numel() // 1024]
             if not bool((sample.round() == sample).any()):
-                return values * factors, False
+                return self._shaken(values), False
         integers = values.round() == values
-        return torch.where(integers, values, values * factors), bool(integers[:1]) and bool(integers.all())
+        return torch.where(integers, values, self._shaken(values)), bool(integers[:1]) and bool(integers.all())
 
-    def _factors(self, numel: int, device: torch.device) -> torch.Tensor:
-        """1 plus or minus `MOVE`, with random signs of our own generator."""
-        pattern = _pattern(self._seed, device)
+    def _shaken(self, values: torch.Tensor) -> torch.Tensor:
+        """Values times 1 plus or minus `MOVE`, with random signs of our own generator."""
         self._entered += 1
-        first = (self._entered * 40503) % _SIGNS
-        if first + numel <= _SIGNS:
-            return pattern[first : first + numel]
-        return pattern.roll(-first).repeat(-(-numel // _SIGNS))[:numel]
+        first, numel = (self._entered * 40503) % _SIGNS, values.numel()
+        factors = _pattern(self._seed, values.device)[first : first + _SIGNS]
+        if numel <= _SIGNS:
+            return values * factors[:numel]
+        shaken, whole = torch.empty_like(values), numel - numel % _SIGNS
+        torch.mul(values[:whole].view(-1, _SIGNS), factors, out=shaken[:whole].view(-1, _SIGNS))
+        torch.mul(values[whole:], factors[: numel - whole], out=shaken[whole:])
+        return shaken
 
     def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> Companions:
         companions.exact.owners += 1
@@ -296,10 +296,10 @@ class CompanionStore:
 
 @lru_cache(maxsize=8)
 def _pattern(seed: int, device: torch.device) -> torch.Tensor:
-    """Random factors 1 plus or minus `MOVE`; drawing them takes longer than a small model runs."""
+    """Random factors 1 plus or minus `MOVE`, twice; drawing them takes longer than a small model runs."""
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (_SIGNS,), generator=generator, dtype=torch.float32).mul_(2).sub_(1)
-    return signs.mul_(MOVE).add_(1).to(device)
+    return signs.mul_(MOVE).add_(1).to(device).repeat(2)
 
 
 def view_of(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

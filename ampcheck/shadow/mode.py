@@ -88,20 +88,23 @@ class Shadow(TorchDispatchMode):
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """The exact companion of a tensor, float64."""
-        with _aside():
-            return self.store.exact(tensor)
+        return self._companion(tensor, self._sides[0])
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """The moved companion of a tensor, float32."""
+        return self._companion(tensor, self._sides[1])
+
+    def _companion(self, tensor: torch.Tensor, side: Side) -> torch.Tensor:
         with _aside():
-            return self.store.moved(tensor)
+            if tensor._is_zerotensor():  # zeros without memory, as forward-mode derivatives have
+                return torch.zeros(tensor.shape, dtype=side.lift_dtype(tensor.dtype), device=tensor.device)
+            return side.of(tensor)
 
     def reference(self, tensor: torch.Tensor) -> Reference:
         """A copy of the companions of a tensor, with which other runs of the same call can be compared."""
         with _aside():
-            return Reference(
-                self.store.exact(tensor).clone(), self.store.moved(tensor).clone(), self.store.of(tensor).unit
-            )
+            known = self.store.of(tensor).unit if has_companions(tensor) else roundoff(tensor.dtype)
+            return Reference(self.exact(tensor).clone(), self.moved(tensor).clone(), known)
 
     def reach(self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor] | None = None) -> None:
         """Record which faults are left in outputs (results, weights, buffers), and in gradients of one step.
@@ -153,6 +156,10 @@ class Shadow(TorchDispatchMode):
         if schema.keeps:
             call.kept = args[0].clone()
         call.out = self._call(func, args, kwargs)
+        if self.store.watches:
+            for tensor, companions in zip(call.inputs, before, strict=True):
+                if companions.bytes is not None:  # the op itself may have written
+                    self.store.watch_memory(tensor, companions)
         for position, name in schema.writes:
             value = args[position] if position < len(args) else kwargs.get(name)
             call.written += floating_values(value)
@@ -214,7 +221,7 @@ class Shadow(TorchDispatchMode):
         with _aside():
             for values in floating_values(tensor):
                 if shared:
-                    self.store.watch_memory(values)
+                    self.store.watch_memory(values, self.store.of(values))
                 origin = self._origins.current(sys._getframe(1))
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
 
@@ -222,7 +229,7 @@ class Shadow(TorchDispatchMode):
         """Follow an array that NumPy may write later; not where comparing it before every use takes long."""
         if has_companions(tensor) and tensor.untyped_storage().nbytes() <= _WATCHED:
             with _aside():
-                self.store.watch_memory(tensor)
+                self.store.watch_memory(tensor, self.store.of(tensor))
 
     def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.failed = None

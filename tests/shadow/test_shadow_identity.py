@@ -138,7 +138,8 @@ def test_exact_equals_a_separate_float64_run_and_the_run_is_untouched(
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(loss, train(plain, data, plains, low))
     for (name, value), reference in zip(state(model, ours).items(), state(plain, plains).values(), strict=True):
-        assert torch.equal(value, reference) and value.dtype is reference.dtype, name
+        assert torch.equal(value, reference), name
+        assert value.dtype is reference.dtype, name
     train(wide, data.double() if data.is_floating_point() else data, wides, None)
     for (name, value), reference in zip(state(model, ours).items(), state(wide, wides).values(), strict=True):
         if value.is_floating_point():
@@ -256,7 +257,8 @@ def test_any_program_is_followed_in_float64_and_left_as_it_is(names: list[str], 
     plain = run(x, y, wide=False)
     with Shadow() as shadow:
         value = run(x, y, wide=False)
-    assert torch.equal(value, plain) and value.stride() == plain.stride()
+    assert torch.equal(value, plain)
+    assert value.stride() == plain.stride()
     reference = run(x.double(), y.double(), wide=True)
     known = reference.isfinite()
     assert distance(shadow.exact(value)[known], reference[known]) <= 1e-12 * 10 ** len(names)
