@@ -10,6 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.call import op_schema
+from ampcheck.shadow.rules import RULES
+
 CASTS = {"half", "bfloat16", "float", "chalf", "cfloat"}  # a plain float64 run of these would round; casts are lifted
 # Floating results that are decisions: an integer, a step or a neighbour in the format.
 DECISIONS = {
@@ -268,3 +272,30 @@ def judge(
     if flipped or status == "decision":
         return "decision", worst, message
     return "random" if drew else status, worst, ""
+
+
+class Opened:
+    """A shadow with what a row needs to know about it."""
+
+    def __init__(self) -> None:
+        seen = self.seen = set[str]()
+
+        class Noting(Shadow):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if hasattr(func, "_schema"):
+                    seen.add(op_schema(func).name)
+                return super().__torch_dispatch__(func, types, args, kwargs)
+
+        self.context = Noting(judge=False)
+
+    def exact(self, tensor: Tensor) -> Tensor:
+        return self.context.exact(tensor.detach())
+
+    def unruled(self) -> list[str]:
+        return list(self.context.unruled)
+
+    def escapes(self) -> list[str]:
+        return [f"numbers left at {place}" for place in self.context.escapes]
+
+    def ruled(self) -> bool:
+        return any(name in RULES for name in self.seen)

@@ -2,13 +2,14 @@
 
     python benchmarks/opinfo_shadows.py --json out.json [--only NAME ...] [--dtype bfloat16 ...] [--form function ...]
 
-One row per operator, variant, form and format; `STATUS` lists what a row may say, worst first.
+The table has a row per operator, with the worst of its forms by format; `STATUS` lists what it may say, worst first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from opinfo_engine import Opened
 from opinfo_runs import (
+    Opened,
     Recorder,
     Replay,
     Run,
@@ -45,6 +46,7 @@ STATUS = [
     "mismatch",  # exact differs from float64, and nothing was counted
     "timeout",
     "no rule (counted)",  # started anew from the real result, by name
+    "left the run (counted)",  # for NumPy, and came back as data
     "unverified",  # torch cannot run the call in float64, so nothing proves the rule
     "decision",  # differs from float64 only as far as it follows the real run
     "random",
@@ -203,6 +205,8 @@ def one_sample(op: Any, sample: Any, low: torch.dtype, form: str, notes: dict[st
         return "shadow error", float("inf"), f"exact: {type(failure).__name__}: {str(failure)[:150]}"
     if unruled:
         return "no rule (counted)", worst, counted
+    if status == "mismatch" and shadow.escapes():
+        return "left the run (counted)", worst, "; ".join(shadow.escapes())
     if status == "mismatch":
         message += f" [{recorder.tail()}]"
     return ("rule" if status == "derived" and shadow.ruled() else status), worst, message
@@ -278,6 +282,21 @@ def work(arguments: argparse.Namespace) -> None:
                     log.flush()
 
 
+def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per operator: by format the worst status of its forms, its worst error, and what is to say of it."""
+    cells: dict[str, dict[str, Any]] = {}
+    for entry in sorted(rows, key=lambda entry: STATUS.index(entry["status"]), reverse=True):
+        name = f"{entry['op']} {entry['variant']}".strip()
+        cell = cells.setdefault(name, {"op": name})
+        if entry["status"] != "not applicable":
+            before = cell.get(entry["dtype"], "  ").split()
+            worst = max(entry["error"] or 0.0, float(before[-1]) if before else 0.0)
+            cell[entry["dtype"]] = f"{entry['status']} {worst:.0e}"
+            if STATUS.index(entry["status"]) <= STATUS.index("unverified"):
+                cell["note"] = entry["message"][:150]
+    return [cells[name] for name in sorted(cells)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", required=True)
@@ -313,7 +332,14 @@ def main() -> None:
             rows.append({"op": where["op"], "variant": where["variant"], "status": "crash", **dead})
             last = where["begins"] + 1
         position = last
-        Path(arguments.json).write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+        evidence = {
+            "command": " ".join(["python", "benchmarks/opinfo_shadows.py", *sys.argv[1:]]),
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "rows by status": dict(Counter(entry["status"] for entry in rows)),
+        }
+        lines = ",\n".join(json.dumps(line) for line in table(rows))
+        text = json.dumps(evidence, indent=1)[:-2] + f',\n "operators": [\n{lines}\n]\n}}\n'
+        Path(arguments.json).write_text(text)
         print(f"{position}/{total}", dict(Counter(entry["status"] for entry in rows)), flush=True)
 
 

@@ -7,8 +7,9 @@ rule: the companion of a view is the same view of the companion of its storage.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 
@@ -23,6 +24,9 @@ _SIGNS = (1 << 18) + 3
 
 _SAMPLED = 1 << 16
 """Elements from which a sample decides whether entering data holds whole numbers."""
+
+Key: TypeAlias = Hashable
+"""Of a fault, see `ampcheck.shadow.faults`."""
 
 _ROUNDOFF: dict[torch.dtype, float] = {}
 
@@ -47,14 +51,16 @@ class Companions:
     coarsest format in the history of the values. whole: every element is a whole number that came from integers.
     faults: keys of the faults that the values suffer from; trail: how they got there. updates: writes in a row that
     build on the previous value; site: the op that writes an accumulator which is no single tensor (`total = total +
-    x`). consumed: an op has read the values. written: an op of this run wrote the values; else they entered as data.
-    bytes: the real values at the last look, of memory that NumPy may write. alive: the storage; None for companions of
-    one use, of memory that is read in another format.
+    x`). used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
+    values; else they entered as data. depth: roundings to 16 bits on the longest way from data. vanished, masked: keys
+    of the places where elements became zero, or negative infinities of a mask, which do no harm by themselves. bytes:
+    the real values at the last look, of memory that NumPy may write. alive: the storage; None for companions of one
+    use, of memory that is read in another format.
     """
 
     __slots__ = (
-        "alive", "bytes", "consumed", "dtype", "exact", "faults", "moved", "site", "start", "trail", "unit", "updates",
-        "whole", "written",
+        "alive", "bytes", "consumed", "depth", "dtype", "exact", "faults", "masked", "moved", "site", "start", "trail",
+        "unit", "updates", "used", "vanished", "whole", "written",
     )  # fmt: skip
 
     def __init__(
@@ -62,12 +68,15 @@ class Companions:
     ) -> None:
         self.exact, self.moved, self.dtype = exact, moved, dtype
         self.unit, self.whole, self.written = unit, whole, written
-        self.faults: frozenset[object] = frozenset()
+        self.faults: frozenset[Key] = frozenset()
         self.trail: object = None
         self.updates = 0
         self.site: Where | None = None
         self.start: object = None
-        self.consumed = False
+        self.consumed = self.used = False
+        self.depth = 0
+        self.vanished: Key | None = None
+        self.masked: Key | None = None
         self.alive: weakref.ref[torch.UntypedStorage] | None = None
         self.bytes: torch.Tensor | None = None
 
@@ -128,7 +137,8 @@ class CompanionStore:
         if companions is not None:
             return companions
         storage = tensor.untyped_storage()
-        return self._keep(storage, self._lifted(tensor, storage, moves))
+        with torch.inference_mode(False):  # else what enters inside it could not be written outside
+            return self._keep(storage, self._lifted(tensor, storage, moves))
 
     def to_write(self, tensor: torch.Tensor) -> Companions:
         """The companions of a tensor that an op has written, with values of their own."""
@@ -138,6 +148,12 @@ class CompanionStore:
         if companions.alive is None and tensor.numel() * tensor.element_size() == storage.nbytes():
             self._keep(storage, companions)  # the whole memory is of another format from now on
         return companions
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drop the companions of a tensor's storage."""
+        companions = self._by_storage.pop(tensor.untyped_storage()._cdata, None)
+        if companions is not None:
+            companions.release()
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """The exact companion of a tensor: float64, same shape."""
@@ -329,17 +345,6 @@ def roundoff(dtype: torch.dtype) -> float:
     if unit is None:
         unit = _ROUNDOFF[dtype] = format_of(_part(dtype)).unit_roundoff
     return unit
-
-
-def nonoverlapping(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether no two elements of a layout share memory."""
-    extent = 1
-    for stride, size in sorted(zip(strides, sizes, strict=True)):
-        if size > 1:
-            if stride < extent:
-                return False
-            extent = stride * (size - 1) + extent
-    return True
 
 
 def _part(dtype: torch.dtype) -> torch.dtype:
