@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.shadow.companions import CompanionStore, has_companions, view_of
+from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, view_of
 from ampcheck.shadow.layouts import values_of, with_values
 
 MOVES = frozenset(
@@ -140,13 +140,16 @@ class Side:
     def __init__(self, store: CompanionStore, name: str) -> None:
         self.store, self.name = store, name
         self.dtype = torch.float64 if name == "exact" else torch.float32
+        self.now: dict[int, Companions] = {}  # by id, of the tensors of the call that is followed
         self._complex = torch.complex128 if name == "exact" else torch.complex64
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The companion of a floating tensor; what can have none is converted."""
-        if not has_companions(tensor):
-            return self._of_layout(tensor)
-        companions = self.store.of(tensor)
+        companions = self.now.get(id(tensor))
+        if companions is None:
+            if not has_companions(tensor):
+                return self._of_layout(tensor)
+            companions = self.store.of(tensor)
         return view_of(tensor, companions.exact.values if self.name == "exact" else companions.moved.values)
 
     def _of_layout(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -223,13 +226,13 @@ def floating_values(value: object) -> Iterator[torch.Tensor]:
             yield from floating_values(item)
 
 
-def results_of(value: Any) -> Iterator[torch.Tensor | None]:
+def results_of(value: Any) -> list[torch.Tensor | None]:
     """The results of an op in order, nested lists flattened; None where one is no floating tensor with memory."""
     if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from results_of(item)
-    else:
-        yield next(floating_values(value), None)
+        return [result for item in value for result in results_of(item)]
+    if has_companions(value):
+        return [value]
+    return [next(floating_values(value), None)]
 
 
 def leaves(value: object) -> Iterator[torch.Tensor]:

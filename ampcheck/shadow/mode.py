@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +26,13 @@ from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
 
-_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
+_ABOVE = (
+    DispatchKeySet(DispatchKey.AutocastCPU)
+    | DispatchKeySet(DispatchKey.AutocastCUDA)
+    | DispatchKeySet(DispatchKey.ADInplaceOrView)
+)
+"""What companions are computed below of, together with autograd."""
+_NOTHING = nullcontext()
 _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
@@ -182,7 +188,7 @@ class Shadow(TorchDispatchMode):
             for tensor in leaves(value):
                 if not tensor.is_floating_point() and not tensor.is_complex():
                     self._write_integers(call, tensor)
-        call.results = list(results_of(call.out))
+        call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
         decides = bool(before) and self.judge is not None and self.judge.decides(call)
         leaves_run = bool(before) and schema.name in _LEAVES
@@ -192,7 +198,9 @@ class Shadow(TorchDispatchMode):
         for companions in before:
             companions.used = True
             companions.consumed |= bool(call.fresh or call.written)
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST), torch.inference_mode(False), torch.no_grad():
+        # What inference mode makes could not be written outside of it.
+        outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+        with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
             origin = self._origins.current(sys._getframe(1))
             inherited = frozenset[Any]().union(*(c.faults for c in before))
             ruled = self._follow(call, before) if call.fresh or call.written else True
@@ -271,12 +279,15 @@ class Shadow(TorchDispatchMode):
             companions.whole = companions.whole and whole
             companions.consumed = companions.used = False
             companions.updates = 0 if schema.resets else companions.updates + 1
+        now = {id(t): c for t, c in zip(call.inputs, before, strict=True) if c.alive is not None}
         rule = RULES.get(schema.name)
         if schema.unset or (schema.random and rule is None):
             self._restart(call, moves=not schema.unset)
             return False
         if schema.name in ("_to_copy", "clone") and self._share(call):
             return True
+        for side in self._sides:
+            side.now = now
         try:
             results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
             if schema.checks and any(_decides_otherwise(call.out, result) for result in results):
@@ -285,7 +296,10 @@ class Shadow(TorchDispatchMode):
             self.unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
             self._restart(call)
             return False
-        sides = [list(results_of(result)) for result in results]
+        finally:
+            for side in self._sides:
+                side.now = {}
+        sides = [results_of(result) for result in results]
         for tensor, exact, moved in zip(call.results, *sides, strict=True):
             if tensor is None:
                 continue
