@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ampcheck.shadow.companions import CompanionStore, has_companions, view_of
+from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, view_of
+from ampcheck.shadow.layouts import values_of, with_values
 
 MOVES = frozenset(
     "clone cat stack index index_select gather take repeat flip roll rot90 constant_pad_nd reflection_pad1d "
@@ -36,16 +37,26 @@ _EXACT = frozenset(
 )
 """Arithmetic that gives whole numbers for whole numbers."""
 
-_UNSET = frozenset(
-    "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ resize set_".split()
-)
+_UNSET = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize".split())
 """Ops whose results have no values yet."""
+
+_KEEPS = frozenset("remainder_ fmod_ frac_ addbmm_".split())
+"""Ops whose rules need the argument that the op overwrites."""
+
+_UNSAID: dict[str, tuple[tuple[int, str], ...]] = {
+    "native_batch_norm": ((3, "running_mean"), (4, "running_var")),
+    "cudnn_batch_norm": ((3, "running_mean"), (4, "running_var")),
+    "miopen_batch_norm": ((3, "running_mean"), (4, "running_var")),
+    "batch_norm_update_stats": ((1, "running_mean"), (2, "running_var")),
+}
+"""Arguments that ops write although their schemas do not say so."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpSchema:
     """What the schema of an overload says. writes: positions and names of the arguments that it writes.
-    exact: whole numbers give whole numbers."""
+    exact: whole numbers give whole numbers. keeps: its rule needs the argument that it overwrites. checks: it returns
+    integers that may come out otherwise on companions, such as pivots."""
 
     name: str
     view: bool
@@ -55,6 +66,8 @@ class OpSchema:
     unset: bool
     resets: bool
     exact: bool
+    keeps: bool
+    checks: bool
 
 
 @cache
@@ -63,21 +76,20 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
     schema = op._schema
     namespace, _, name = schema.name.partition("::")
     writes = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
-    if name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"):
-        writes = [
-            (3, "running_mean"),
-            (4, "running_var"),
-        ]  # these update their buffers, and their schemas do not say so
+    writes += _UNSAID.get(name, ())
     short = name if namespace == "aten" else schema.name
     return OpSchema(
         name=short,
-        view=any(r.alias_info and not r.alias_info.is_write for r in schema.returns),
+        view=torch.Tag.inplace_view in op.tags
+        or any(r.alias_info and not r.alias_info.is_write for r in schema.returns),
         writes=tuple(writes),
         random=torch.Tag.nondeterministic_seeded in op.tags,
         moves=short in MOVES,
         unset=short in _UNSET,
         resets=short in _RESETS,
         exact=short in MOVES or short in _EXACT,
+        keeps=short in _KEEPS,
+        checks=short.lstrip("_").startswith("linalg_") or (namespace != "aten" and len(schema.returns) > 1),
     )
 
 
@@ -85,8 +97,9 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
 class Call:
     """An op with its arguments, and its results once it ran.
 
-    inputs: the floating tensors among the arguments; fresh: the results in memory of their own; written: the floating
-    arguments that the op writes.
+    inputs: the floating tensors among the arguments; results: every result, None where it is no floating tensor; fresh:
+    those in memory of their own; written: the floating arguments that the op writes; kept: the first argument as it was
+    before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its values.
     """
 
     op: torch._ops.OpOverload
@@ -95,6 +108,8 @@ class Call:
     kwargs: dict[str, Any]
     out: Any = None
     inputs: list[torch.Tensor] = field(default_factory=list)
+    results: list[torch.Tensor | None] = field(default_factory=list)
+    kept: torch.Tensor | None = None
     fresh: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
 
@@ -125,14 +140,27 @@ class Side:
     def __init__(self, store: CompanionStore, name: str) -> None:
         self.store, self.name = store, name
         self.dtype = torch.float64 if name == "exact" else torch.float32
+        self.now: dict[int, Companions] = {}  # by id, of the tensors of the call that is followed
         self._complex = torch.complex128 if name == "exact" else torch.complex64
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The companion of a floating tensor; what has none is converted."""
-        if not has_companions(tensor):
-            return self.convert(tensor)
-        companions = self.store.of(tensor)
+        """The companion of a floating tensor; what can have none is converted."""
+        companions = self.now.get(id(tensor))
+        if companions is None:
+            if not has_companions(tensor):
+                return self._of_layout(tensor)
+            companions = self.store.of(tensor)
         return view_of(tensor, companions.exact.values if self.name == "exact" else companions.moved.values)
+
+    def _of_layout(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor._is_zerotensor():
+            return torch._efficientzerotensor(tensor.size(), dtype=self.lift_dtype(tensor.dtype), device=tensor.device)
+        values = values_of(tensor)
+        if values is not None:
+            return with_values(tensor, self.of(values))
+        if tensor.layout is not torch.strided:
+            raise NotImplementedError(f"a tensor of layout {tensor.layout} has no companions")
+        return self.convert(tensor)
 
     def convert(self, tensor: torch.Tensor) -> torch.Tensor:
         """The present values of a tensor in the format of this side."""
@@ -160,8 +188,13 @@ class Side:
 
     def run(self, call: Call, op: Callable[..., Any] | None = None) -> Any:
         """The call, or another op with its arguments, on the companions of this side."""
-        args = [self.lift(value) for value in call.args]
+        args: list[Any] = [self.lift(value) for value in call.args]
         kwargs = {name: self.lift(value) for name, value in call.kwargs.items()}
+        for position, name in call.schema.writes:
+            if position < len(args):
+                args[position] = _scratch(args[position])
+            elif name in kwargs:
+                kwargs[name] = _scratch(kwargs[name])
         if call.inputs:
             return (op or call.op)(*args, **kwargs)
         default = torch.get_default_dtype()  # integers only: a quotient of integers, a range, a constant
@@ -170,6 +203,36 @@ class Side:
             return (op or call.op)(*args, **kwargs)
         finally:
             torch.set_default_dtype(default)
+
+
+def _scratch(value: Any) -> Any:
+    """An argument that the op writes, without the integers of the run, which only the run itself writes."""
+    if isinstance(value, torch.Tensor):
+        return value if value.is_floating_point() or value.is_complex() else value.clone()
+    return [_scratch(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def floating_values(value: object) -> Iterator[torch.Tensor]:
+    """The floating tensors among the arguments or results of an op; of sparse and nested ones those of the values."""
+    if isinstance(value, torch.Tensor):
+        if has_companions(value):
+            yield value
+        elif value.is_floating_point() or value.is_complex():
+            values = values_of(value)
+            if values is not None:
+                yield values
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from floating_values(item)
+
+
+def results_of(value: Any) -> list[torch.Tensor | None]:
+    """The results of an op in order, nested lists flattened; None where one is no floating tensor with memory."""
+    if isinstance(value, (list, tuple)):
+        return [result for item in value for result in results_of(item)]
+    if has_companions(value):
+        return [value]
+    return [next(floating_values(value), None)]
 
 
 def leaves(value: object) -> Iterator[torch.Tensor]:

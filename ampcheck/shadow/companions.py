@@ -7,7 +7,7 @@ rule: the companion of a view is the same view of the companion of its storage.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -22,10 +22,16 @@ MOVE = 2.0**-11
 _SIGNS = (1 << 18) + 3
 """Elements of the pattern of random signs. It is applied from a random position on, and repeated."""
 
+_SAMPLED = 1 << 16
+"""Elements from which a sample decides whether entering data holds whole numbers."""
+
 Key: TypeAlias = Hashable
 """Of a fault, see `ampcheck.shadow.faults`."""
 
 _ROUNDOFF: dict[torch.dtype, float] = {}
+
+_PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+"""The dtype of the two parts of a complex element."""
 
 
 class Flat:
@@ -41,22 +47,26 @@ class Flat:
 class Companions:
     """The companions of one storage, flat, in units of its elements; a complex element counts as two.
 
-    exact: float64. moved: float32. unit: the unit roundoff of the coarsest format in the history of the values.
-    whole: every element is a whole number that came from integers. faults: keys of the faults that the values suffer
-    from; trail: how they got there. updates: writes in a row that build on the previous value; site: the op that
-    writes an accumulator which is no single tensor (`total = total + x`). used: an op has read the values; consumed:
-    one with floating results. written: an op of this run wrote the values; else they entered as data. depth: roundings
-    to 16 bits on the longest way from data. suspects: by sort, keys of places where something happened that
-    does no harm by itself, see `ampcheck.shadow.suspects`.
+    exact: float64. moved: float32. dtype: the format in which the run reads the memory. unit: the unit roundoff of the
+    coarsest format in the history of the values. whole: every element is a whole number that came from integers.
+    faults: keys of the faults that the values suffer from; trail: how they got there. updates: writes in a row that
+    build on the previous value; site: the op that writes an accumulator which is no single tensor (`total = total +
+    x`). used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
+    values; else they entered as data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys
+    of places where something happened that does no harm by itself, see `ampcheck.shadow.suspects`. bytes: the real
+    values at the last look, of memory that NumPy may write. alive: the storage; None for companions of one use, of
+    memory that is read in another format.
     """
 
     __slots__ = (
-        "alive", "consumed", "depth", "exact", "faults", "moved", "site", "start", "suspects", "trail", "unit",
-        "updates", "used", "whole", "written",
+        "alive", "bytes", "consumed", "depth", "dtype", "exact", "faults", "moved", "site", "start", "suspects",
+        "trail", "unit", "updates", "used", "whole", "written",
     )  # fmt: skip
 
-    def __init__(self, exact: Flat, moved: Flat, unit: float, *, whole: bool = False, written: bool = False) -> None:
-        self.exact, self.moved = exact, moved
+    def __init__(
+        self, exact: Flat, moved: Flat, dtype: torch.dtype, unit: float, *, whole: bool = False, written: bool = False
+    ) -> None:
+        self.exact, self.moved, self.dtype = exact, moved, dtype
         self.unit, self.whole, self.written = unit, whole, written
         self.faults: frozenset[Key] = frozenset()
         self.trail: object = None
@@ -67,6 +77,7 @@ class Companions:
         self.depth = 0
         self.suspects: dict[str, Key] = {}
         self.alive: weakref.ref[torch.UntypedStorage] | None = None
+        self.bytes: torch.Tensor | None = None
 
     def own(self) -> None:
         """Stop sharing values with other companions, before a write."""
@@ -83,10 +94,11 @@ class Companions:
 
 
 class CompanionStore:
-    """The companions of every floating storage that was seen and is alive."""
+    """The companions of every floating storage that was seen and is alive. watches: some memory is watched."""
 
     def __init__(self, seed: int = 0) -> None:
         self._by_storage: dict[int, Companions] = {}
+        self.watches = False
         self._seed = seed
         self._entered = 0
 
@@ -97,13 +109,23 @@ class CompanionStore:
         return iter(list(self._by_storage.values()))
 
     def known(self, tensor: torch.Tensor) -> Companions | None:
-        """The companions of a tensor's storage; None where no op has seen it."""
+        """The companions of a tensor's storage; None where no op has seen it.
+
+        They follow a storage that was resized or that NumPy wrote. A tensor that reads the memory in another format
+        gets companions of its own, which are not kept.
+        """
         storage = tensor.untyped_storage()
         companions = self._by_storage.get(storage._cdata)
-        if companions is None or companions.exact.values.numel() == _elements(tensor, storage):
-            return companions
-        del self._by_storage[storage._cdata]  # the storage was resized, or is read in a format of another size
-        return None
+        if companions is None:
+            return None
+        dtype = companions.dtype
+        if storage.nbytes() != companions.exact.values.numel() * dtype.itemsize:
+            _resize(companions, storage)
+        if companions.bytes is not None:
+            _reread(companions, storage)
+        if dtype is not tensor.dtype and dtype is not _PARTS.get(tensor.dtype):
+            return self._lifted(tensor, storage, moves=False)
+        return companions
 
     def of(self, tensor: torch.Tensor, *, moves: bool = True) -> Companions:
         """The companions of a tensor's storage; a storage that is new enters with its present values.
@@ -111,9 +133,19 @@ class CompanionStore:
         moves: the values are data, whose conditioning is measured, and no result of the run.
         """
         companions = self.known(tensor)
-        if companions is None:
-            with torch.inference_mode(False):  # else what enters inside it could not be written outside
-                companions = self._enter(tensor, moves)
+        if companions is not None:
+            return companions
+        storage = tensor.untyped_storage()
+        with torch.inference_mode(False):  # else what enters inside it could not be written outside
+            return self._keep(storage, self._lifted(tensor, storage, moves))
+
+    def to_write(self, tensor: torch.Tensor) -> Companions:
+        """The companions of a tensor that an op has written, with values of their own."""
+        companions = self.of(tensor)
+        companions.own()
+        storage = tensor.untyped_storage()
+        if companions.alive is None and tensor.numel() * tensor.element_size() == storage.nbytes():
+            self._keep(storage, companions)  # the whole memory is of another format from now on
         return companions
 
     def forget(self, tensor: torch.Tensor) -> None:
@@ -133,40 +165,67 @@ class CompanionStore:
     def assign(self, tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float) -> Companions:
         """Make two results the companions of a tensor that an op returned."""
         storage = tensor.untyped_storage()
-        size = _elements(tensor, storage)
+        dtype = _part(tensor.dtype)
+        size = storage.nbytes() // dtype.itemsize
         companions = self._by_storage.get(storage._cdata)
-        if companions is not None and companions.exact.values.numel() == size:  # the second result in one storage
-            companions.own()
+        if companions is not None and companions.dtype is dtype and companions.exact.values.numel() == size:
+            companions.own()  # the second result in one storage
             view_of(tensor, companions.exact.values).copy_(exact)
             view_of(tensor, companions.moved.values).copy_(moved)
             companions.unit = max(companions.unit, unit)
             return companions
         sides = [
-            _adopted(tensor, result, size, dtype) for result, dtype in ((exact, torch.float64), (moved, torch.float32))
+            _adopted(tensor, result, size, side) for result, side in ((exact, torch.float64), (moved, torch.float32))
         ]
-        return self._keep(storage, Companions(Flat(sides[0]), Flat(sides[1]), unit, written=True))
+        return self._keep(storage, Companions(Flat(sides[0]), Flat(sides[1]), dtype, unit, written=True))
+
+    def write(self, tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor) -> None:
+        """Write two results into the companions of a tensor that an op has written; results that are in them stay."""
+        companions = self.of(tensor)
+        for flat, result in ((companions.exact.values, exact), (companions.moved.values, moved)):
+            if result.untyped_storage()._cdata != flat.untyped_storage()._cdata:
+                view_of(tensor, flat).copy_(result)
 
     def share(self, tensor: torch.Tensor, source: torch.Tensor) -> Companions | None:
         """Make the companions of `source` those of `tensor` as well; None where their layouts in memory differ."""
-        storage = tensor.untyped_storage()
+        storage, dtype = tensor.untyped_storage(), _part(tensor.dtype)
         companions = self.of(source)
         if tensor.is_complex() != source.is_complex() or tensor.stride() != source.stride():
             return None
         if source.is_conj() or source.is_neg() or tensor.is_conj() or tensor.is_neg():
             return None
-        if (
-            not _elements(tensor, storage)
-            == companions.exact.values.numel()
-            == tensor.numel() * (2 if tensor.is_complex() else 1)
-        ):
+        size = storage.nbytes() // dtype.itemsize
+        if not size == companions.exact.values.numel() == tensor.numel() * (2 if tensor.is_complex() else 1):
             return None
         if tensor.storage_offset() or source.storage_offset() or storage._cdata in self._by_storage:
             return None
-        companions.exact.owners += 1
-        companions.moved.owners += 1
-        unit = max(companions.unit, roundoff(tensor.dtype))
-        shared = Companions(companions.exact, companions.moved, unit, whole=companions.whole, written=True)
-        return self._keep(storage, shared)
+        return self._shared(storage, companions, dtype)
+
+    def copy_memory(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
+        """Follow a copy of all bytes of one storage to another, as `copy.deepcopy` does; False where it is none."""
+        storage, copied = tensor.untyped_storage(), source.untyped_storage()
+        companions = self._by_storage.get(copied._cdata)
+        sizes = {storage.nbytes(), copied.nbytes(), *(t.numel() * t.element_size() for t in (tensor, source))}
+        if companions is None or len(sizes) > 1 or storage._cdata == copied._cdata:
+            return False
+        self._shared(storage, companions, companions.dtype)
+        return True
+
+    def reread(self, tensor: torch.Tensor) -> None:
+        """Restart the companions of the memory of a tensor, which was written in another format."""
+        storage = tensor.untyped_storage()
+        companions = self._by_storage.get(storage._cdata)
+        if companions is None or not tensor.numel():
+            return
+        companions.own()
+        size, step = companions.dtype.itemsize, tensor.element_size()
+        last = tensor.storage_offset() + sum(
+            (n - 1) * stride for n, stride in zip(tensor.size(), tensor.stride(), strict=True)
+        )
+        first, end = tensor.storage_offset() * step // size, -(-(last + 1) * step // size)
+        values = _values(storage, companions.dtype, tensor.device)[first:end]
+        for flat in (companions.exact, companions.moved):
+            flat.values[first:end].copy_(values)
 
     def lift(self, tensor: torch.Tensor, *, moves: bool = False) -> None:
         """Replace the companions of a tensor by its present values."""
@@ -174,43 +233,65 @@ class CompanionStore:
         companions.own()
         exact = view_of(tensor, companions.exact.values)
         exact.copy_(tensor)
-        view_of(tensor, companions.moved.values).copy_(exact)
-        if moves and not tensor.is_complex() and tensor.numel():
-            view_of(tensor, companions.moved.values).mul_(
-                self._factors(tensor.numel(), tensor.device).view(tensor.shape)
-            )
+        moved = exact
+        if moves and not tensor.is_complex():
+            moved = self._shaken(exact.to(torch.float32).reshape(-1)).view(tensor.shape)
+        view_of(tensor, companions.moved.values).copy_(moved)
+
+    def watch_memory(self, tensor: torch.Tensor, companions: Companions) -> None:
+        """Compare the real values with those of now before each use: something outside may write them."""
+        if companions.alive is not None:
+            companions.bytes = _values(tensor.untyped_storage(), companions.dtype, tensor.device).clone()
+            self.watches = True
 
     def nbytes(self) -> int:
         """Bytes of all companions, shared values once."""
         flats = {id(flat): flat.values for c in self for flat in (c.exact, c.moved)}
         return sum(values.nbytes for values in flats.values())
 
-    def _enter(self, tensor: torch.Tensor, moves: bool) -> Companions:
-        storage = tensor.untyped_storage()
-        step = 2 if tensor.is_complex() else 1
-        numel = _elements(tensor, storage) // step
-        values = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        values.set_(storage, 0, (numel,), (1,))
-        if step == 2:
-            values = torch.view_as_real(values).reshape(-1)
+    def _lifted(self, tensor: torch.Tensor, storage: torch.UntypedStorage, moves: bool) -> Companions:
+        """Companions with the present values of a storage."""
+        dtype = _part(tensor.dtype)
+        values = _values(storage, dtype, tensor.device)
         exact = values.to(torch.float64, copy=True)
-        moved = values.to(torch.float32, copy=True)
-        unit, whole = roundoff(tensor.dtype), False
-        if moves and numel and tensor.dtype.itemsize < 16:
-            # What a format holds exactly, such as masks, counters and scales, enters without an error.
-            integers = moved.round() == moved
-            torch.where(integers, moved, moved * self._factors(moved.numel(), moved.device), out=moved)
-            whole = bool(integers[:1]) and bool(integers.all())
-        return self._keep(storage, Companions(Flat(exact), Flat(moved), unit, whole=whole, written=not moves))
+        unit, whole = roundoff(dtype), False
+        if moves and values.numel() and dtype.itemsize < 8:
+            moved, whole = self._move(values.to(torch.float32))
+        else:
+            moved = values.to(torch.float32, copy=True)
+        return Companions(Flat(exact), Flat(moved), dtype, unit, whole=whole, written=not moves)
 
-    def _factors(self, numel: int, device: torch.device) -> torch.Tensor:
-        """1 plus or minus `MOVE`, with random signs of our own generator."""
-        pattern = _pattern(self._seed, device)
+    def _move(self, values: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """Data moved by `MOVE`, and whether all are whole numbers.
+
+        What a format holds exactly, such as masks, counters and scales, enters without an error.
+        """
+        if values.numel() >= _SAMPLED:
+            sample = values[:: values.numel() // 1024]
+            if not bool((sample.round() == sample).any()):
+                return self._shaken(values), False
+        integers = values.round() == values
+        return torch.where(integers, values, self._shaken(values)), bool(integers[:1]) and bool(integers.all())
+
+    def _shaken(self, values: torch.Tensor) -> torch.Tensor:
+        """Values times 1 plus or minus `MOVE`, with random signs of our own generator."""
         self._entered += 1
-        first = (self._entered * 40503) % _SIGNS
-        if first + numel <= _SIGNS:
-            return pattern[first : first + numel]
-        return pattern.roll(-first).repeat(-(-numel // _SIGNS))[:numel]
+        first, numel = (self._entered * 40503) % _SIGNS, values.numel()
+        factors = _pattern(self._seed, values.device)[first : first + _SIGNS]
+        if numel <= _SIGNS:
+            return values * factors[:numel]
+        shaken, whole = torch.empty_like(values), numel - numel % _SIGNS
+        torch.mul(values[:whole].view(-1, _SIGNS), factors, out=shaken[:whole].view(-1, _SIGNS))
+        torch.mul(values[whole:], factors[: numel - whole], out=shaken[whole:])
+        return shaken
+
+    def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> Companions:
+        companions.exact.owners += 1
+        companions.moved.owners += 1
+        unit, whole = max(companions.unit, roundoff(dtype)), companions.whole
+        return self._keep(
+            storage, Companions(companions.exact, companions.moved, dtype, unit, whole=whole, written=True)
+        )
 
     def _keep(self, storage: torch.UntypedStorage, companions: Companions) -> Companions:
         number = storage._cdata
@@ -230,17 +311,18 @@ class CompanionStore:
 
 @lru_cache(maxsize=8)
 def _pattern(seed: int, device: torch.device) -> torch.Tensor:
-    """Random factors 1 plus or minus `MOVE`; drawing them takes longer than a small model runs."""
+    """Random factors 1 plus or minus `MOVE`, twice; drawing them takes longer than a small model runs."""
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (_SIGNS,), generator=generator, dtype=torch.float32).mul_(2).sub_(1)
-    return signs.mul_(MOVE).add_(1).to(device)
+    return signs.mul_(MOVE).add_(1).to(device).repeat(2)
 
 
 def view_of(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """The part of flat companions that belongs to a tensor, with its shape, strides and conjugation."""
     if tensor.is_complex():
-        flat = torch.view_as_complex(flat.view(-1, 2))
-        view = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        strides = [2 * stride for stride in tensor.stride()]
+        pairs = flat.as_strided((*tensor.size(), 2), (*strides, 1), 2 * tensor.storage_offset())
+        view = torch.view_as_complex(pairs)
         view = view.conj() if tensor.is_conj() else view
     else:
         view = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -251,7 +333,7 @@ def has_companions(value: object) -> bool:
     """Whether a value is a floating tensor that can have companions: with memory, strided, on a device."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return False
-    if value.layout is not torch.strided or value.is_nested or value.is_meta:
+    if value.layout is not torch.strided or value.is_nested or value.is_meta or value._is_zerotensor():
         return False
     return value.untyped_storage().nbytes() > 0 or value.numel() == 0
 
@@ -260,35 +342,53 @@ def roundoff(dtype: torch.dtype) -> float:
     """The unit roundoff of a floating or complex dtype."""
     unit = _ROUNDOFF.get(dtype)
     if unit is None:
-        real = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-        unit = _ROUNDOFF[dtype] = format_of(real.get(dtype, dtype)).unit_roundoff
+        unit = _ROUNDOFF[dtype] = format_of(_part(dtype)).unit_roundoff
     return unit
 
 
-def nonoverlapping(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether no two elements of a layout share memory."""
-    extent = 1
-    for stride, size in sorted(zip(strides, sizes, strict=True)):
-        if size > 1:
-            if stride < extent:
-                return False
-            extent = stride * (size - 1) + extent
-    return True
+def _part(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the numbers in a storage: that of the parts of complex elements."""
+    return _PARTS.get(dtype, dtype)
 
 
-def _elements(tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
-    """Elements of a storage in the dtype of a tensor on it, complex ones twice."""
-    if tensor.is_complex():
-        return storage.nbytes() // (tensor.element_size() // 2)
-    return storage.nbytes() // tensor.element_size()
+def _values(storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """All numbers in a storage."""
+    flat = torch.empty(0, dtype=dtype, device=device)
+    return flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+
+
+def _resize(companions: Companions, storage: torch.UntypedStorage) -> None:
+    """Follow a storage that was resized: what remains keeps its companions, what is new starts with its values."""
+    values = _values(storage, companions.dtype, companions.exact.values.device)
+    companions.own()
+    for flat in (companions.exact, companions.moved):
+        kept = min(flat.values.numel(), values.numel())
+        flat.values = torch.cat([flat.values[:kept], values[kept:].to(flat.values.dtype)])
+    if companions.bytes is not None:
+        companions.bytes = values.clone()
+
+
+def _reread(companions: Companions, storage: torch.UntypedStorage) -> None:
+    """Restart the values that something outside of the run has written."""
+    values = _values(storage, companions.dtype, companions.exact.values.device)
+    before = companions.bytes
+    assert before is not None
+    integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[companions.dtype.itemsize]
+    changed = values.view(integer) != before.view(integer)
+    if bool(changed.any()):
+        companions.own()
+        for flat in (companions.exact, companions.moved):
+            flat.values = torch.where(changed, values.to(flat.values.dtype), flat.values)
+        companions.bytes = values.clone()
 
 
 def _adopted(tensor: torch.Tensor, result: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """A result as flat companions of a tensor: its own memory where the layouts agree, else a copy."""
+    """A result as flat companions of a tensor: its own memory where the layouts agree and nothing else uses it."""
     plain = not result.is_complex() and result.dtype == dtype and result.stride() == tensor.stride()
     if plain and result.shape == tensor.shape and result.numel() == size and not result.is_neg():
-        memory = result.untyped_storage().nbytes() == size * dtype.itemsize
-        if memory and not result.storage_offset() and not tensor.storage_offset():
+        memory = result.untyped_storage()
+        alone = torch._C._storage_Use_Count(memory._cdata) <= 2 and result is not tensor
+        if alone and memory.nbytes() == size * dtype.itemsize and not tensor.storage_offset():
             return result.as_strided((size,), (1,))
     flat = torch.zeros(size, dtype=dtype, device=tensor.device)
     view_of(tensor, flat).copy_(result)

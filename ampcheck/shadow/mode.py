@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,19 +15,28 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
-from ampcheck.shadow.call import Call, Side, leaves, op_schema
+from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
+from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
-from ampcheck.shadow.rules import RULES
+from ampcheck.shadow.rules import HIGHER, RULES
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
 
-_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
-_LEAVES = ("_local_scalar_dense", "is_nonzero", "equal")
+_ABOVE = (
+    DispatchKeySet(DispatchKey.AutocastCPU)
+    | DispatchKeySet(DispatchKey.AutocastCUDA)
+    | DispatchKeySet(DispatchKey.ADInplaceOrView)
+)
+"""What companions are computed below of, together with autograd."""
+_NOTHING = nullcontext()
 _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
+_WATCHED = 1 << 24
+"""Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
+_LEAVES = ("_local_scalar_dense", "is_nonzero", "equal")
 
 
 class Shadow(TorchDispatchMode):
@@ -36,10 +45,14 @@ class Shadow(TorchDispatchMode):
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
     judge: compare results with their companions; without it companions are only carried. seed: of the moves of data.
 
-    Nothing of the run is changed: results, gradients and random state are those of a run without it. Companions are
-    kept while their tensors live, also after the block. Ops inside higher-order ops and ops that have neither a rule
-    nor a float64 kernel restart from their real results; `unruled` counts them. `failed` is the place of the op
-    that raised, None where the last op succeeded.
+    Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
+    takes other formulas under any dispatch mode in a few places: the backward of `prod` with zeros, `_foreach_max`,
+    `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. Compiled regions run in eager mode.
+
+    Companions are kept while their tensors live, also after the block. Ops that have neither a rule nor a float64
+    kernel restart from their real results; `unruled` counts them by name. `escapes` counts by line the numbers that
+    leave the run (`item`, `tolist`, `numpy`, pickles): what comes back is data. `failed` is the place of the op that
+    raised, None where the last op succeeded. Ops of other threads are not followed.
     """
 
     supports_higher_order_operators = True
@@ -60,6 +73,8 @@ class Shadow(TorchDispatchMode):
 
     def __enter__(self) -> Shadow:
         self._open.enter_context(self._scopes.watched())
+        self._open.enter_context(watched_escapes(self._escaped, self._entered))
+        self._open.enter_context(eager_flex_attention())
         try:
             super().__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
@@ -82,13 +97,17 @@ class Shadow(TorchDispatchMode):
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """The exact companion of a tensor, float64."""
-        with _aside():
-            return self.store.exact(tensor)
+        return self._companion(tensor, self._sides[0])
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """The moved companion of a tensor, float32."""
+        return self._companion(tensor, self._sides[1])
+
+    def _companion(self, tensor: torch.Tensor, side: Side) -> torch.Tensor:
         with _aside():
-            return self.store.moved(tensor)
+            if tensor._is_zerotensor():  # zeros without memory, as forward-mode derivatives have
+                return torch.zeros(tensor.shape, dtype=side.lift_dtype(tensor.dtype), device=tensor.device)
+            return side.of(tensor)
 
     def renew(self, tensor: torch.Tensor) -> None:
         """Let a tensor enter anew with its present values, as data; the error that it had is forgotten."""
@@ -100,9 +119,8 @@ class Shadow(TorchDispatchMode):
     def reference(self, tensor: torch.Tensor) -> Reference:
         """A copy of the companions of a tensor, with which other runs of the same call can be compared."""
         with _aside():
-            return Reference(
-                self.store.exact(tensor).clone(), self.store.moved(tensor).clone(), self.store.of(tensor).unit
-            )
+            known = self.store.of(tensor).unit if has_companions(tensor) else roundoff(tensor.dtype)
+            return Reference(self.exact(tensor).clone(), self.moved(tensor).clone(), known)
 
     def reach(self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor] | None = None) -> None:
         """Record which faults are left in outputs (results, weights, buffers), and in gradients of one step.
@@ -145,24 +163,33 @@ class Shadow(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
-            self.unruled[f"what runs inside {func}"] += 1
-            return func(*args, **kwargs)
-        if any(issubclass(t, FakeTensor) for t in types):
+            return self._inside(func, args, kwargs)
+        if types and any(issubclass(t, FakeTensor) for t in types):
             return func(*args, **kwargs)  # a DTensor that works out the shape of a result
-        if any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types):
+        if types and any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types):
             return NotImplemented  # a subclass unwraps itself first; its inner ops come here
         schema = op_schema(func)
         if schema.view:
             return self._call(func, args, kwargs)
         call = Call(func, schema, args, kwargs)
-        call.inputs = [t for t in leaves((args, tuple(kwargs.values()))) if has_companions(t)]
+        call.inputs = list(floating_values((args, tuple(kwargs.values())) if kwargs else args))
         before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
+        if schema.keeps:
+            call.kept = args[0].clone()
         call.out = self._call(func, args, kwargs)
+        if self.store.watches:
+            for tensor, companions in zip(call.inputs, before, strict=True):
+                if companions.bytes is not None:  # the op itself may have written
+                    self.store.watch_memory(tensor, companions)
         for position, name in schema.writes:
             value = args[position] if position < len(args) else kwargs.get(name)
-            call.written += [t for t in leaves(value) if has_companions(t)]
-        call.fresh = [t for t in call.outputs() if has_companions(t) and t.untyped_storage()._cdata not in storages]
+            call.written += floating_values(value)
+            for tensor in leaves(value):
+                if not tensor.is_floating_point() and not tensor.is_complex():
+                    self._write_integers(call, tensor)
+        call.results = results_of(call.out)
+        call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
         decides = bool(before) and self.judge is not None and self.judge.decides(call)
         leaves_run = bool(before) and schema.name in _LEAVES
         if not (call.fresh or call.written or decides or leaves_run):
@@ -171,7 +198,9 @@ class Shadow(TorchDispatchMode):
         for companions in before:
             companions.used = True
             companions.consumed |= bool(call.fresh or call.written)
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST), torch.inference_mode(False), torch.no_grad():
+        # What inference mode makes could not be written outside of it.
+        outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+        with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
             origin = self._origins.current(sys._getframe(1))
             inherited = frozenset[Any]().union(*(c.faults for c in before))
             ruled = self._follow(call, before) if call.fresh or call.written else True
@@ -185,6 +214,50 @@ class Shadow(TorchDispatchMode):
                 except _FAILURES as error:  # what we cannot judge must not pose as a failure of the run
                     self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
         return call.out
+
+    def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
+        run = HIGHER.get(str(func))
+        if run is not None:
+            super().__enter__()  # type: ignore[no-untyped-call]
+            try:
+                return run(*args, **kwargs)
+            finally:
+                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.unruled[f"what runs inside {func}"] += 1
+        tensors = [(t, t._version) for t in floating_values((args, tuple(kwargs.values()))) if not t.is_inference()]
+        out = func(*args, **kwargs)
+        with _aside():
+            for tensor, version in tensors:
+                if tensor._version != version:
+                    self.store.lift(tensor)
+        return out
+
+    def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
+        """Follow integers that were written to memory that may hold floating numbers as well."""
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return
+        source = call.args[1] if call.name == "copy_" else None
+        if not isinstance(source, torch.Tensor) or (source.dtype, source.layout) != (tensor.dtype, tensor.layout):
+            source = None
+        with torch.inference_mode(False), torch.no_grad():
+            if source is None or not self.store.copy_memory(tensor, source):
+                self.store.reread(tensor)
+
+    def _escaped(self, tensor: torch.Tensor, *, shared: bool) -> None:
+        """Count numbers that leave the run without an op; memory that they leave with may be written from outside."""
+        with _aside():
+            for values in floating_values(tensor):
+                if shared:
+                    self.store.watch_memory(values, self.store.of(values))
+                origin = self._origins.current(sys._getframe(1))
+                self.escapes[f"{origin.file}:{origin.line}"] += 1
+
+    def _entered(self, tensor: torch.Tensor) -> None:
+        """Follow an array that NumPy may write later; not where comparing it before every use takes long."""
+        if has_companions(tensor) and tensor.untyped_storage().nbytes() <= _WATCHED:
+            with _aside():
+                self.store.watch_memory(tensor, self.store.of(tensor))
 
     def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.failed = None
@@ -201,33 +274,46 @@ class Shadow(TorchDispatchMode):
         whole = all(c.whole for c in before) and (bool(before) or not schema.random)
         whole = whole and not any(isinstance(v, float) and not v.is_integer() for v in call.args)
         for tensor in call.written:
-            companions = self.store.of(tensor)
-            companions.own()
+            companions = self.store.to_write(tensor)
             companions.unit = max(unit, roundoff(tensor.dtype))
             companions.whole = companions.whole and whole
             companions.consumed = companions.used = False
             companions.updates = 0 if schema.resets else companions.updates + 1
+        now = {id(t): c for t, c in zip(call.inputs, before, strict=True) if c.alive is not None}
         rule = RULES.get(schema.name)
         if schema.unset or (schema.random and rule is None):
             self._restart(call, moves=not schema.unset)
             return False
         if schema.name in ("_to_copy", "clone") and self._share(call):
             return True
+        for side in self._sides:
+            side.now = now
         try:
             results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
-        except _FAILURES as error:
+            if schema.checks and any(_decides_otherwise(call.out, result) for result in results):
+                raise RuntimeError("companions decide otherwise")
+        except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
             self.unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
             self._restart(call)
             return False
-        sides = [list(_results(result)) for result in results]
-        for tensor, exact, moved in zip(_results(call.out), *sides, strict=True):
-            if tensor is None or not any(tensor is t for t in call.fresh):
+        finally:
+            for side in self._sides:
+                side.now = {}
+        sides = [results_of(result) for result in results]
+        for tensor, exact, moved in zip(call.results, *sides, strict=True):
+            if tensor is None:
                 continue
-            if exact is None or moved is None or exact.shape != tensor.shape:
+            if not any(tensor is t for t in call.fresh):
+                if rule is not None and exact is not None and moved is not None:
+                    self.store.write(tensor, exact, moved)
+            elif exact is None or moved is None or exact.shape != tensor.shape:
                 self.store.of(tensor, moves=False)
             else:
                 own = max(unit, roundoff(tensor.dtype))
                 self.store.assign(tensor, exact, moved, own).whole = whole and schema.exact
+        for tensor in call.written:
+            if self.store.of(tensor).alive is None:
+                self.store.reread(tensor)
         return True
 
     def _share(self, call: Call) -> bool:
@@ -272,10 +358,10 @@ def _aside() -> Iterator[None]:
         yield
 
 
-def _results(out: Any) -> Iterator[Any]:
-    """The results of an op in order, nested lists flattened; `None` where a rule gives none."""
-    if isinstance(out, (list, tuple)):
-        for item in out:
-            yield from _results(item)
-    else:
-        yield out if isinstance(out, torch.Tensor) else None
+def _decides_otherwise(out: Any, result: Any) -> bool:
+    """Whether integers among the results of an op, such as pivots, differ from those of the run."""
+    pairs = zip(leaves(out), leaves(result), strict=False)
+    return any(
+        not (real.is_floating_point() or real.is_complex()) and (real.shape != own.shape or not torch.equal(real, own))
+        for real, own in pairs
+    )

@@ -117,6 +117,7 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch
 
 
 def distance(value: torch.Tensor, reference: torch.Tensor) -> float:
+    value, reference = value.detach(), reference.detach()
     return float((value - reference).norm() / reference.norm().clamp_min(1e-30))
 
 
@@ -137,11 +138,14 @@ def test_exact_equals_a_separate_float64_run_and_the_run_is_untouched(
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(loss, train(plain, data, plains, low))
     for (name, value), reference in zip(state(model, ours).items(), state(plain, plains).values(), strict=True):
-        assert torch.equal(value, reference) and value.dtype is reference.dtype, name
+        assert torch.equal(value, reference), name
+        assert value.dtype is reference.dtype, name
     train(wide, data.double() if data.is_floating_point() else data, wides, None)
     for (name, value), reference in zip(state(model, ours).items(), state(wide, wides).values(), strict=True):
         if value.is_floating_point():
-            assert distance(shadow.exact(value), reference.double()) <= 1e-12, name
+            # NAdam takes products of its momenta out of float32 tensors, as numbers that come back as data
+            bound = 1e-6 if optimizer == "nadam" else 1e-12
+            assert distance(shadow.exact(value), reference.double()) <= bound, name
     assert not shadow.unruled
 
 
@@ -231,7 +235,7 @@ def _write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _write_data(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    result = nn.Parameter(x.clone())
+    result = nn.Parameter(x.contiguous().clone())
     result.data.view(-1)[4:8] = y.reshape(-1)[:4]
     return result.detach()
 
@@ -253,7 +257,8 @@ def test_any_program_is_followed_in_float64_and_left_as_it_is(names: list[str], 
     plain = run(x, y, wide=False)
     with Shadow() as shadow:
         value = run(x, y, wide=False)
-    assert torch.equal(value, plain) and value.stride() == plain.stride()
+    assert torch.equal(value, plain)
+    assert value.stride() == plain.stride()
     reference = run(x.double(), y.double(), wide=True)
     known = reference.isfinite()
     assert distance(shadow.exact(value)[known], reference[known]) <= 1e-12 * 10 ** len(names)

@@ -1,8 +1,9 @@
 """How companions follow an op that the same op on companions would not follow.
 
 A rule runs once per side, after the real op: `rule(call, side)` returns the companions of the op's results, in the
-structure of `call.out`, and writes those of the arguments that the op writes. In place of a result `None` means that
-it restarts from its real values. An op without a rule runs on companions as it is.
+structure of `call.out`. Those of arguments that the op writes may be returned as new tensors, or written in place. In
+place of a result `None` means that it restarts from its real values, or, where the op wrote it, that it stays as it is.
+An op without a rule runs on companions as it is.
 """
 
 from ampcheck.shadow.rules import (  # noqa: F401  # importing a module registers its rules
@@ -13,7 +14,10 @@ from ampcheck.shadow.rules import (  # noqa: F401  # importing a module register
     kinks,
     matmul,
     normalisation,
+    quantized,
     randoms,
+    recurrent,
 )
+from ampcheck.shadow.rules.higher import HIGHER as HIGHER
 from ampcheck.shadow.rules.registry import RULES as RULES
 from ampcheck.shadow.rules.registry import Rule as Rule

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ampcheck.shadow.call import Call, Side
 from ampcheck.shadow.rules.registry import restart, rule
 
 rule(
-    "sign", "sgn", "floor", "ceil", "round", "trunc", "fix", "floor_divide", "heaviside", "nextafter", "frexp",
-    "sign_", "sgn_", "floor_", "ceil_", "round_", "trunc_", "floor_divide_", "heaviside_", "nextafter_",
+    "sign", "floor", "ceil", "round", "trunc", "fix", "floor_divide", "heaviside", "nextafter",
+    "sign_", "floor_", "ceil_", "round_", "trunc_", "floor_divide_", "heaviside_", "nextafter_",
     "_foreach_sign", "_foreach_round", "_foreach_floor", "_foreach_ceil", "_foreach_trunc",
     "_foreach_sign_", "_foreach_round_", "_foreach_floor_", "_foreach_ceil_", "_foreach_trunc_",
-    "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
+    "histc", "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
 )(restart)  # fmt: skip
+
+
+@rule("sgn", "sgn_")
+def _direction(call: Call, side: Side) -> Any:
+    """The sign of a real number is a decision; z / |z| of a complex one is none."""
+    return side.run(call) if call.args[0].is_complex() else restart(call, side)
 
 
 @rule("div", "div_")
@@ -27,15 +35,33 @@ def _divide(call: Call, side: Side) -> Any:
 @rule("remainder", "fmod", "remainder_", "fmod_")
 def _remainder(call: Call, side: Side) -> Any:
     """What is left over after as many divisors as the run took away."""
-    if call.written:  # the dividend of the run was overwritten
-        return restart(call, side)
     dividend, divisor = call.argument("self"), call.argument("other")
-    times = ((side.convert_value(dividend) - side.convert(call.out)) / side.convert_value(divisor)).round()
-    return side.lift(dividend) - times * side.lift(divisor)
+    before = dividend if call.kept is None else call.kept
+    wide = (v.double() if isinstance(v, torch.Tensor) else v for v in (before, call.out, divisor))
+    start, left, step = wide
+    times = ((start - left) / step).round()
+    times = times.to(side.dtype)
+    result = side.lift(dividend) - times * side.lift(divisor)
+    return torch.where(call.out.isfinite(), result, side.convert(call.out))
 
 
-@rule("frac")
+@rule("frac", "frac_")
 def _fraction(call: Call, side: Side) -> Any:
     """What is left over after the integer that the run took away."""
     x = call.args[0]
-    return side.of(x) - side.convert(x).trunc()
+    return side.of(x) - side.convert(x if call.kept is None else call.kept).trunc()
+
+
+@rule("frexp")
+def _mantissa(call: Call, side: Side) -> Any:
+    """The mantissa that belongs to the exponent of the run."""
+    return [torch.ldexp(side.of(call.args[0]), -call.out[1]), None]
+
+
+@rule("grid_sampler_2d", "grid_sampler_3d")
+def _sampled(call: Call, side: Side) -> Any:
+    """Samples of an image; which pixel is the nearest one is a decision."""
+    if call.args[2] != 1:
+        return side.run(call)
+    image, grid = call.args[:2]
+    return call.op(side.of(image), side.convert(grid), *call.args[2:])

@@ -10,14 +10,14 @@ from ampcheck.shadow.call import Call, Side
 from ampcheck.shadow.rules.registry import rule
 
 
-@rule("topk", "sort", "kthvalue", "median", "nanmedian", "mode", "max", "min", "cummax", "cummin", "_cummax_helper")
+@rule("topk", "sort", "kthvalue", "median", "nanmedian", "mode", "max", "min", "cummax", "cummin")
 def _selected(call: Call, side: Side) -> Any:
     """Values along one dimension."""
     if not isinstance(call.out, (list, tuple)) or len(call.out) != 2:  # the largest of all, an elementwise maximum
         return side.run(call)
     x, (values, index) = side.of(call.args[0]), call.out
     if not x.dim():
-        return [x.reshape(values.shape), None]
+        return [x.reshape(values.shape).clone(), None]
     dim = call.argument("dim", -1)
     lost = index.dim() < x.dim()
     picked = x.gather(dim, index.unsqueeze(dim) if lost else index)
@@ -39,4 +39,35 @@ def _pooled(call: Call, side: Side) -> Any:
 @rule("aminmax")
 def _extremes(call: Call, side: Side) -> Any:
     """The smallest and the largest."""
-    return list(torch.aminmax(side.of(call.args[0]), **{k: v for k, v in call.kwargs.items() if k != "out"}))
+    x = side.of(call.args[0])
+    dim, keep = call.argument("dim"), call.argument("keepdim", False)
+    return list(torch.aminmax(x, dim=dim, keepdim=keep) if dim is not None else torch.aminmax(x))
+
+
+@rule("_embedding_bag", "_embedding_bag_forward_only")
+def _bags(call: Call, side: Side) -> Any:
+    """Sums, means or maxima of bags of rows; the largest of a bag is where the run found it."""
+    if call.argument("mode") != 2:
+        return [next(iter(side.run(call))), None, None, None]
+    values, _, sizes, index = call.out
+    if index.shape != values.shape:
+        return [None, None, None, None]
+    picked = side.of(call.args[0]).gather(0, index.clamp_min(0))
+    return [picked * (sizes[: len(values)] > 0).unsqueeze(1), None, None, None]
+
+
+@rule("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
+def _different(call: Call, side: Side) -> Any:
+    """Values that differ in the run: the companion of the first element of each."""
+    x, dim = call.args[0], call.argument("dim")
+    inverse = call.out[1]
+    if not inverse.numel() or inverse.numel() != (x.numel() if dim is None else x.shape[dim]):
+        arguments = {a.name: call.argument(a.name) for a in call.op._schema.arguments if not a.is_out}
+        functional = getattr(torch.ops.aten, call.name).default
+        inverse = functional(**{**arguments, "return_inverse": True})[1]
+    companion, flat = side.of(x), inverse.reshape(-1)
+    rows = call.out[0].shape[0 if dim is None else dim]
+    positions = torch.arange(flat.numel(), device=flat.device)
+    first = positions.new_full((rows,), flat.numel()).scatter_reduce(0, flat, positions, "amin")
+    values = companion.reshape(-1)[first] if dim is None else companion.index_select(dim, first)
+    return [values, *([None] * (len(call.out) - 1))]

@@ -25,3 +25,14 @@ def _grouped(call: Call, side: Side) -> Any:
         rest = a.new_zeros(a.shape[0] - bounds[-1], b.shape[-1])
         return torch.cat([*(a[i:j] @ weight for (i, j), weight in zip(spans, b, strict=True)), rest])
     return torch.cat([weight @ b[:, i:j] for (i, j), weight in zip(spans, a, strict=True)], 1)
+
+
+@rule("addbmm_")
+def _added(call: Call, side: Side) -> Any:
+    """A sum of products that is added to a tensor, which grows to their shape."""
+    start, batches = call.kept, [side.of(t) for t in call.args[1:3]]
+    assert start is not None
+    x = side.of(call.args[0])
+    if start.shape != call.args[0].shape:  # the memory has grown; its first elements are those of before
+        x = x.as_strided(start.shape, start.stride())
+    return torch.addbmm(x, *batches, beta=call.argument("beta"), alpha=call.argument("alpha"))

@@ -29,7 +29,7 @@ def restart(call: Call, side: Side) -> Any:
     """Every result restarts from its real values: a decision, or a number that was drawn."""
     for tensor in call.written:
         side.of(tensor).copy_(tensor)
-    return map_results(call.out, lambda tensor: side.convert(tensor))
+    return map_results(call.out, lambda tensor: tensor.to(side.lift_dtype(tensor.dtype), copy=True))
 
 
 def map_results(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -1,0 +1,73 @@
+"""Ops with a quantized format: what it rounds is a decision; what is packed is unpacked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ampcheck.shadow.call import Call, Side
+from ampcheck.shadow.rules.registry import restart, rule
+
+rule(
+    "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "_fake_quantize_learnable_per_tensor_affine",
+    "_fake_quantize_learnable_per_channel_affine", "_fused_moving_avg_obs_fq_helper",
+    "_fused_moving_avg_obs_fq_helper_functional", "dequantize", "choose_qparams_optimized",
+    "quantized::linear_dynamic", "quantized::linear_relu_dynamic", "quantized::linear_dynamic_fp16",
+    "quantized::linear", "quantized::conv2d", "quantized::batch_norm2d", "_dyn_quant_matmul_4bit",
+)(restart)  # fmt: skip
+
+
+@rule("_weight_int8pack_mm")
+def _int8(call: Call, side: Side) -> Any:
+    """A product with a matrix of int8 and a scale per row of it."""
+    x, weight, scales = call.args
+    return side.of(x) @ weight.to(side.dtype).t() * side.of(scales)
+
+
+@rule("_weight_int4pack_mm_for_cpu")
+def _int4(call: Call, side: Side) -> Any:
+    """A product with a packed matrix, which is what the kernel makes of the unit matrix."""
+    x, packed, group, scales = call.args
+    unit = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    return side.of(x) @ side.convert(call.op(unit, packed, group, scales))
+
+
+@rule("_scaled_mm")
+def _scaled(call: Call, side: Side) -> Any:
+    """A product of float8 matrices with a scale for all, or one per row and one per column."""
+    a, b, scale_a, scale_b = (side.of(t) for t in call.args[:4])
+    return _product(call, side, a * _blocks(scale_a, a), b * _blocks(scale_b, b))
+
+
+@rule("_scaled_mm_v2")
+def _scaled_v2(call: Call, side: Side) -> Any:
+    """The same, with lists of scales."""
+    a, b = side.of(call.args[0]), side.of(call.args[1])
+    if any(call.argument("swizzle_a") or ()) or any(call.argument("swizzle_b") or ()):
+        raise NotImplementedError("scales in a swizzled layout")
+    for scale in call.argument("scale_a"):
+        a = a * _blocks(side.of(scale), a)
+    for scale in call.argument("scale_b"):
+        b = b * _blocks(side.of(scale), b)
+    return _product(call, side, a, b)
+
+
+def _product(call: Call, side: Side, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    bias, scale = call.argument("bias"), call.argument("scale_result")
+    result = a @ b if bias is None else a @ b + side.of(bias)
+    return result if scale is None else result * side.of(scale)
+
+
+def _blocks(scale: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Scales of blocks as scales of elements; scales that a matrix broadcasts with are left alone."""
+    if scale.numel() == 1:
+        return scale.reshape(())
+    if scale.dim() != 2:
+        raise NotImplementedError(f"scales of shape {list(scale.shape)}")
+    for dim in (0, 1):
+        if scale.shape[dim] not in (1, matrix.shape[dim]):
+            scale = scale.repeat_interleave(-(-matrix.shape[dim] // scale.shape[dim]), dim)
+            scale = scale.narrow(dim, 0, matrix.shape[dim])
+    return scale
