@@ -44,12 +44,12 @@ class Result:
 class ResultError:
     """How far another run lies from the exact value of one result.
 
-    eager, other: both runs, examined alike; unit: the unit roundoff that they were judged by. eager_error, error, apart:
-    the norms of the errors of the two runs and of their difference, relative to the norm of exact; of integers, the
-    share of elements that differ. share: the norm of the error over that of all results of this kind in this call.
-    lost: elements that are inf or NaN, or not, unlike those of exact and of eager mode; hidden: elements that are inf or
-    NaN in eager mode alone; nan: NaN in exact and in the other run alike. judged: elements of which something is known.
-    absent: the other run gave no such result, or one of another shape. beyond: the other run is at fault.
+    eager, other: both runs, examined alike; unit: the unit roundoff that they were judged by. eager_error, error,
+    apart: the norms of the errors of the two runs and of their difference, relative to the norm of exact; of integers,
+    the share of elements that differ. share: the norm of the error over that of all results of this kind in this call.
+    lost: elements that are inf or NaN, or not, unlike those of exact and of eager mode; hidden: elements that are inf
+    or NaN in eager mode alone; nan: NaN in exact and in the other run alike. judged: elements of which something is
+    known. absent: the other run gave no such result, or one of another shape. beyond: the other run is at fault.
     """
 
     key: Key
@@ -88,6 +88,11 @@ class ResultError:
     def limit(self) -> float:
         """The largest error that the other run may have; of a group that is beyond, its own."""
         return self.other.limit or SLACK * (self.other.spread + FLOOR * self.unit)
+
+    @property
+    def noise(self) -> bool:
+        """Whether the data determine nothing of the result: a gradient that is zero by mathematics."""
+        return self.other.spread > UNKNOWABLE
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip() + (f" at step {self.step}" if self.step else "")

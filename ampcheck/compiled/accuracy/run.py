@@ -1,0 +1,259 @@
+"""One run of a subject: some calls of forward, loss, backward and update, with everything kept that is judged."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedParameter
+
+from ampcheck.compiled.options import Optimizer
+from ampcheck.core.errors import as_result
+from ampcheck.core.subject import Call, Subject
+from ampcheck.numerics.arms import KEPT_BYTES, total_loss
+from ampcheck.numerics.equal_random import seeded
+from ampcheck.numerics.reference import input_names
+from ampcheck.shadow import Reference, Shadow
+from ampcheck.shadow.companions import MOVE, has_companions, roundoff
+from ampcheck.shadow.compare import Key, Result, result_of
+from ampcheck.torchtools.copying import Prepared, forward_through
+from ampcheck.torchtools.global_state import preserved_state
+from ampcheck.torchtools.pytree import map_tensors, tensors
+
+Blocks = Callable[[Prepared], Sequence[Any]]
+"""Gives the blocks of a copy as they are to run: compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How every run of a subject goes.
+
+    autocast: what autocast casts to in forward and loss; None switches it off. steps: how often all calls are made,
+    each with an update. optimizer: makes one from the parameters; rate: of the plain gradient descent that replaces it,
+    0 for no update. scale: of the loss; gradients are kept with it. finite_loss: leave out of the default loss what is
+    not finite. leaves: the inputs whose gradient is taken, by name. backward: whether anything is differentiated.
+    """
+
+    device: str = "cpu"
+    autocast: torch.dtype | None = None
+    loss: Callable[[Any], torch.Tensor] | None = None
+    steps: int = 1
+    optimizer: Optimizer | None = None
+    rate: float = 0.0
+    scale: float = 1.0
+    finite_loss: bool = False
+    leaves: frozenset[str] = frozenset()
+    backward: bool = True
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one run gave.
+
+    values: copies; an update is a weight after all calls less the same before. results: the same with their companions,
+    of a shadowed run. shapes: dtype and shape of every tensor that a call gave, by its path. dropped: what was not
+    kept, and why. drew: whether random numbers of numpy or Python were used; streams: where PyTorch's random streams
+    are at the end, begun: at the start. error, phase, step: the exception that ended it.
+    """
+
+    values: dict[Key, torch.Tensor] = field(default_factory=dict)
+    results: dict[Key, Result] = field(default_factory=dict)
+    shapes: dict[str, str] = field(default_factory=dict)
+    dropped: dict[Key, str] = field(default_factory=dict)
+    drew: bool = False
+    begun: tuple[bytes, ...] = ()
+    streams: tuple[bytes, ...] = ()
+    error: BaseException | None = None
+    phase: str = "forward"
+    step: int = 0
+    kept: int = 0
+
+    @property
+    def random(self) -> bool:
+        """Whether it drew random numbers."""
+        return self.drew or self.streams != self.begun
+
+    def keep(self, key: Key, tensor: torch.Tensor, shadow: Shadow | None) -> None:
+        """Keep a copy of a tensor, and of its companions, unless this run has kept too much already."""
+        tensor = tensor.detach()
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            self.dropped[key] = f"{key[0]}s of another layout than strided"
+        elif tensor.is_floating_point() and tensor.dtype.itemsize < 2:
+            self.dropped[key] = f"{key[0]}s in 8 bits or fewer"
+        elif tensor.numel():
+            self._add(key, result_of(shadow, tensor) if shadow is not None else Result(tensor.clone(), None), shadow)
+
+    def keep_change(self, key: Key, tensor: torch.Tensor, before: Result, shadow: Shadow | None) -> None:
+        """Keep by how much a weight or buffer has changed, if it has."""
+        old, width = before.value, torch.float64 if has_companions(before.value) else torch.int64
+        if shadow is None and torch.equal(old, tensor.detach()):
+            return
+        if not has_companions(old):
+            self._add(key, Result(tensor.detach().to(width) - old.to(width), None), shadow)
+            return
+        width = torch.complex128 if old.is_complex() else width
+        value, reference = tensor.detach().to(width) - old.to(width), None
+        if shadow is not None and before.reference is not None:
+            after = shadow.reference(tensor)
+            reference = _change(after, before.reference, roundoff(old.dtype) * (self.step + 1) ** 0.5)
+            if not bool(value.any()) and not bool(reference.exact.any()):
+                return
+        self._add(key, Result(value, reference), shadow)
+
+    def _add(self, key: Key, result: Result, shadow: Shadow | None) -> None:
+        self.kept += result.nbytes
+        if self.kept > KEPT_BYTES:
+            self.dropped[key] = f"{key[0]}s beyond the memory that one run keeps"
+            return
+        self.values[key] = result.value
+        if shadow is not None:
+            self.results[key] = result
+
+
+def _change(after: Reference, before: Reference, stored: float) -> Reference:
+    """The companions of a change. stored: the relative rounding that storing what is changed costs by itself."""
+    exact = after.exact - before.exact
+    apart = (after.moved - after.exact) - (before.moved - before.exact)
+    apart = apart + stored * MOVE / after.unit * after.exact.abs() * torch.where(apart.real < 0, -1.0, 1.0)
+    return replace(after, exact=exact, moved=exact + apart)
+
+
+def run_plan(
+    plan: Plan,
+    prepared: Prepared,
+    *,
+    compiled: Blocks | None = None,
+    shadow: Shadow | None = None,
+    around: Iterable[AbstractContextManager[Any]] = (),
+) -> Outcome:
+    """Run all steps of a plan on a prepared copy, which they change.
+
+    compiled: gives the blocks as they are to run. shadow: carries companions along. around: entered in order for all of
+    it, the shadow after them. An exception of the model is kept in `error`.
+    """
+    outcome = Outcome()
+    leaves = _leaves(plan, prepared)
+    root = prepared.root
+    parameters = {_path(n): p for n, p in root.named_parameters() if p.requires_grad} if root is not None else {}
+    buffers = {_path(n): b for n, b in root.named_buffers()} if root is not None else {}
+    watched = {**parameters, **leaves} if plan.backward else {}
+    with seeded(plan.device) as drew, warnings.catch_warnings(), ExitStack() as stack:
+        warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
+        outcome.begun = _streams(plan.device)
+        for context in (shadow, *around) if shadow is not None else around:
+            stack.enter_context(context)
+        before = {
+            (kind, name): result_of(shadow, t) if shadow is not None else Result(t.detach().clone(), None)
+            for kind, group in (("update", parameters), ("buffer", buffers))
+            for name, t in group.items()
+            if _has_values(t)
+        }
+        try:
+            optimizer = _optimizer(plan, [p for p in parameters.values() if _has_values(p)])
+            blocks = prepared.blocks if compiled is None else compiled(prepared)
+            for outcome.step, call in enumerate(prepared.calls * plan.steps):
+                _run_call(plan, outcome, blocks, call, watched, shadow)
+                if optimizer is not None:
+                    outcome.phase = "update"
+                    optimizer.step()
+                for tensor in watched.values():
+                    tensor.grad = None
+            for (kind, name), old in before.items():
+                tensor = (parameters if kind == "update" else buffers)[name]
+                if tensor.shape == old.value.shape:
+                    outcome.keep_change((kind, name, outcome.step), tensor, old, shadow)
+        except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
+            outcome.error = as_result(error)
+        outcome.drew, outcome.streams = drew(), _streams(plan.device)
+    return outcome
+
+
+def _run_call(
+    plan: Plan,
+    outcome: Outcome,
+    blocks: Sequence[Callable[..., Any]],
+    call: Call,
+    watched: dict[str, torch.Tensor],
+    shadow: Shadow | None,
+) -> None:
+    outcome.phase, step = "forward", outcome.step
+    with (
+        torch.enable_grad(),
+        torch.autocast(torch.device(plan.device).type, plan.autocast, enabled=bool(plan.autocast)),
+    ):
+        with preserved_state():
+            result = forward_through(blocks, call)
+        outcome.shapes[f"step {step}"] = type(result).__name__
+        for path, tensor in tensors(result):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            outcome.shapes[f"step {step}, {path or 'output'}"] = f"{dtype} {list(tensor.shape)}"
+            outcome.keep(("output", path, step), tensor, shadow)
+        if not watched:
+            return
+        with preserved_state():
+            total = total_loss(result, plan.loss, plan.finite_loss)
+        if total is not None and plan.loss is not None:
+            outcome.keep(("loss", "", step), total, shadow)
+    if total is None or not total.requires_grad:
+        return
+    outcome.phase = "backward"
+    torch.autograd.backward(total, torch.full_like(total, plan.scale), inputs=list(watched.values()))
+    for name, tensor in watched.items():
+        gradient = tensor.grad
+        if gradient is not None:
+            gradient = gradient if gradient.layout is torch.strided else gradient.to_dense()
+            outcome.keep(("gradient", name, step), gradient, shadow)
+            if plan.scale != 1.0 and gradient is tensor.grad:
+                gradient.div_(plan.scale)
+
+
+def _optimizer(plan: Plan, parameters: list[Any]) -> Any:
+    if not parameters or not plan.backward:
+        return None
+    if plan.optimizer is not None:
+        return plan.optimizer(parameters)
+    return torch.optim.SGD(parameters, lr=plan.rate) if plan.rate else None
+
+
+def _leaves(plan: Plan, prepared: Prepared) -> dict[str, torch.Tensor]:
+    """Make leaves of the inputs whose gradient is taken."""
+    leaves: dict[str, torch.Tensor] = {}
+    calls = []
+    for number, call in enumerate(prepared.calls):
+        chosen = {id(t): name for name, t in input_names(call, number).items() if name in plan.leaves}
+
+        def leaf(tensor: torch.Tensor, chosen: dict[int, str] = chosen) -> torch.Tensor:
+            if id(tensor) not in chosen:
+                return tensor
+            return leaves.setdefault(f"input {chosen[id(tensor)]}", tensor.requires_grad_())
+
+        calls.append(Call(*map_tensors(leaf, (call.args, dict(call.kwargs)))))
+    prepared.calls = tuple(calls)
+    return leaves
+
+
+def _path(name: str) -> str:
+    """The path of a weight, whether or not a module on the way is compiled."""
+    return name.replace("_orig_mod.", "")
+
+
+def _has_values(tensor: Any) -> bool:
+    return not isinstance(tensor, UninitializedParameter) and tensor.layout is torch.strided
+
+
+def _streams(device: str) -> tuple[bytes, ...]:
+    place = torch.device(device)
+    states = [torch.get_rng_state()]
+    if place.type != "cpu":
+        states.append(getattr(torch, place.type).get_rng_state(place))
+    return tuple(bytes(state.cpu().numpy()) for state in states)
+
+
+def input_leaves(subject: Subject, *, every: bool) -> frozenset[str]:
+    """The floating inputs that the user wants gradients of; `every`: all of them."""
+    named = {n: t for number, c in enumerate(subject.calls) for n, t in input_names(c, number).items()}
+    return frozenset(n for n, t in named.items() if every or t.requires_grad)
