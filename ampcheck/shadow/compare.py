@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, Examination
@@ -100,7 +101,9 @@ class ResultError:
 
 def result_of(shadow: Shadow, tensor: torch.Tensor) -> Result:
     """Copies of the present values of a tensor of the shadowed run, and of its companions."""
-    return Result(tensor.detach().clone(), shadow.reference(tensor) if has_companions(tensor) else None)
+    with _disable_current_modes():
+        value = tensor.detach().clone()
+    return Result(value, shadow.reference(tensor) if has_companions(tensor) else None)
 
 
 def compare_results(

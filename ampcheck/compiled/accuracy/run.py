@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.compiled.options import Optimizer
 from ampcheck.core.errors import as_result
@@ -85,18 +86,19 @@ class Outcome:
         elif tensor.is_floating_point() and tensor.dtype.itemsize < 2:
             self.dropped[key] = f"{key[0]}s in 8 bits or fewer"
         elif tensor.numel():
-            self._add(key, result_of(shadow, tensor) if shadow is not None else Result(tensor.clone(), None), shadow)
+            with _disable_current_modes():
+                self._add(key, _result(shadow, tensor), shadow)
 
     def keep_change(self, key: Key, tensor: torch.Tensor, before: Result, shadow: Shadow | None) -> None:
         """Keep by how much a weight or buffer has changed, if it has."""
         old, width = before.value, torch.float64 if has_companions(before.value) else torch.int64
-        if shadow is None and torch.equal(old, tensor.detach()):
+        if shadow is None and torch.equal(old, tensor):
             return
         if not has_companions(old):
-            self._add(key, Result(tensor.detach().to(width) - old.to(width), None), shadow)
+            self._add(key, Result(tensor.to(width) - old.to(width), None), shadow)
             return
         width = torch.complex128 if old.is_complex() else width
-        value, reference = tensor.detach().to(width) - old.to(width), None
+        value, reference = tensor.to(width) - old.to(width), None
         if shadow is not None and before.reference is not None:
             after = shadow.reference(tensor)
             reference = _change(after, before.reference, roundoff(old.dtype) * (self.step + 1) ** 0.5)
@@ -112,6 +114,13 @@ class Outcome:
         self.values[key] = result.value
         if shadow is not None:
             self.results[key] = result
+
+
+def _result(shadow: Shadow | None, tensor: torch.Tensor) -> Result:
+    if shadow is not None:
+        return result_of(shadow, tensor)
+    with _disable_current_modes():
+        return Result(tensor.detach().clone(), None)
 
 
 def _change(after: Reference, before: Reference, stored: float) -> Reference:
@@ -147,7 +156,7 @@ def run_plan(
         for context in (shadow, *around) if shadow is not None else around:
             stack.enter_context(context)
         before = {
-            (kind, name): result_of(shadow, t) if shadow is not None else Result(t.detach().clone(), None)
+            (kind, name): _result(shadow, t)
             for kind, group in (("update", parameters), ("buffer", buffers))
             for name, t in group.items()
             if _has_values(t)
@@ -165,7 +174,8 @@ def run_plan(
             for (kind, name), old in before.items():
                 tensor = (parameters if kind == "update" else buffers)[name]
                 if tensor.shape == old.value.shape:
-                    outcome.keep_change((kind, name, outcome.step), tensor, old, shadow)
+                    with _disable_current_modes(), torch.no_grad():
+                        outcome.keep_change((kind, name, outcome.step), tensor.detach(), old, shadow)
         except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = as_result(error)
         outcome.drew, outcome.streams = drew(), _streams(plan.device)
