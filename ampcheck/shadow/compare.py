@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, Examination
+from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, Examination, examine
 from ampcheck.shadow.companions import has_companions, roundoff
 from ampcheck.shadow.mode import Shadow
 from ampcheck.shadow.reference import Reference
@@ -29,10 +29,16 @@ WHOLE = frozenset(("gradient", "update"))
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result of the shadowed run. reference: None for integers, which have no companions."""
+    """One result of the shadowed run.
+
+    reference: None for integers, which have no companions. terms: of the longest sum that it was made with, whose order
+    is free: float32 shows it, and no format of 16 bits. roundings: to 16 bits in a row, at the most.
+    """
 
     value: torch.Tensor = field(repr=False)
     reference: Reference | None = field(repr=False)
+    terms: int = 1
+    roundings: int = 8
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +51,7 @@ class Result:
 class ResultError:
     """How far another run lies from the exact value of one result.
 
-    eager, other: both runs, examined alike; unit: the unit roundoff that they were judged by. eager_error, error,
+    eager, other: both runs, examined alike; unit, floor: what they were judged by. eager_error, error,
     apart: the norms of the errors of the two runs and of their difference, relative to the norm of exact; of integers,
     the share of elements that differ. share: the norm of the error over that of all results of this kind in this call.
     lost: elements that are inf or NaN, or not, unlike those of exact and of eager mode; hidden: elements that are inf
@@ -59,6 +65,7 @@ class ResultError:
     eager: Examination
     other: Examination
     unit: float = 0.0
+    floor: float = FLOOR
     eager_error: float = 0.0
     error: float = 0.0
     apart: float = 0.0
@@ -88,7 +95,7 @@ class ResultError:
     @property
     def limit(self) -> float:
         """The largest error that the other run may have; of a group that is beyond, its own."""
-        return self.other.limit or SLACK * (self.other.spread + FLOOR * self.unit)
+        return self.other.limit or SLACK * (self.other.spread + self.floor * self.unit)
 
     @property
     def noise(self) -> bool:
@@ -106,25 +113,21 @@ def result_of(shadow: Shadow, tensor: torch.Tensor) -> Result:
     return Result(value, shadow.reference(tensor) if has_companions(tensor) else None)
 
 
-def compare_results(
-    results: Mapping[Key, Result], values: Mapping[Key, torch.Tensor], *, terms: int = 1
-) -> tuple[ResultError, ...]:
+def compare_results(results: Mapping[Key, Result], values: Mapping[Key, torch.Tensor]) -> tuple[ResultError, ...]:
     """Compare the values of another run with the results of the shadowed run, in their order.
 
     Gradients have the same loss scale in both runs; what is small beside all gradients of a call together is no error.
-    terms: of the longest sum of the run. Its order is free, which float32 shows and no format of 16 bits.
     """
     total: dict[tuple[str, int], float] = {}
     for (kind, _, step), result in results.items():
         if result.reference is not None:
             total[kind, step] = math.hypot(total.get((kind, step), 0.0), _norm(result.reference.exact))
     return tuple(
-        _compare(key, result, values.get(key), total.get((key[0], key[2]), 0.0), terms)
-        for key, result in results.items()
+        _compare(key, result, values.get(key), total.get((key[0], key[2]), 0.0)) for key, result in results.items()
     )
 
 
-def _compare(key: Key, result: Result, value: torch.Tensor | None, total: float, terms: int) -> ResultError:
+def _compare(key: Key, result: Result, value: torch.Tensor | None, total: float) -> ResultError:
     eager, reference = result.value, result.reference
     numel, nothing = eager.numel(), Examination(eager.numel())
     plain = ResultError(key, str(eager.dtype).removeprefix("torch."), numel, nothing, nothing, judged=numel)
@@ -134,10 +137,12 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None, total: float,
         apart = float((value != eager).double().mean()) if numel else 0.0
         return replace(plain, error=apart, apart=apart, beyond=apart > 0)
     unit = max(reference.unit, roundoff(value.dtype))
+    floor = FLOOR
     if unit < JUDGED_UNIT:
-        unit *= 1 + math.sqrt(terms) / 16
-    wide = replace(reference, unit=unit)
-    seen, before = (wide.examine(v, gradient=key[0] in WHOLE, digits=True) for v in (value, eager))
+        unit *= 1 + math.sqrt(result.terms) / 16
+    elif key[0] not in WHOLE:
+        floor = min(FLOOR, 0.25 + result.roundings / 2)
+    seen, before = (_examine(v, reference, unit, floor, key[0] in WHOLE) for v in (value, eager))
     exact, mine, eagers = _real(reference.exact), _real(value).double(), _real(eager).double()
     form = format_of(eager.dtype if not eager.is_complex() else torch.float32)
     wrong = ~_alike(mine, exact) & _alike(eagers, exact) & ~_at_the_edge(mine, exact, form, unit)
@@ -150,13 +155,15 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None, total: float,
     lost, share = int(wrong.sum()), norms[1] / (total or 1.0)
     worse = seen.flagged > 0 and not (before.flagged > 0 and seen.impact <= SLACK * before.impact)
     if key[0] == "gradient":
-        noise = seen.spread > UNKNOWABLE and share > SLACK * max(norms[0] / (total or 1.0), FLOOR * unit)
+        beside = total > 2 * _norm(exact)  # there are others, beside which what is noise must stay small
+        noise = beside and seen.spread > UNKNOWABLE and share > SLACK * max(norms[0] / total, FLOOR * unit)
         worse = noise or (worse and share > FLOOR * unit)
     return replace(
         plain,
         eager=before,
         other=seen,
         unit=unit,
+        floor=floor,
         eager_error=norms[0] / size,
         error=norms[1] / size,
         apart=norms[2] / size,
@@ -167,6 +174,13 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None, total: float,
         judged=int(known.sum()),
         beyond=lost > 0 or worse,
     )
+
+
+def _examine(value: torch.Tensor, reference: Reference, unit: float, floor: float, whole: bool) -> Examination:
+    form = format_of(torch.float32 if value.is_complex() else value.dtype)
+    exact, moved = reference.exact, reference.moved
+    with torch.no_grad():
+        return examine(value.detach(), exact, moved, unit, form=form, whole=whole, floor=floor, digits=True)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from ampcheck.shadow import Shadow
 from ampcheck.shadow.bounds import FLOOR
 from ampcheck.shadow.call import Call, leaves, op_schema
 from ampcheck.shadow.companions import MOVE, has_companions
+from ampcheck.shadow.compare import Result, result_of
 
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "addmv", "mv", "dot"))
 _KINKS = frozenset(("threshold_backward", "leaky_relu_backward", "sgn", "sign", "abs"))
@@ -22,12 +23,11 @@ _KINKS = frozenset(("threshold_backward", "leaky_relu_backward", "sgn", "sign", 
 @dataclass(frozen=True, slots=True)
 class Freedom:
     """near_ties: decisions that an honest error turns, and decided: all decisions, of the op with the most of them by
-    share; kinks: the share of elements that lie as near to where a derivative jumps. terms: of the longest sum."""
+    share; kinks: the share of elements that lie as near to where a derivative jumps."""
 
     near_ties: int = 0
     decided: int = 1
     kinks: float = 0.0
-    terms: int = 1
 
     @property
     def share(self) -> float:
@@ -36,14 +36,21 @@ class Freedom:
 
 
 class DecisionWatch(TorchDispatchMode):
-    """Measures the freedom of a shadowed run; entered inside of its `Shadow`."""
+    """Measures the freedom of a shadowed run; entered inside of its `Shadow`. terms: of the longest sum so far."""
 
     supports_higher_order_operators = True
 
     def __init__(self, shadow: Shadow) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.freedom = Freedom()
-        self._shadow = shadow
+        self.shadow = shadow
+        self.terms = 1
+        self._roundings: dict[int, int] = {}
+
+    def result(self, tensor: torch.Tensor) -> Result:
+        """A tensor of the run with its companions."""
+        roundings = self._roundings.get(tensor.untyped_storage()._cdata, 0)
+        return replace(result_of(self.shadow, tensor), terms=self.terms, roundings=roundings)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -58,18 +65,27 @@ class DecisionWatch(TorchDispatchMode):
         call.inputs = [t for t in leaves((call.args, tuple(call.kwargs.values()))) if has_companions(t) and t.numel()]
         if not call.inputs:
             return
-        self.freedom = replace(self.freedom, terms=max(self.freedom.terms, _terms(call)))
+        self.terms = max(self.terms, _terms(call))
+        self._count(call)
         near = _GAPS.get(call.name)
         if call.name in _KINKS:
-            gap = self._shadow.exact(call.inputs[-1]).abs().double()
+            gap = self.shadow.exact(call.inputs[-1]).abs().double()
             share = 2 * self._turned(gap[gap > 0], call.inputs[-1:], gap) / max(1, gap.numel())
             self.freedom = replace(self.freedom, kinks=max(self.freedom.kinks, share))
         elif near is not None:
-            exact = [self._shadow.exact(t).double() for t in call.inputs]
+            exact = [self.shadow.exact(t).double() for t in call.inputs]
             gaps = near(call, exact)
             turned = self._turned(gaps, call.inputs, exact[0])
             if turned / max(1, gaps.numel()) > self.freedom.share:
                 self.freedom = replace(self.freedom, near_ties=turned, decided=gaps.numel())
+
+    def _count(self, call: Call) -> None:
+        """Count the roundings in a row that results have behind them."""
+        before = max(self._roundings.get(t.untyped_storage()._cdata, 0) for t in call.inputs)
+        for tensor in leaves(call.out):
+            if has_companions(tensor):
+                rounds = tensor.dtype.itemsize <= 2 and not call.schema.moves
+                self._roundings[tensor.untyped_storage()._cdata] = before + rounds
 
     def _turned(self, gaps: torch.Tensor, sources: list[torch.Tensor], exact: torch.Tensor) -> int:
         """How many gaps an honest error closes."""
@@ -77,7 +93,7 @@ class DecisionWatch(TorchDispatchMode):
         typical = float(known.square().mean().sqrt()) if known.numel() else 0.0
         doubt = 0.0
         for tensor in sources:
-            reference = self._shadow.reference(tensor)
+            reference = self.shadow.reference(tensor)
             apart = (reference.moved - reference.exact).nan_to_num(0.0, 0.0, 0.0)
             size = float(torch.linalg.vector_norm(reference.exact.nan_to_num(0.0, 0.0, 0.0)))
             spread = float(torch.linalg.vector_norm(apart)) / max(size, 1e-300)

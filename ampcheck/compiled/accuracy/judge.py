@@ -211,7 +211,7 @@ def run_eager(subject: Subject, plan: Plan, dtype: torch.dtype, options: Mapping
     prepared = prepare(subject, device=plan.device)
     shadow = Shadow(prepared.root)
     watch = DecisionWatch(shadow)
-    outcome = run_plan(plan, prepared, shadow=shadow, around=[eagerly(), watch])
+    outcome = run_plan(plan, prepared, watch=watch, around=[eagerly()])
     low = {where.op for where, _ in shadow.judge.largest} if shadow.judge is not None else set()
     plain = plan.autocast is None and dtype is torch.float32
     run = EagerRun(subject, plan, dtype, dict(options or {}), outcome, freedom=watch.freedom)
@@ -246,7 +246,7 @@ def run_compiled(
         outcome = run_plan(eager.plan, prepared, compiled=blocks, around=around)
     errors: tuple[ResultError, ...] = ()
     if outcome.error is None and eager.outcome.error is None and not eager.incomparable:
-        errors = compare_results(*_comparable(eager, outcome), terms=eager.freedom.terms)
+        errors = compare_results(*_comparable(eager, outcome))
     return CompiledRun(outcome, graphs, errors, _describe(outcome.error))
 
 

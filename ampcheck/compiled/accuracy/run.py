@@ -12,18 +12,24 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.compiled.accuracy.decided import DecisionWatch
 from ampcheck.compiled.options import Optimizer
 from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call, Subject
-from ampcheck.numerics.arms import KEPT_BYTES, total_loss
 from ampcheck.numerics.equal_random import seeded
 from ampcheck.numerics.reference import input_names
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.companions import MOVE, has_companions, roundoff
-from ampcheck.shadow.compare import Key, Result, result_of
-from ampcheck.torchtools.copying import Prepared, forward_through
+from ampcheck.shadow.compare import Key, Result
+from ampcheck.torchtools.copying import Prepared, forward_through, loss_of
 from ampcheck.torchtools.global_state import preserved_state
-from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
+
+KEPT_BYTES = 2 << 30
+"""How much of its results one run keeps; beyond it the rest is counted as unseen."""
+
+_COUNTS = 2.0**16
+"""Whole numbers from here on are no masks, positions or indices."""
 
 Blocks = Callable[[Prepared], Sequence[Any]]
 """Gives the blocks of a copy as they are to run: compiled."""
@@ -78,7 +84,7 @@ class Outcome:
         """Whether it drew random numbers."""
         return self.drew or self.streams != self.begun
 
-    def keep(self, key: Key, tensor: torch.Tensor, shadow: Shadow | None) -> None:
+    def keep(self, key: Key, tensor: torch.Tensor, watch: DecisionWatch | None) -> None:
         """Keep a copy of a tensor, and of its companions, unless this run has kept too much already."""
         tensor = tensor.detach()
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
@@ -87,38 +93,38 @@ class Outcome:
             self.dropped[key] = f"{key[0]}s in 8 bits or fewer"
         elif tensor.numel():
             with _disable_current_modes():
-                self._add(key, _result(shadow, tensor), shadow)
+                self._add(key, _result(watch, tensor), watch)
 
-    def keep_change(self, key: Key, tensor: torch.Tensor, before: Result, shadow: Shadow | None) -> None:
+    def keep_change(self, key: Key, tensor: torch.Tensor, before: Result, watch: DecisionWatch | None) -> None:
         """Keep by how much a weight or buffer has changed, if it has."""
         old, width = before.value, torch.float64 if has_companions(before.value) else torch.int64
-        if shadow is None and torch.equal(old, tensor):
+        if watch is None and torch.equal(old, tensor):
             return
         if not has_companions(old):
-            self._add(key, Result(tensor.to(width) - old.to(width), None), shadow)
+            self._add(key, Result(tensor.to(width) - old.to(width), None), watch)
             return
         width = torch.complex128 if old.is_complex() else width
         value, reference = tensor.to(width) - old.to(width), None
-        if shadow is not None and before.reference is not None:
-            after = shadow.reference(tensor)
+        if watch is not None and before.reference is not None:
+            after = watch.shadow.reference(tensor)
             reference = _change(after, before.reference, roundoff(old.dtype) * (self.step + 1) ** 0.5)
             if not bool(value.any()) and not bool(reference.exact.any()):
                 return
-        self._add(key, Result(value, reference), shadow)
+        self._add(key, Result(value, reference), watch)
 
-    def _add(self, key: Key, result: Result, shadow: Shadow | None) -> None:
+    def _add(self, key: Key, result: Result, watch: DecisionWatch | None) -> None:
         self.kept += result.nbytes
         if self.kept > KEPT_BYTES:
             self.dropped[key] = f"{key[0]}s beyond the memory that one run keeps"
             return
         self.values[key] = result.value
-        if shadow is not None:
+        if watch is not None:
             self.results[key] = result
 
 
-def _result(shadow: Shadow | None, tensor: torch.Tensor) -> Result:
-    if shadow is not None:
-        return result_of(shadow, tensor)
+def _result(watch: DecisionWatch | None, tensor: torch.Tensor) -> Result:
+    if watch is not None:
+        return watch.result(tensor)
     with _disable_current_modes():
         return Result(tensor.detach().clone(), None)
 
@@ -136,13 +142,13 @@ def run_plan(
     prepared: Prepared,
     *,
     compiled: Blocks | None = None,
-    shadow: Shadow | None = None,
+    watch: DecisionWatch | None = None,
     around: Iterable[AbstractContextManager[Any]] = (),
 ) -> Outcome:
     """Run all steps of a plan on a prepared copy, which they change.
 
-    compiled: gives the blocks as they are to run. shadow: carries companions along. around: entered in order for all of
-    it, the shadow after them. An exception of the model is kept in `error`.
+    compiled: gives the blocks as they are to run. watch: of the run, entered with its shadow before `around`, which is
+    entered in order for all of it. An exception of the model is kept in `error`.
     """
     outcome = Outcome()
     leaves = _leaves(plan, prepared)
@@ -153,10 +159,12 @@ def run_plan(
     with seeded(plan.device) as drew, warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
         outcome.begun = _streams(plan.device)
-        for context in (shadow, *around) if shadow is not None else around:
+        for context in (watch.shadow, watch, *around) if watch is not None else around:
             stack.enter_context(context)
+        if watch is not None and plan.autocast is None:
+            _move_counts(watch.shadow, prepared)
         before = {
-            (kind, name): _result(shadow, t)
+            (kind, name): _result(watch, t)
             for kind, group in (("update", parameters), ("buffer", buffers))
             for name, t in group.items()
             if _has_values(t)
@@ -165,7 +173,7 @@ def run_plan(
             optimizer = _optimizer(plan, [p for p in parameters.values() if _has_values(p)])
             blocks = prepared.blocks if compiled is None else compiled(prepared)
             for outcome.step, call in enumerate(prepared.calls * plan.steps):
-                _run_call(plan, outcome, blocks, call, watched, shadow)
+                _run_call(plan, outcome, blocks, call, watched, watch)
                 if optimizer is not None:
                     outcome.phase = "update"
                     optimizer.step()
@@ -175,7 +183,7 @@ def run_plan(
                 tensor = (parameters if kind == "update" else buffers)[name]
                 if tensor.shape == old.value.shape:
                     with _disable_current_modes(), torch.no_grad():
-                        outcome.keep_change((kind, name, outcome.step), tensor.detach(), old, shadow)
+                        outcome.keep_change((kind, name, outcome.step), tensor.detach(), old, watch)
         except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = as_result(error)
         outcome.drew, outcome.streams = drew(), _streams(plan.device)
@@ -188,7 +196,7 @@ def _run_call(
     blocks: Sequence[Callable[..., Any]],
     call: Call,
     watched: dict[str, torch.Tensor],
-    shadow: Shadow | None,
+    watch: DecisionWatch | None,
 ) -> None:
     outcome.phase, step = "forward", outcome.step
     with (
@@ -201,13 +209,13 @@ def _run_call(
         for path, tensor in tensors(result):
             dtype = str(tensor.dtype).removeprefix("torch.")
             outcome.shapes[f"step {step}, {path or 'output'}"] = f"{dtype} {list(tensor.shape)}"
-            outcome.keep(("output", path, step), tensor, shadow)
+            outcome.keep(("output", path, step), tensor, watch)
         if not watched:
             return
         with preserved_state():
-            total = total_loss(result, plan.loss, plan.finite_loss)
+            total = _total_loss(result, plan)
         if total is not None and plan.loss is not None:
-            outcome.keep(("loss", "", step), total, shadow)
+            outcome.keep(("loss", "", step), total, watch)
     if total is None or not total.requires_grad:
         return
     outcome.phase = "backward"
@@ -216,9 +224,26 @@ def _run_call(
         gradient = tensor.grad
         if gradient is not None:
             gradient = gradient if gradient.layout is torch.strided else gradient.to_dense()
-            outcome.keep(("gradient", name, step), gradient, shadow)
+            outcome.keep(("gradient", name, step), gradient, watch)
             if plan.scale != 1.0 and gradient is tensor.grad:
                 gradient.div_(plan.scale)
+
+
+def _total_loss(result: object, plan: Plan) -> torch.Tensor | None:
+    """The loss: the user's, or the mean of squares of every floating output, each counted once."""
+    if plan.loss is not None:
+        return loss_of(plan.loss, result)
+    parts, counted = [], set()
+    for _, tensor in tensors(result):
+        plain = is_plain(tensor) and tensor.dtype.itemsize > 1 and tensor.numel()
+        if not plain or not tensor.requires_grad or id(tensor) in counted:
+            continue
+        counted.add(id(tensor))
+        real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        wide = real if real.dtype is torch.float64 else real.float()
+        wide = torch.where(wide.isfinite(), wide, 0.0) if plan.finite_loss else wide
+        parts.append(wide.square().mean())
+    return sum(parts[1:], parts[0]) if parts else None
 
 
 def _optimizer(plan: Plan, parameters: list[Any]) -> Any:
@@ -244,6 +269,18 @@ def _leaves(plan: Plan, prepared: Prepared) -> dict[str, torch.Tensor]:
         calls.append(Call(*map_tensors(leaf, (call.args, dict(call.kwargs)))))
     prepared.calls = tuple(calls)
     return leaves
+
+
+def _move_counts(shadow: Shadow, prepared: Prepared) -> None:
+    """Let large whole numbers among the inputs be data as others are: float32 may not even hold their sums exactly."""
+    for call in prepared.calls:
+        for _, tensor in tensors((call.args, dict(call.kwargs))):
+            if has_companions(tensor) and tensor.numel() and not tensor.is_complex():
+                with _disable_current_modes():
+                    plain = tensor.detach()
+                    large = float(plain.abs().amax()) >= _COUNTS and bool((plain == plain.round()).all())
+                    if large:
+                        shadow.store.lift(plain, moves=True)
 
 
 def _path(name: str) -> str:

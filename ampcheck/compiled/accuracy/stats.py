@@ -9,7 +9,7 @@ from ampcheck.compiled.accuracy.decided import Freedom
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
 from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK
-from ampcheck.shadow.compare import ResultError
+from ampcheck.shadow.compare import WHOLE, ResultError
 
 EAGER, AOT_EAGER, EMULATED, INDUCTOR = "eager", "aot_eager", "inductor + emulate_precision_casts", "inductor"
 STAGES = (EAGER, AOT_EAGER, EMULATED, INDUCTOR)
@@ -95,8 +95,7 @@ class AccuracyStats:
             return True
         if error.dtype in INTEGERS:
             return True
-        kinks = error.kind in ("gradient", "update") and error.unit < JUDGED_UNIT
-        return not (kinks and error.share <= 2 * self.freedom.kinks**0.5)
+        return not (error.kind in WHOLE and error.share <= self.freedom.kinks**0.5)
 
     def excused(self, error: ResultError) -> bool:
         """Whether decisions near a tie explain what is beyond: taken otherwise, so many of them move about as much; of
