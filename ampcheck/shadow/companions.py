@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.core.run import Where
 
 MOVE = 2.0**-11
 """How far entering data is moved, relative to their size: the unit roundoff of float16. Results scale it linearly."""
@@ -37,12 +38,14 @@ class Companions:
 
     exact: float64. moved: float32. unit: the unit roundoff of the coarsest format in the history of the values.
     whole: every element is a whole number that came from integers. faults: keys of the faults that the values suffer
-    from; trail: how they got there. updates: writes that build on the previous value, in a row. consumed: an op has
-    read the values. written: an op of this run wrote the values; else they entered as data.
+    from; trail: how they got there. updates: writes in a row that build on the previous value; site: the op that
+    writes an accumulator which is no single tensor (`total = total + x`). consumed: an op has read the values. written:
+    an op of this run wrote the values; else they entered as data.
     """
 
     __slots__ = (
-        "alive", "consumed", "exact", "faults", "moved", "start", "trail", "unit", "updates", "whole", "written",
+        "alive", "consumed", "exact", "faults", "moved", "site", "start", "trail", "unit", "updates", "whole",
+        "written",
     )  # fmt: skip
 
     def __init__(self, exact: Flat, moved: Flat, unit: float, *, whole: bool = False, written: bool = False) -> None:
@@ -51,6 +54,7 @@ class Companions:
         self.faults: frozenset[object] = frozenset()
         self.trail: object = None
         self.updates = 0
+        self.site: Where | None = None
         self.start: object = None
         self.consumed = False
         self.alive: weakref.ref[torch.UntypedStorage] | None = None
@@ -130,6 +134,8 @@ class CompanionStore:
         storage = tensor.untyped_storage()
         companions = self.of(source)
         if tensor.is_complex() != source.is_complex() or tensor.stride() != source.stride():
+            return None
+        if source.is_conj() or source.is_neg() or tensor.is_conj() or tensor.is_neg():
             return None
         if (
             not _elements(tensor, storage)

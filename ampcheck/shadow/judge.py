@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
@@ -25,6 +26,9 @@ _LARGEST = 2.0**53
 _COUNTED = 1 << 22
 """Elements among which collisions are counted, at the most."""
 
+_NEAR = 16.0
+"""The factor below the maximum of a format from which inputs are looked at as well."""
+
 _ACCUMULATES = 8
 """Writes in a row from which a tensor counts as an accumulator."""
 
@@ -35,13 +39,15 @@ _ACCUMULATED = FLOOR / 8
 class Judge:
     """The faults of a run, and what is left of them.
 
-    judged: results that were compared; low: those of 16 bits or fewer.
+    judged: results that were compared; low: those of 16 bits or fewer; whole: those of them that hold whole numbers.
+    nonfinite: the ops that make exact values infinite or NaN. largest: by place and dtype of 16 bits, the largest
+    finite magnitude of a result, and that of its inputs where the result comes near the end of the format.
     """
 
     def __init__(self, store: CompanionStore) -> None:
-        self.judged = self.low = 0
+        self.judged = self.low = self.whole = 0
         self.nonfinite: dict[Where, Examination] = {}
-        self.largest: dict[tuple[Where, str], float] = {}
+        self.largest: dict[tuple[Where, str], tuple[float, float]] = {}
         self._store = store
         self._faults: dict[Key, Fault] = {}
         self._reached: defaultdict[Hashable, dict[str, float]] = defaultdict(dict)
@@ -102,6 +108,13 @@ class Judge:
                 for key in companions.faults:
                     self._reached[key][name] = max(share, self._reached[key].get(name, 0.0))
 
+    def reach_ends(self) -> None:
+        """Record which faults are left in values that are alive and that no op has used."""
+        for companions in self._store:
+            if not companions.consumed:
+                for key in companions.faults:
+                    self._reached[key].setdefault("a result that is still in use", 1.0)
+
     def _result(
         self,
         call: Call,
@@ -120,8 +133,9 @@ class Judge:
         self.judged += 1
         self.low += low
         if low:
-            self._note_largest(tensor, where)
+            self._note_largest(call, tensor, where)
             if companions.whole:
+                self.whole += 1
                 self._collision(call, tensor, exact, companions, where, index)
         companions.faults, companions.trail = frozenset(), None
         if not tensor.is_complex() and look(tensor, exact, moved, unit, whole=whole, floor=floor):
@@ -157,12 +171,12 @@ class Judge:
         if not inherited:
             source = call.inputs[0]
             seen = Examination(decided.numel, error=decided.margin, limit=decided.limit)
-            self._add(
-                Fault(
-                    faults.DECISION, where, _name(source), seen, tuple(source.shape), _amax(source),
-                    elements=decided.elements, index=index,
-                )
+            fault = Fault(
+                faults.DECISION, where, _name(source), seen, tuple(source.shape), _amax(source),
+                elements=decided.elements, index=index,
             )  # fmt: skip
+            self._add(fault)
+            self._reached[fault.key]["the decision"] = decided.elements / max(1, decided.numel)
 
     def _collision(
         self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions, where: Where, index: int
@@ -183,12 +197,15 @@ class Judge:
         self._add(fault)
         self._collided.append((fault.key, companions))
 
-    def _note_largest(self, tensor: torch.Tensor, where: Where) -> None:
+    def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where) -> None:
         """Record how large the values of 16 bits became at each place."""
         largest = float(torch.linalg.vector_norm(tensor.detach(), torch.inf, dtype=torch.float32))
+        if not math.isfinite(largest):
+            largest = _amax(tensor)
         key = (where, _name(tensor))
-        if largest > self.largest.get(key, 0.0):
-            self.largest[key] = largest
+        if largest > self.largest.get(key, (-1.0, 0.0))[0]:
+            near = largest * _NEAR > format_of(tensor.dtype).max
+            self.largest[key] = largest, _largest_input(call) if near else 0.0
 
     def _add(self, fault: Fault) -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
@@ -203,27 +220,26 @@ class Judge:
         form: FloatFormat,
         index: int,
     ) -> Fault:
-        written = {t.untyped_storage()._cdata for t in call.written}
-        sources = [t for t in call.inputs if t.untyped_storage()._cdata not in written]
+        accumulates = bool(call.written) or self._store.of(tensor).updates >= _ACCUMULATES
         return Fault(
-            self._kind(call, tensor, seen, bool(written)),
+            self._kind(call, tensor, seen, accumulates),
             where,
             _name(tensor),
             seen,
             tuple(tensor.shape),
-            amax_in=max(map(_amax, sources), default=0.0),
+            amax_in=_largest_input(call),
             amax_out=_amax(tensor),
             exact_amax=_amax(exact),
             elements=seen.lost or seen.zeroed,
             index=index,
         )
 
-    def _kind(self, call: Call, tensor: torch.Tensor, seen: Examination, written: bool) -> str:
+    def _kind(self, call: Call, tensor: torch.Tensor, seen: Examination, accumulates: bool) -> str:
         if seen.lost:
             return faults.MASK if seen.masked else faults.OVERFLOW
         if seen.flushed > 0.5:
             return faults.ZERO if seen.emptied else faults.FLUSH
-        if written:
+        if accumulates:
             return faults.DRIFT
         return faults.ROUNDING if self._rounds(call, tensor, seen) else faults.CANCELLATION
 
@@ -255,6 +271,14 @@ def _nonfinite(store: CompanionStore, tensor: torch.Tensor) -> bool:
 
 def _different(values: torch.Tensor) -> int:
     return int(torch.unique(values).numel())
+
+
+def _largest_input(call: Call) -> float:
+    """The largest finite magnitude among the arguments, numbers included, without those that were overwritten."""
+    written = {t.untyped_storage()._cdata for t in call.written}
+    tensors = [_amax(t) for t in call.inputs if t.untyped_storage()._cdata not in written]
+    numbers = [abs(v) for v in (*call.args, *call.kwargs.values()) if type(v) in (int, float) and math.isfinite(v)]
+    return float(max(tensors + numbers, default=0.0))
 
 
 def _square(values: torch.Tensor) -> float:

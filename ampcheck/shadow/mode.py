@@ -13,6 +13,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ampcheck.core.errors import brief
+from ampcheck.core.run import Where
 from ampcheck.shadow.call import Call, Side, leaves, op_schema
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
 from ampcheck.shadow.faults import Fault, Step
@@ -35,7 +36,8 @@ class Shadow(TorchDispatchMode):
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. Companions are
     kept while their tensors live, also after the block. Ops inside higher-order ops and ops that have neither a rule
-    nor a float64 kernel restart from their real results; `unruled` counts them.
+    nor a float64 kernel restart from their real results; `unruled` counts them. `failed` is the place of the op
+    that raised, None where the last op succeeded.
     """
 
     supports_higher_order_operators = True
@@ -47,8 +49,10 @@ class Shadow(TorchDispatchMode):
         self.escapes: Counter[str] = Counter()
         self.judge = Judge(self.store) if judge else None
         self.ops = 0
+        self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
-        self._scopes = Scopes(model, everywhere=model is None)
+        self._model = model
+        self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step)
         self._origins = Origins(self._scopes)
         self._open = ExitStack()
 
@@ -66,6 +70,8 @@ class Shadow(TorchDispatchMode):
             super().__exit__(*exc)  # type: ignore[no-untyped-call]
         finally:
             self._open.close()
+        if self._model is None and self.judge is not None:
+            self._reach_ends()
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -98,6 +104,19 @@ class Shadow(TorchDispatchMode):
             with _aside():
                 self.judge.reach(outputs, gradients or {})
 
+    def _reach_ends(self) -> None:
+        """Record what is left in the modules that ran, and in values that no op has used."""
+        for root in self._scopes.roots:
+            parameters = dict(root.named_parameters())
+            self.reach({**parameters, **dict(root.named_buffers())}, _gradients(parameters))
+        if self.judge is not None:
+            self.judge.reach_ends()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        names = {id(p): name for root in self._scopes.roots for name, p in root.named_parameters()}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.reach({}, _gradients({names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters)}))
+
     def trail(self, tensor: torch.Tensor) -> tuple[Step, ...]:
         """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""
         companions = self.store.known(tensor)
@@ -119,12 +138,12 @@ class Shadow(TorchDispatchMode):
             return NotImplemented  # a subclass unwraps itself first; its inner ops come here
         schema = op_schema(func)
         if schema.view:
-            return func(*args, **kwargs)
+            return self._call(func, args, kwargs)
         call = Call(func, schema, args, kwargs)
         call.inputs = [t for t in leaves((args, tuple(kwargs.values()))) if has_companions(t)]
         before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
-        call.out = func(*args, **kwargs)
+        call.out = self._call(func, args, kwargs)
         for position, name in schema.writes:
             value = args[position] if position < len(args) else kwargs.get(name)
             call.written += [t for t in leaves(value) if has_companions(t)]
@@ -140,11 +159,21 @@ class Shadow(TorchDispatchMode):
             origin = self._origins.current(sys._getframe(1))
             inherited = frozenset[Any]().union(*(c.faults for c in before))
             ruled = self._follow(call, before) if call.fresh or call.written else True
+            if ruled and call.fresh:
+                _follow_accumulators(call, origin.where(op_name(func)), before, self.store)
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
                 self.judge.judge(call, origin, before, inherited, ruled, self.ops)
         return call.out
+
+    def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.failed = None
+        try:
+            return func(*args, **kwargs)
+        except BaseException:
+            self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
+            raise
 
     def _follow(self, call: Call, before: list[Companions]) -> bool:
         """Bring the companions of all results up to date; False where they restart from the real results."""
@@ -192,6 +221,28 @@ class Shadow(TorchDispatchMode):
             self.store.of(tensor, moves=moves)
         for tensor in call.written:
             self.store.lift(tensor, moves=moves)
+
+
+def _follow_accumulators(call: Call, where: Where, before: list[Companions], store: CompanionStore) -> None:
+    """Count how often a statement such as `total = total * 0.9 + x` built on its own result.
+
+    The result of its last op is passed on by the ops of the same line to the same op of the next iteration.
+    """
+    result = call.fresh[0]
+    if result.dtype.itemsize > 2:
+        return
+    sources = [c for t, c in zip(call.inputs, before, strict=True) if c.site and t.shape == result.shape]
+    same_line = [c for c in sources if c.site and (c.site.file, c.site.line) == (where.file, where.line)]
+    companions = store.of(result)
+    if not same_line:
+        companions.site = where
+        return
+    source = max(same_line, key=lambda c: c.updates)
+    companions.site, companions.updates = source.site, source.updates + (source.site == where)
+
+
+def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
 
 @contextmanager

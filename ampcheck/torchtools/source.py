@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from types import FrameType
 from typing import ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -38,10 +38,19 @@ class Scopes:
     """The module of a model that runs in this thread, from hooks on every module.
 
     everywhere: follow the modules of any model instead, by their paths in the outermost module that runs, and the
-    optimizers, whose steps are of phase `update`.
+    optimizers, whose steps are of phase `update`. on_step: called with an optimizer before its step. roots: the
+    outermost modules that ran.
     """
 
-    def __init__(self, model: torch.nn.Module | None, *, everywhere: bool = False) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        *,
+        everywhere: bool = False,
+        on_step: Callable[[torch.optim.Optimizer], None] | None = None,
+    ) -> None:
+        self.roots: WeakSet[torch.nn.Module] = WeakSet()
+        self._on_step = on_step
         self._model = model
         self._everywhere = everywhere
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
@@ -83,13 +92,16 @@ class Scopes:
     def _follow_everything(self, hooks: ExitStack) -> None:
         def enter(module: torch.nn.Module, args: object) -> None:
             if not self._stack.entered:
+                self.roots.add(module)
                 self._names.update({child: name for name, child in module.named_modules()})
             self._enter(self._names.get(module, type(module).__name__), module, args)
 
         def leave(module: torch.nn.Module, args: object, output: object) -> None:
             self._leave(self._names.get(module, type(module).__name__), module, args, output)
 
-        def start(*_: object) -> None:
+        def start(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if self._on_step is not None:
+                self._on_step(optimizer)
             self._updates += 1
 
         def stop(*_: object) -> None:

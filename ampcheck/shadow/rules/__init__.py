@@ -5,8 +5,15 @@ structure of `call.out`, and writes those of the arguments that the op writes. I
 it restarts from its real values. An op without a rule runs on companions as it is.
 """
 
-from ampcheck.shadow.rules import attention, decisions, foreach, indices, matmul, normalisation, randoms
+from ampcheck.shadow.rules import (  # noqa: F401  # importing a module registers its rules
+    attention,
+    decisions,
+    foreach,
+    indices,
+    kinks,
+    matmul,
+    normalisation,
+    randoms,
+)
 from ampcheck.shadow.rules.registry import RULES as RULES
 from ampcheck.shadow.rules.registry import Rule as Rule
-
-__all__ = ["RULES", "Rule", "attention", "decisions", "foreach", "indices", "matmul", "normalisation", "randoms"]
