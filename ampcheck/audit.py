@@ -15,7 +15,7 @@ from ampcheck.catalog import for_kind
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.accuracy import checks as accuracy_checks
-from ampcheck.compiled.accuracy.judge import check_compiled_against_eager, judge_accuracy
+from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
 from ampcheck.core.arguments import DType, parse_dtypes, parse_integer, parse_names
@@ -29,6 +29,7 @@ from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
 from ampcheck.numerics import (
     NumericsStats,
     arm_name,
+    check_compiled_against_eager,
     check_numerics,
     check_reference,
     measure_compiled,

@@ -189,7 +189,7 @@ class _ShadowedRun:
             native=native,
             faults=faults,
             nonfinite=tuple(judge.nonfinite.items()),
-            largest=largest_of(judge),
+            largest=dict(judge.largest),
             errors=tuple(self.errors),
             data=tuple(_data(subject)),
             health=self._health,
@@ -205,7 +205,7 @@ class _ShadowedRun:
             left={name: (_name(old), _name(new)) for name, (old, new) in outcome.left.items()},
             ops=self.shadow.ops,
             low=judge.low,
-            whole=judge.low,
+            whole=judge.whole,
             coverage=Coverage(
                 positive(
                     {
@@ -220,11 +220,6 @@ class _ShadowedRun:
                 {**unruled(self.shadow), **outcome.unseen, **_substituted(self.missing), **_off()},
             ),
         )
-
-
-def largest_of(judge: Any) -> dict[tuple[Where, str], tuple[float, float]]:
-    """The largest result of 16 bits at each place, and the largest input of its op."""
-    return {key: value if isinstance(value, tuple) else (value, 0.0) for key, value in judge.largest.items()}
 
 
 def source_lines(places: set[Where]) -> dict[tuple[str, int | None], str]:
@@ -274,9 +269,8 @@ def _place(run: _ShadowedRun, outcome: Outcome) -> Where:
     """Where the model raised: the op that failed, or the place in its own code where composite code gave up."""
     error, root = outcome.error, run.prepared.root
     assert error is not None
-    failed: Where | None = getattr(run.shadow, "failed", None)
-    if failed is not None:
-        return failed
+    if run.shadow.failed is not None:
+        return run.shadow.failed
     names = {id(m): n for n, m in root.named_modules()} if root is not None else {}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     inside = [names[id(frame.f_locals.get("self"))] for frame in frames if id(frame.f_locals.get("self")) in names]
