@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy
 import torch
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
@@ -16,14 +18,14 @@ from ampcheck.compiled.accuracy.decided import DecisionWatch
 from ampcheck.compiled.options import Optimizer
 from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call, Subject
-from ampcheck.numerics.equal_random import seeded
-from ampcheck.numerics.reference import input_names
+from ampcheck.numerics.run import total_loss
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.companions import MOVE, has_companions, roundoff
 from ampcheck.shadow.compare import Key, Result
-from ampcheck.torchtools.copying import Prepared, forward_through, loss_of
+from ampcheck.torchtools.copying import Prepared, forward_through
 from ampcheck.torchtools.global_state import preserved_state
-from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
+from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.seeds import seeded
 
 KEPT_BYTES = 2 << 30
 """How much of its results one run keeps; beyond it the rest is counted as unseen."""
@@ -63,17 +65,16 @@ class Outcome:
 
     values: copies; an update is a weight after all calls less the same before. results: the same with their companions,
     of a shadowed run. shapes: dtype and shape of every tensor that a call gave, by its path. dropped: what was not
-    kept, and why. drew: whether random numbers of numpy or Python were used; streams: where PyTorch's random streams
-    are at the end, begun: at the start. error, phase, step: the exception that ended it.
+    kept, and why. begun, streams: where all random streams are at the start and at the end. error, phase, step: the
+    exception that ended it.
     """
 
     values: dict[Key, torch.Tensor] = field(default_factory=dict)
     results: dict[Key, Result] = field(default_factory=dict)
     shapes: dict[str, str] = field(default_factory=dict)
     dropped: dict[Key, str] = field(default_factory=dict)
-    drew: bool = False
-    begun: tuple[bytes, ...] = ()
-    streams: tuple[bytes, ...] = ()
+    begun: tuple[object, ...] = ()
+    streams: tuple[object, ...] = ()
     error: BaseException | None = None
     phase: str = "forward"
     step: int = 0
@@ -82,7 +83,7 @@ class Outcome:
     @property
     def random(self) -> bool:
         """Whether it drew random numbers."""
-        return self.drew or self.streams != self.begun
+        return self.streams != self.begun
 
     def keep(self, key: Key, tensor: torch.Tensor, watch: DecisionWatch | None) -> None:
         """Keep a copy of a tensor, and of its companions, unless this run has kept too much already."""
@@ -156,7 +157,7 @@ def run_plan(
     parameters = {_path(n): p for n, p in root.named_parameters() if p.requires_grad} if root is not None else {}
     buffers = {_path(n): b for n, b in root.named_buffers()} if root is not None else {}
     watched = {**parameters, **leaves} if plan.backward else {}
-    with seeded(plan.device) as drew, warnings.catch_warnings(), ExitStack() as stack:
+    with seeded(plan.device), warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
         outcome.begun = _streams(plan.device)
         for context in (watch.shadow, watch, *around) if watch is not None else around:
@@ -186,7 +187,7 @@ def run_plan(
                         outcome.keep_change((kind, name, outcome.step), tensor.detach(), old, watch)
         except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = as_result(error)
-        outcome.drew, outcome.streams = drew(), _streams(plan.device)
+        outcome.streams = _streams(plan.device)
     return outcome
 
 
@@ -213,7 +214,7 @@ def _run_call(
         if not watched:
             return
         with preserved_state():
-            total = _total_loss(result, plan)
+            total = total_loss(result, plan.loss, plan.finite_loss)
         if total is not None and plan.loss is not None:
             outcome.keep(("loss", "", step), total, watch)
     if total is None or not total.requires_grad:
@@ -227,23 +228,6 @@ def _run_call(
             outcome.keep(("gradient", name, step), gradient, watch)
             if plan.scale != 1.0 and gradient is tensor.grad:
                 gradient.div_(plan.scale)
-
-
-def _total_loss(result: object, plan: Plan) -> torch.Tensor | None:
-    """The loss: the user's, or the mean of squares of every floating output, each counted once."""
-    if plan.loss is not None:
-        return loss_of(plan.loss, result)
-    parts, counted = [], set()
-    for _, tensor in tensors(result):
-        plain = is_plain(tensor) and tensor.dtype.itemsize > 1 and tensor.numel()
-        if not plain or not tensor.requires_grad or id(tensor) in counted:
-            continue
-        counted.add(id(tensor))
-        real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-        wide = real if real.dtype is torch.float64 else real.float()
-        wide = torch.where(wide.isfinite(), wide, 0.0) if plan.finite_loss else wide
-        parts.append(wide.square().mean())
-    return sum(parts[1:], parts[0]) if parts else None
 
 
 def _optimizer(plan: Plan, parameters: list[Any]) -> Any:
@@ -292,12 +276,18 @@ def _has_values(tensor: Any) -> bool:
     return not isinstance(tensor, UninitializedParameter) and tensor.layout is torch.strided
 
 
-def _streams(device: str) -> tuple[bytes, ...]:
+def _streams(device: str) -> tuple[object, ...]:
     place = torch.device(device)
     states = [torch.get_rng_state()]
     if place.type != "cpu":
         states.append(getattr(torch, place.type).get_rng_state(place))
-    return tuple(bytes(state.cpu().numpy()) for state in states)
+    return random.getstate(), str(numpy.random.get_state()), *(bytes(state.cpu().numpy()) for state in states)
+
+
+def input_names(call: Call, number: int) -> dict[str, torch.Tensor]:
+    """The floating inputs of a call by a name that is the same in every copy of it."""
+    named = tensors({"args": call.args, "kwargs": dict(call.kwargs)})
+    return {f"{number}.{path}": tensor for path, tensor in named if tensor.is_floating_point()}
 
 
 def input_leaves(subject: Subject, *, every: bool) -> frozenset[str]:

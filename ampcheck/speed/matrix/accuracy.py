@@ -106,10 +106,9 @@ class Judge:
             dtype=PRECISIONS[precision],
             optimizer=self.optimizer,
             options={"mode": mode},
-            factor=limits.precision,
             backward=self.trains,
         )
-        outputs = [each.compiled[0] for each in stats.deviations if each.kind == "output" and each.compiled]
+        outputs = [error.error for error in stats.errors if error.kind == "output"]
         return judged(
             check_accuracy(stats, limits, COMPILED), COMPILED, COMPILED[: 1 + self.trains], max(outputs, default=None)
         )
