@@ -245,6 +245,8 @@ def run_compiled(
         around = [eagerly()] if stage == EAGER else []
         outcome = run_plan(eager.plan, prepared, compiled=blocks, around=around)
     errors: tuple[ResultError, ...] = ()
+    if eager.outcome.random and outcome.streams != eager.outcome.streams and outcome.error is None:
+        eager.incomparable = "the model draws random numbers, and compiled code draws others than eager mode does"
     if outcome.error is None and eager.outcome.error is None and not eager.incomparable:
         errors = compare_results(*_comparable(eager, outcome))
     return CompiledRun(outcome, graphs, errors, _describe(outcome.error))
@@ -308,10 +310,7 @@ def _clear_elements(eager: Outcome, compiled: Outcome) -> dict[str, torch.Tensor
 
 
 def _measure(eager: EagerRun) -> AccuracyStats:
-    compiled = run_compiled(eager)
-    if eager.outcome.random and compiled.outcome.streams != eager.outcome.streams and not compiled.raised:
-        eager.incomparable = "the model draws random numbers, and compiled code draws others than eager mode does"
-    stats = stats_of(eager, compiled)
+    stats = stats_of(eager, run_compiled(eager))
     if stats.failures():
         stats = replace(stats, trials=_trials(eager, stats))
     return stats
