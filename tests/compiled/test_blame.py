@@ -165,7 +165,8 @@ def test_where_no_set_of_modules_mends_it_the_verdict_says_so_and_names_the_op()
     found = only(quick(Subject((model, (torch.ones(2, 4),)), loss=gram)))
     assert found.verdict is Verdict.FAIL
     assert (
-        "with no set of modules kept in float32 it passes; with everything in float32 overflow fails still" in found.message
+        "with no set of modules kept in float32 it passes; with everything in float32 overflow fails still"
+        in found.message
     )
     assert (found.where.op, found.where.module) == ("aten::mm", "")
     assert "(`return (out @ out.T).float().mean().sqrt()" in found.message

@@ -16,18 +16,28 @@ from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.shadow.compare import Result, result_of
 
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "addmv", "mv", "dot"))
-_KINKS = frozenset(("threshold_backward", "leaky_relu_backward", "sgn", "sign", "abs"))
+_KINKS = frozenset(("threshold_backward", "leaky_relu_backward", "hardtanh_backward", "sgn", "sign", "abs"))
 """Ops whose derivative jumps at zero of their last floating input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
-    """near_ties: decisions that an honest error turns, and decided: all decisions, of the op with the most of them by
-    share; kinks: the share of elements that lie as near to where a derivative jumps."""
+    """What honest runs may decide otherwise.
+
+    near_ties: decisions that an honest error turns, and decided: all decisions, of the op with the most of them by
+    share. kinks: the share of elements that lie as near to where a derivative jumps; kinked: all elements of the op
+    with the fewest of them, 0 where no derivative jumps.
+    """
 
     near_ties: int = 0
     decided: int = 1
     kinks: float = 0.0
+    kinked: int = 0
+
+    def kinks_at(self, step: int) -> float:
+        """The share of elements on whose side of a kink honest runs differ. After an update runs that differ by less
+        than all bounds may differ on a few elements."""
+        return self.kinks + (4 / self.kinked if step and self.kinked else 0.0)
 
     @property
     def share(self) -> float:
@@ -69,9 +79,10 @@ class DecisionWatch(TorchDispatchMode):
         self._count(call)
         near = _GAPS.get(call.name)
         if call.name in _KINKS:
-            gap = self.shadow.exact(call.inputs[-1]).abs().double()
-            share = 2 * self._turned(gap[gap > 0], call.inputs[-1:], gap) / max(1, gap.numel())
-            self.freedom = replace(self.freedom, kinks=max(self.freedom.kinks, share))
+            exact = self.shadow.exact(call.inputs[-1]).abs().double()
+            share = 2 * self._turned(exact[exact > 0], call.inputs[-1:], exact) / exact.numel()
+            kinked = min(exact.numel(), self.freedom.kinked or exact.numel())
+            self.freedom = replace(self.freedom, kinks=max(self.freedom.kinks, share), kinked=kinked)
         elif near is not None:
             exact = [self.shadow.exact(t).double() for t in call.inputs]
             gaps = near(call, exact)

@@ -44,6 +44,7 @@ from ampcheck.numerics.arm_format import native_format
 from ampcheck.numerics.compiled import Graphs, eagerly, measure_graphs
 from ampcheck.numerics.measure import LOSS_SCALES
 from ampcheck.shadow import Reference, Shadow
+from ampcheck.shadow.companions import MOVE
 from ampcheck.shadow.compare import Result, ResultError, compare_results
 from ampcheck.torchtools.copying import (
     NO_SCRIPT,
@@ -268,8 +269,8 @@ _Comparable = tuple[dict[Any, Result], dict[Any, torch.Tensor]]
 def _comparable(eager: EagerRun, compiled: Outcome) -> _Comparable:
     """The results of both runs that can be compared; what one of the two alone has changed, the other changed by zero.
 
-    Of weights under an optimizer of the user's, only elements whose gradient compiled code knows: one that divides by
-    the gradient's size makes a full step of what is zero but for rounding.
+    A weight under an optimizer of the user's may be as far off as its gradient, element by element: one that divides by
+    the gradient's size makes a full step of what is zero but for rounding, and such elements are left out.
     """
     results, values = dict(eager.outcome.results), dict(compiled.values)
     for key in [key for key in (*results, *values) if key[0] in ("update", "buffer")]:
@@ -282,28 +283,33 @@ def _comparable(eager: EagerRun, compiled: Outcome) -> _Comparable:
     for key in compiled.dropped:
         results.pop(key, None)
     if eager.plan.optimizer is not None:
-        clear = _clear_elements(eager.outcome, compiled)
-        for key in [key for key in results if key[0] == "update" and key[1] in clear and key in values]:
-            reference = results[key].reference
-            if reference is None or not bool(clear[key[1]].any()):
+        for name, off in _gradient_errors(eager.outcome, compiled).items():
+            key = next((key for key in results if key[:2] == ("update", name)), None)
+            reference = results[key].reference if key in values else None
+            if key is None or reference is None:
+                continue
+            if not bool((off < 0.5).any()):
                 del results[key]
-            else:
-                values[key] = torch.where(clear[key[1]], values[key], reference.exact)
+                continue
+            values[key] = torch.where(off < 0.5, values[key], reference.exact)
+            moved = reference.moved + reference.exact * off.clamp_max(0.5) * MOVE / reference.unit
+            results[key] = replace(results[key], reference=replace(reference, moved=moved))
     return results, values
 
 
-def _clear_elements(eager: Outcome, compiled: Outcome) -> dict[str, torch.Tensor]:
-    """Of each parameter the elements whose gradient is larger than the error of compiled code in it, at every step."""
-    clear: dict[str, torch.Tensor] = {}
+def _gradient_errors(eager: Outcome, compiled: Outcome) -> dict[str, torch.Tensor]:
+    """The largest relative error of the elements of the gradients of each parameter, of both runs and all steps."""
+    largest: dict[str, torch.Tensor] = {}
     for key, result in eager.results.items():
         value, reference = compiled.values.get(key), result.reference
         if key[0] != "gradient" or reference is None or value is None or value.shape != reference.exact.shape:
             continue
         for run in (value, result.value):
-            off = (run.double() - reference.exact).abs()
-            here = reference.exact.abs() > 2 * torch.maximum(off, off.square().mean().sqrt())
-            clear[key[1]] = clear[key[1]] & here if key[1] in clear else here
-    return clear
+            error = (run.double() - reference.exact).abs()
+            error = torch.maximum(error, error.square().mean().sqrt()) / reference.exact.abs()
+            error = error.nan_to_num(math.inf)
+            largest[key[1]] = torch.maximum(largest[key[1]], error) if key[1] in largest else error
+    return largest
 
 
 # The record ---------------------------------------------------------------------------------------------------------

@@ -105,13 +105,15 @@ class Outcome:
             self._add(key, Result(tensor.to(width) - old.to(width), None), watch)
             return
         width = torch.complex128 if old.is_complex() else width
+        terms = watch.terms if watch is not None else 1
         value, reference = tensor.to(width) - old.to(width), None
         if watch is not None and before.reference is not None:
-            after = watch.shadow.reference(tensor)
-            reference = _change(after, before.reference, roundoff(old.dtype) * (self.step + 1) ** 0.5)
+            after = watch.result(tensor)
+            assert after.reference is not None
+            reference = _change(after.reference, before.reference, roundoff(old.dtype) * (self.step + 1) ** 0.5)
             if not bool(value.any()) and not bool(reference.exact.any()):
                 return
-        self._add(key, Result(value, reference), watch)
+        self._add(key, Result(value, reference, terms), watch)
 
     def _add(self, key: Key, result: Result, watch: DecisionWatch | None) -> None:
         self.kept += result.nbytes

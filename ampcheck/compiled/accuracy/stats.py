@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -85,7 +86,7 @@ class AccuracyStats:
     def casts_left_out(self, error: ResultError) -> bool:
         """Whether compiled code leaves out a rounding that the author means, and so is nearer to exact."""
         coarse = self.casts and error.unit >= JUDGED_UNIT and error.eager_error > SLACK * FLOOR * FLOAT32
-        return coarse and error.apart > error.eager_error / 2
+        return bool(coarse and error.apart > error.eager_error / 2)
 
     def beyond(self, error: ResultError) -> bool:
         """Whether compiled code is at fault, but for what near ties excuse."""
@@ -95,7 +96,7 @@ class AccuracyStats:
             return True
         if error.dtype in INTEGERS:
             return True
-        return not (error.kind in WHOLE and error.share <= self.freedom.kinks**0.5)
+        return not (error.kind in WHOLE and error.share <= math.sqrt(self.freedom.kinks_at(error.step)))
 
     def excused(self, error: ResultError) -> bool:
         """Whether decisions near a tie explain what is beyond: taken otherwise, so many of them move about as much; of
@@ -107,7 +108,7 @@ class AccuracyStats:
         turned = 2 * self.freedom.near_ties
         if error.dtype in INTEGERS:
             return error.apart * error.numel <= turned
-        return error.error <= 2 * self.freedom.share**0.5
+        return error.error <= 2 * math.sqrt(self.freedom.share)
 
     def failures(self, kinds: tuple[str, ...] = ()) -> tuple[ResultError, ...]:
         """What is beyond its limit and not excused, of these kinds or of all."""
