@@ -84,9 +84,9 @@ class DecisionWatch(TorchDispatchMode):
             kinked = min(exact.numel(), self.freedom.kinked or exact.numel())
             self.freedom = replace(self.freedom, kinks=max(self.freedom.kinks, share), kinked=kinked)
         elif near is not None:
-            exact = [self.shadow.exact(t).double() for t in call.inputs]
-            gaps = near(call, exact)
-            turned = self._turned(gaps, call.inputs, exact[0])
+            sides = [self.shadow.exact(t).double() for t in call.inputs]
+            gaps = near(call, sides)
+            turned = self._turned(gaps, call.inputs, sides[0])
             if turned / max(1, gaps.numel()) > self.freedom.share:
                 self.freedom = replace(self.freedom, near_ties=turned, decided=gaps.numel())
 

@@ -283,12 +283,10 @@ def _comparable(eager: EagerRun, compiled: Outcome) -> _Comparable:
     for key in compiled.dropped:
         results.pop(key, None)
     if eager.plan.optimizer is not None:
-        for name, off in _gradient_errors(eager.outcome, compiled).items():
-            key = next((key for key in results if key[:2] == ("update", name)), None)
-            reference = results[key].reference if key in values else None
-            if key is None or reference is None:
-                continue
-            if not bool((off < 0.5).any()):
+        errors = _gradient_errors(eager.outcome, compiled)
+        for key in [key for key in results if key[0] == "update" and key[1] in errors and key in values]:
+            off, reference = errors[key[1]], results[key].reference
+            if reference is None or not bool((off < 0.5).any()):
                 del results[key]
                 continue
             values[key] = torch.where(off < 0.5, values[key], reference.exact)
