@@ -19,7 +19,8 @@ from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy, tables
 from ampcheck.compiled.accuracy.decided import DecisionWatch, Freedom
-from ampcheck.compiled.accuracy.run import Blocks, Outcome, Plan, input_leaves, run_plan
+from ampcheck.compiled.accuracy.plans import plans, trains
+from ampcheck.compiled.accuracy.run import Blocks, Outcome, Plan, run_plan
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
@@ -42,7 +43,6 @@ from ampcheck.core.run import Coverage, Run, Where
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics.arm_format import native_format
 from ampcheck.numerics.compiled import Graphs, eagerly, measure_graphs
-from ampcheck.numerics.measure import LOSS_SCALES
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.companions import MOVE
 from ampcheck.shadow.compare import Result, ResultError, compare_results
@@ -51,19 +51,13 @@ from ampcheck.torchtools.copying import (
     Prepared,
     is_compiled_already,
     is_scripted,
-    modules_of,
     prepare,
     recompiled,
 )
 from ampcheck.torchtools.dynamo import configured
-from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_place
 
 KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
-
-STRIDE = 2.0**-7
-"""How far the plain gradient descent that replaces an optimizer moves the weights in one step, relative to their
-norm: one step of bfloat16, the least that 16-bit weights can keep."""
 
 _ROUNDINGS = frozenset(("aten::_to_copy", "aten::copy_", "aten::clone"))
 
@@ -158,53 +152,7 @@ def judge_accuracy(
     return Run(findings=findings, coverage=stats.coverage, tables=tables(stats))
 
 
-# How the subject is run ---------------------------------------------------------------------------------------------
-
-
-def plans(
-    subject: Subject,
-    device: str,
-    autocast: torch.dtype | None,
-    narrow: torch.dtype,
-    steps: int,
-    optimizer: Optimizer | None,
-    *,
-    backward: bool = True,
-) -> list[Plan]:
-    """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any."""
-    leaves = input_leaves(subject, every=False)
-    plan = Plan(device, autocast, subject.loss, steps, optimizer, leaves=leaves, backward=backward)
-    floating = any(t.is_floating_point() for c in subject.calls for _, t in tensors((c.args, dict(c.kwargs))))
-    if not backward or leaves or _trains(subject) or not floating:
-        return [_probed(subject, plan, narrow)]
-    every = replace(plan, leaves=input_leaves(subject, every=True), optimizer=None)
-    return [replace(plan, backward=False), _probed(subject, every, narrow)]
-
-
-def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
-    """The plan with what a plain eager run tells: the loss scale without overflow, the rate, whether all is finite."""
-    for scale in LOSS_SCALES if narrow is torch.float16 else (1.0,):
-        probe = replace(plan, steps=min(plan.steps, 2), optimizer=None, scale=scale)
-        prepared = prepare(subject, device=plan.device)
-        seen = run_plan(probe, prepared, around=[eagerly()])
-        gradients = [t.double() / scale for key, t in seen.values.items() if key[0] == "gradient" and key[2] == 0]
-        if seen.error is not None or all(bool(g.isfinite().all()) for g in gradients):
-            break
-    if seen.error is not None and seen.phase == "backward" and plan.loss is None:
-        return replace(plan, backward=False)  # the default loss is ours: a model for inference need not have a gradient
-    outputs = [t for key, t in seen.values.items() if key[0] == "output" and t.is_floating_point()]
-    if plan.loss is None and outputs and not any(bool(t.isfinite().any()) for t in outputs):
-        return replace(plan, backward=False)  # the default loss leaves out what is not finite: nothing would be left
-    rate = 0.0
-    if plan.steps * len(subject.calls) > 1 and prepared.root is not None:
-        weights = [p.detach().double() for p in prepared.root.parameters() if p.requires_grad and p.numel()]
-        steepness = math.hypot(*(float(g.norm()) for g in gradients if bool(g.isfinite().all())))
-        rate = STRIDE * math.hypot(*(float(w.norm()) for w in weights)) / steepness if steepness else 0.0
-    return replace(plan, scale=scale, finite_loss=not all(bool(t.isfinite().all()) for t in outputs), rate=rate)
-
-
-def _trains(subject: Subject) -> bool:
-    return any(p.requires_grad for module in modules_of(subject.model) for p in module.parameters())
+# The runs ---------------------------------------------------------------------------------------------------------
 
 
 def run_eager(subject: Subject, plan: Plan, dtype: torch.dtype, options: Mapping[str, Any] | None = None) -> EagerRun:
@@ -396,7 +344,7 @@ def _describe(error: BaseException | None) -> str:
 def _no_gradients(eager: EagerRun) -> str:
     if any(kind == "gradient" for kind, _, _ in eager.outcome.values):
         return ""
-    if not (eager.plan.leaves or _trains(eager.subject)):
+    if not (eager.plan.leaves or trains(eager.subject)):
         return "nothing requires a gradient"
     if eager.plan.backward:
         return "no floating output has a gradient"

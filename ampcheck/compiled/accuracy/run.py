@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck.compiled.accuracy.decided import DecisionWatch
 from ampcheck.compiled.options import Optimizer
 from ampcheck.core.errors import as_result
-from ampcheck.core.subject import Call, Subject
+from ampcheck.core.subject import Call
 from ampcheck.numerics.run import total_loss
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.companions import MOVE, has_companions, roundoff
@@ -290,9 +290,3 @@ def input_names(call: Call, number: int) -> dict[str, torch.Tensor]:
     """The floating inputs of a call by a name that is the same in every copy of it."""
     named = tensors({"args": call.args, "kwargs": dict(call.kwargs)})
     return {f"{number}.{path}": tensor for path, tensor in named if tensor.is_floating_point()}
-
-
-def input_leaves(subject: Subject, *, every: bool) -> frozenset[str]:
-    """The floating inputs that the user wants gradients of; `every`: all of them."""
-    named = {n: t for number, c in enumerate(subject.calls) for n, t in input_names(c, number).items()}
-    return frozenset(n for n, t in named.items() if every or t.requires_grad)

@@ -19,7 +19,8 @@ from ampcheck.catalog.numerics import (
     PRECISION_LOSS,
     SILENT_ZERO,
 )
-from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, plans, run_compiled, run_eager, stats_of
+from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
+from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import AOT_EAGER
 from ampcheck.compiled.blame.bisect import Backend, Bisected, first_failing_node
 from ampcheck.core.errors import UsageError
