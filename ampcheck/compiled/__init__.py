@@ -3,7 +3,8 @@
 assert_compiled  both families of checks, as an assertion
 accuracy/   compiled code compared with the exact values of a shadowed eager run
   judge       the runs of a subject, and the other stages of the compiler after a failure
-  plans       how often and in which order; run: one run, with everything kept; decided: what other roundings may decide otherwise
+  plans       how often a subject runs, and with which gradients; run: one run, with everything kept
+  decided     what other roundings may decide otherwise
   stats       the record and its limits; checks: the findings
 graph/      breaks, recompilations, eager fallbacks, caches
   judge       of a subject or of a block (`GraphObservation`); run: the passes of a subject; recorder: its events
