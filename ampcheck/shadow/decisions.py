@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK
+from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, floor_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
 
@@ -26,6 +26,14 @@ class Decided:
     margin: float
     limit: float
 
+
+_WINNERS = ("argmax", "argmin")
+_ROWS = 8
+_CLEARLY = 0.05
+"""A part of the deviation of a row by which its winner may miss the best."""
+
+_MANY = 0.25
+"""The share of rows above which such misses are no accident."""
 
 _Margin = Callable[[Call, CompanionStore], "tuple[torch.Tensor, torch.Tensor] | None"]
 _MARGINS: dict[str, _Margin] = {}
@@ -53,12 +61,26 @@ def examine_decision(call: Call, store: CompanionStore) -> Decided | None:
     if margins is None:
         return None
     margin, scale = margins
-    limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
-    wrong = margin > limit * scale
+    if all(store.of(t).whole for t in call.inputs):
+        limit = 0.0  # whole numbers have no honest error
+    else:
+        limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
+    wrong = (margin > limit * scale) | _wholesale(call, margin, store)
     if not bool(wrong.any()):
         return None
     worst = (margin / scale.clamp_min(1e-300)).where(wrong, 0.0)
     return Decided(int(wrong.sum()), margin.numel(), float(worst.max()), limit)
+
+
+def _wholesale(call: Call, margin: torch.Tensor, store: CompanionStore) -> torch.Tensor:
+    """Winners that miss the best clearly, in many rows: near ties are few, unless the format is too coarse."""
+    if call.name not in _WINNERS or margin.numel() < _ROWS:
+        return torch.zeros_like(margin, dtype=torch.bool)
+    exact = store.exact(call.args[0])
+    dim = call.argument("dim")
+    width = exact.std() if dim is None or not isinstance(dim, int) else exact.std(dim, keepdim=True)
+    lost = margin > _CLEARLY * (width if width.numel() == 1 else width.reshape(margin.shape))
+    return lost & (lost.double().mean() > _MANY)
 
 
 def _doubt(tensor: torch.Tensor, store: CompanionStore, unit: float) -> float:
@@ -67,7 +89,8 @@ def _doubt(tensor: torch.Tensor, store: CompanionStore, unit: float) -> float:
     known = exact.isfinite() & moved.isfinite()
     size = float(torch.linalg.vector_norm(torch.where(known, exact, 0.0)))
     spread = float(torch.linalg.vector_norm(torch.where(known, moved - exact, 0.0)))
-    return SLACK * (spread / max(size, 1e-300) * unit / MOVE + FLOOR * unit)
+    floor = floor_of(store.of(tensor).depth)
+    return SLACK * (spread / max(size, 1e-300) * unit / MOVE + floor * unit)
 
 
 def _scale(exact: torch.Tensor) -> torch.Tensor:
