@@ -113,9 +113,9 @@ def measure_numerics(
         lost = {error.kind for error in run.errors if error.nonfinite}
         if "gradient" not in lost or "output" in lost:
             break  # a smaller loss scale mends a gradient, and no output
-    outcome, raised = run.outcome, None
-    if outcome.error is not None:
-        raised = _raised(subject, run, device)
+    raised = None
+    if run.outcome.error is not None:
+        raised = _raised(subject, run, device, None if native else dtype)
     stats = run.stats(subject, dtype, native, device)
     return Measured(replace(stats, raised=raised), run.references)
 
@@ -146,6 +146,8 @@ class _ShadowedRun:
             masked=self.references.masked,
             module_output=self._module_output,
         )
+        if self.outcome.prevented and (inside := [r for r in self.shadow.unruled if r.startswith("what runs inside")]):
+            self.outcome.no_backward += f", though {inside[0]} was not seen and may have one"
         buffers = dict(self.prepared.root.named_buffers()) if self.prepared.root is not None else {}
         self.shadow.reach({f"buffer {name}": buffer for name, buffer in buffers.items()}, self._gradients)
         self.errors = list(self.references.shares(self.errors))
@@ -239,7 +241,7 @@ def positive(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _raised(subject: Subject, run: _ShadowedRun, device: str) -> Raised | None:
+def _raised(subject: Subject, run: _ShadowedRun, device: str, dtype: torch.dtype | None) -> Raised | None:
     """What the run raised; None where float32 raises in backward too and the default loss is at fault.
 
     Raises `UsageError` where float32 raises too: there is nothing to judge.
@@ -247,6 +249,10 @@ def _raised(subject: Subject, run: _ShadowedRun, device: str) -> Raised | None:
     outcome = run.outcome
     assert outcome.error is not None
     lack = lacking(outcome.error)
+    around = [MissingKernels()] if active() is not None else []
+    options = {"device": device, "dtype": dtype, "loss": subject.loss, "around": around}
+    if run_subject(prepare(subject, device=device), scale=outcome.scale, **options).error is None:
+        return Raised(_place(run, outcome), f"float64 cannot follow the run: {brief(outcome.error)}", missing=True)
     float32 = run_subject(prepare(subject, device=device, to=torch.float32), device=device, loss=subject.loss)
     if (error := float32.error) is not None and (float32.phase == "forward" or subject.loss is not None):
         file, line = users_place(error)

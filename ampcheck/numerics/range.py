@@ -44,7 +44,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
         inside = [f for f in inside_graphs(stats, check, limits) if f.verdict is not Verdict.PASS or not lost]
         return first_findings(inside + lost)  # the place first
     findings = [*map(lambda fault: _overflow(stats, fault), faults_of(stats, [faults.OVERFLOW])), *_own_zeros(stats)]
-    if not any(finding.verdict is Verdict.FAIL for finding in findings) and not _explained(stats):
+    if not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings += lost
     if not findings and stats.uncompared:
         return [incomplete(stats, check, "no output is finite in float64 either: see nonfinite-reference")]
@@ -103,15 +103,10 @@ def _own_zeros(stats: NumericsStats) -> list[Finding]:
     ]
 
 
-def _explained(stats: NumericsStats) -> bool:
-    """Whether another check names the op behind results that are not finite."""
-    kinds = [faults.ZERO, faults.FLUSH, faults.CANCELLATION, faults.ROUNDING, faults.DRIFT]
-    return any(fault.reaches for fault in faults_of(stats, kinds))
-
-
 def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
-    """Outputs and losses that are not finite although float64 is."""
-    hint = "no op was seen to make them: look at what is not measured"
+    """Outputs and losses that are not finite although float64 is, at the op whose fault makes them so."""
+    where, hint = Where(phase="forward"), "no op was seen to make them: look at what is not measured"
+    cause = next((fault for fault in stats.faults if fault.reaches and fault.where.phase == "forward"), None)
     if stats.compiled:
         hint = "the values inside the graphs tell where; compile=False names the op"
     findings = []
@@ -122,14 +117,20 @@ def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
                 f"outputs must be finite where float64's are; {error.nonfinite:,} elements of {name} are inf or NaN "
                 f"in {error.dtype}"
             )
-            where = Where(phase="forward")
-            observed = error.nonfinite
+            if cause is not None:
+                where, hint = cause.where, _CAUSES.get(cause.kind, "mend what loses digits here: see precision-loss")
+                message += f", which follows from what {op_text(where)}{source_text(stats, where)} loses"
+            count = error.nonfinite
             findings.append(
-                OVERFLOW.fail(
-                    who(stats), message, where=where, observed=observed, limit=0, unit="elements", hint=hint
-                )
+                OVERFLOW.fail(who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)
             )
     return findings
+
+
+_CAUSES = {
+    faults.ZERO: "mend what becomes zero here: see silent-zero",
+    faults.FLUSH: "mend what becomes too small here: see flush",
+}
 
 
 def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Finding]:
