@@ -159,17 +159,17 @@ class Judge:
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
         self.low += low
-        if low:
-            self._note_largest(call, tensor, where)
-            self.whole += companions.whole
+        self.whole += low and companions.whole
         if companions.whole:
             self._integers(call, tensor, companions, where, index)
         if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.exact.values.numel():
             companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
         single = bool(inherited) and tensor.numel() <= _FEW
-        seen_at_once = Look(False, False)
+        seen_at_once = Look(False, largest=math.nan)
         if not tensor.is_complex() and not single:
             seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor)
+        if low:
+            self._note_largest(call, tensor, where, seen_at_once.largest)
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions, where, index)
         else:
@@ -299,9 +299,8 @@ class Judge:
         if made_nan or (seen.exact_inf and all(bool(t.isfinite().all()) for t in sources)):
             self.nonfinite.setdefault(where, seen)
 
-    def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where) -> None:
+    def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where, largest: float) -> None:
         """Record how large the values of 16 bits became at each place."""
-        largest = float(torch.linalg.vector_norm(tensor.detach(), torch.inf, dtype=torch.float32))
         if not math.isfinite(largest):
             largest = largest_of(tensor)
         key = (where, _name(tensor))
