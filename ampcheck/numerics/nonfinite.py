@@ -97,9 +97,7 @@ def _nan_outputs(stats: NumericsStats, subject: str, reached: list[TensorError])
 
 
 def _gradients(stats: NumericsStats, subject: str, bad: list[TensorError], total: int) -> Finding:
-    message = (
-        f"gradients must be finite in float64; {len(bad)} of {total} are not, nearest to the loss {bad[-1].name}"
-    )
+    message = f"gradients must be finite in float64; {len(bad)} of {total} are not, nearest to the loss {bad[-1].name}"
     where = Where(phase="backward", module=gradient_module(bad[-1].name))
     if stats.masked:
         message += "; the outputs hold infinities, which the default loss leaves out, and a loss of your own may not"

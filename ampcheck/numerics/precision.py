@@ -129,11 +129,7 @@ def _misplaced(stats: NumericsStats) -> list[Finding]:
     )
     hint = "write masks with a boolean mask and -inf in the format itself, after the last cast"
     where = Where(phase="forward")
-    return [
-        PRECISION_LOSS.fail(
-            who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint
-        )
-    ]
+    return [PRECISION_LOSS.fail(who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)]
 
 
 def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:

@@ -189,7 +189,7 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
         top = format_of(dtype).max
         scaled = where.phase == "backward" and stats.scale != 1  # its size follows from the scale
         # A constant near the end, such as the mask finfo.min, goes in as it comes out: nothing grew here.
-        if scaled or (where, dtype) in overflowed or not result <= top or result <= source * (1 + 2 ** -7):
+        if scaled or (where, dtype) in overflowed or not result <= top or result <= source * (1 + 2**-7):
             continue
         closest = max(closest, result / top)
         if result * limits.headroom > top and (source * limits.headroom <= top or result > _GREW * source):
@@ -227,9 +227,7 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
     return _vanished(stats, limits, SILENT_ZERO, kept, "no tensor and no needed constant became zero")
 
 
-def _vanished(
-    stats: NumericsStats, limits: Limits, check: Check, kept: list[Fault], text: str
-) -> list[Finding]:
+def _vanished(stats: NumericsStats, limits: Limits, check: Check, kept: list[Fault], text: str) -> list[Finding]:
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:
