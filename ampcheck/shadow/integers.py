@@ -26,7 +26,8 @@ _LARGEST = 2.0**53
 _COUNTED = 1 << 22
 """Elements among which collisions are counted, at the most."""
 
-_ROUNDS = frozenset("floor ceil round trunc floor_ ceil_ round_ trunc_".split())
+ROUNDS = frozenset("floor ceil round trunc floor_ ceil_ round_ trunc_".split())
+"""Ops whose results are whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def examine_integers(call: Call, tensor: torch.Tensor, store: CompanionStore) ->
     if not 1 < tensor.numel() <= _COUNTED:
         return None
     exact = store.exact(tensor)
-    if call.name in _ROUNDS and not call.written and has_companions(call.args[0]):
+    if call.name in ROUNDS and not call.written and has_companions(call.args[0]):
         exact = call.op(store.exact(call.args[0]))  # the companion of a decision is the decision of the run
     largest = float(exact.abs().amax())
     if not 0.5 / roundoff(tensor.dtype) <= largest < _LARGEST:

@@ -18,7 +18,7 @@ from ampcheck.shadow.cause import follows_from_inputs, kind_of, largest_input, l
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
-from ampcheck.shadow.integers import IDENTITIES, examine_integers
+from ampcheck.shadow.integers import IDENTITIES, ROUNDS, examine_integers
 from ampcheck.torchtools.origin import Origin
 from ampcheck.torchtools.source import op_name
 
@@ -89,7 +89,7 @@ class Judge:
         elif call.name == "_local_scalar_dense":
             for key in inherited:
                 self._reached[key][f"a number that left the run at {where.file}:{where.line}"] = 1.0
-        if call.name in IDENTITIES:
+        if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             self._compared_integers(before)
         results = call.written + call.fresh
         if not results:
@@ -159,6 +159,7 @@ class Judge:
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
         self.low += low
+        companions.whole |= call.name in ROUNDS
         self.whole += low and companions.whole
         if companions.whole:
             self._integers(call, tensor, companions, where, index)
@@ -200,6 +201,8 @@ class Judge:
         if seen.lost and (suspect := self._suspect(before)) and follows_from_inputs(call, tensor, self._store):
             fault = _attributed(fault, suspect)
         self._add(fault)
+        if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
+            self._reached[fault.key]["the accumulator"] = seen.impact
         companions.faults = frozenset([fault.key])
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
 

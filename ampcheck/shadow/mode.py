@@ -196,6 +196,7 @@ class Shadow(TorchDispatchMode):
         schema = call.schema
         unit = max([c.unit for c in before], default=0.0)
         whole = all(c.whole for c in before) and (bool(before) or not schema.random)
+        whole = whole and not any(isinstance(v, float) and not v.is_integer() for v in call.args)
         for tensor in call.written:
             companions = self.store.of(tensor)
             companions.own()
