@@ -158,13 +158,13 @@ class _ShadowedRun:
         assert error is not None
         self.errors.append(error)
         if kind == "gradient":
-            self._gradients[name] = tensor
+            self._gradients[f"gradient {name}"] = tensor
             with _disable_current_modes():
                 self._note(("backward", gradient_module(name)), tensor)
             return
         if kind == "output" and error.seen.exact_nan + error.seen.exact_inf:
             self.references.masked.add(name)
-        self.shadow.reach({f"{kind} {name}".strip(): tensor})
+        self.shadow.reach({f"the {kind} {name}".strip(): tensor})
 
     def _module_output(self, name: str, tensor: torch.Tensor) -> None:
         self._note(("forward", name), tensor)
@@ -250,8 +250,11 @@ def _raised(subject: Subject, run: _ShadowedRun, device: str, dtype: torch.dtype
     assert outcome.error is not None
     lack = lacking(outcome.error)
     around = [MissingKernels()] if active() is not None else []
-    options = {"device": device, "dtype": dtype, "loss": subject.loss, "around": around}
-    if run_subject(prepare(subject, device=device), scale=outcome.scale, **options).error is None:
+    plain = run_subject(
+        prepare(subject, device=device), device=device, dtype=dtype, loss=subject.loss, around=around,
+        scale=outcome.scale,
+    )  # fmt: skip
+    if plain.error is None:
         return Raised(_place(run, outcome), f"float64 cannot follow the run: {brief(outcome.error)}", missing=True)
     float32 = run_subject(prepare(subject, device=device, to=torch.float32), device=device, loss=subject.loss)
     if (error := float32.error) is not None and (float32.phase == "forward" or subject.loss is not None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampcheck.catalog.numerics import PRECISION_LOSS
 from ampcheck.core.check import first_findings
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Where
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.findings import (
     faults_of,
     incomplete,
@@ -18,7 +18,7 @@ from ampcheck.numerics.findings import (
     who,
 )
 from ampcheck.numerics.run import UNCOMPARED
-from ampcheck.numerics.stats import PRECISION, NumericsStats, TensorError, gradient_module
+from ampcheck.numerics.stats import LOST, PRECISION, NumericsStats, TensorError, gradient_module
 from ampcheck.shadow import Fault, faults
 
 KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.DECISION)
@@ -99,8 +99,8 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
     if fault.kind == faults.DECISION:
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
-            f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, the worst by {seen.error:.2g} of "
-            f"the values (limit {seen.limit:.2g})"
+            f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, by up to {min(seen.error, 1.0):.2g} "
+            f"of the values; rounding explains {seen.limit:.2g}"
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
@@ -110,10 +110,13 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
             f"{seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}; {_STORIES[fault.kind]}; "
             f"{range_text(fault)}"
         )
+    verdict, hint = Verdict.FAIL, _HINTS[fault.kind]
+    if fault.kind == faults.ROUNDING and where.phase == "backward" and stats.device == "cpu" and seen.error <= LOST:
+        verdict, hint = Verdict.WARN, "kernels on a GPU sum in float32; on this CPU keep the module in float32"
     times = f"; it happens {fault.count:,} times" if fault.count > 1 else ""
-    return PRECISION_LOSS.fail(
-        who(stats), message + times + reach_text(fault), where=where, observed=seen.error, limit=seen.limit,
-        unit="relative error", hint=_HINTS[fault.kind],
+    return PRECISION_LOSS.finding(
+        verdict, who(stats), message + times + reach_text(fault), where=where, observed=seen.error, limit=seen.limit,
+        unit="relative error", hint=hint,
     )  # fmt: skip
 
 
