@@ -99,8 +99,8 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
     if fault.kind == faults.DECISION:
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
-            f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, by up to {min(seen.error, 1.0):.2g} "
-            f"of the values; rounding explains {seen.limit:.2g}"
+            f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, "
+            + (f"by up to {min(seen.error, 1.0):.2g} of the values" if seen.error > seen.limit else "no mere near ties")
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
