@@ -100,6 +100,12 @@ def _are_columns(shape: torch.Size) -> bool:
     return len(shape) > 1 and shape[-1] <= 8 and shape.numel() >= _GROUP * shape[-1]
 
 
+def _pooled(spread: torch.Tensor, size: torch.Tensor) -> float:
+    """The relative spread of rows. One sample is too small in some of many rows: a peaked softmax has one direction."""
+    known = size > 0
+    return float((spread[known] / size[known]).clamp(max=1.0).square().mean().sqrt()) if bool(known.any()) else 0.0
+
+
 class Look(NamedTuple):
     """within: the value is within its bound. emptier: more of its elements are zero than of exact. largest: the largest
     magnitude of a value of 16 bits, NaN where there is one."""
@@ -126,9 +132,11 @@ def look(
     if value.dtype.itemsize == 2:
         smallest, largest = (float(v) for v in torch.aminmax(value.abs()))  # a few times as fast as counting zeros
         emptier = smallest == 0.0 and int(value.count_nonzero()) < int(reference.count_nonzero())
-    error = torch.linalg.vector_norm(reference.sub_(value), dim=dims)
+    reference -= value if value.dtype.itemsize > 1 else value.float()  # formats of 8 bits have no arithmetic
+    error = torch.linalg.vector_norm(reference, dim=dims)
     bound = spread.mul_(SLACK * unit / MOVE).add_(size, alpha=SLACK * floor * unit)
-    return Look(bool((error <= bound).all()), emptier, largest)  # a NaN is not within
+    within = (error <= bound) & error.isfinite()  # the bound is infinite where moved is
+    return Look(bool(within.all()), emptier, largest)
 
 
 def examine(
@@ -146,10 +154,10 @@ def examine(
 ) -> Examination:
     """Compare a value with its companions in float64.
 
-    form: the format of the value. whole: take the tensor as one group, as
-    gradients are, whose rows flip with the kinks (relu) of forward. floor: see `FLOOR`. digits: whether to judge more
-    than what is not finite, by default where a format coarser than float32 is in the history. single: take each element
-    as a group. strict: the value was made of one that is beyond its bound: what the data do not determine is no excuse.
+    form: the format of the value. whole: take the tensor as one group, as gradients are. floor: see `FLOOR`. digits:
+    whether to judge more than what is not finite, by default where a format coarser than float32 is in the history.
+    single: take each element as a group. strict: the value was made of one that is beyond its bound: what the data do
+    not determine is no excuse.
     """
     if value.is_complex():
         value, exact, moved = (torch.view_as_real(t.resolve_conj()) for t in (value, exact, moved))
@@ -177,7 +185,10 @@ def examine(
     known_well = spread <= UNKNOWABLE * size
     if strict:
         spread, known_well = torch.where(known_well, spread, 0.0), torch.ones_like(known_well)
-    bound = slack_of(elements) * spread + SLACK * floor * unit * size
+    slack = slack_of(elements)
+    if size.numel() > 1 and not (single or _are_columns(value.shape)):
+        slack, spread = 2 * slack, torch.maximum(spread, _pooled(spread, size) * size)
+    bound = slack * spread + SLACK * floor * unit * size
     flags = (error > bound) & known_well
     if not (unit >= JUDGED_UNIT if digits is None else digits):
         flags = torch.zeros_like(flags)
