@@ -21,8 +21,9 @@ from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.run import Outcome, run_subject
-from ampcheck.numerics.stats import NumericsStats, Raised, TensorError, Values, gradient_module
+from ampcheck.numerics.stats import LOST, NumericsStats, Raised, TensorError, Values, gradient_module, is_ruined
 from ampcheck.shadow import Examination, Reference, Shadow
+from ampcheck.shadow.bounds import JUDGED_UNIT
 from ampcheck.shadow.companions import roundoff
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare
 from ampcheck.torchtools.pytree import is_plain, tensors
@@ -129,6 +130,7 @@ class _ShadowedRun:
         self.references = References()
         self.errors: list[TensorError] = []
         self.missing = MissingKernels()
+        self.lost_in: str | None = None
         self._gradients: dict[str, torch.Tensor] = {}
         self._health: dict[tuple[str, str], TensorHealth] = {}
 
@@ -168,6 +170,11 @@ class _ShadowedRun:
 
     def _module_output(self, name: str, tensor: torch.Tensor) -> None:
         self._note(("forward", name), tensor)
+        companions = self.shadow.store.known(tensor) if self.lost_in is None else None
+        if companions is not None and companions.unit >= JUDGED_UNIT:
+            reference = Reference(self.shadow.exact(tensor), self.shadow.moved(tensor), companions.unit)
+            if is_ruined(reference.examine(tensor), companions.unit, LOST / 2):
+                self.lost_in = name
 
     def _note(self, key: tuple[str, str], tensor: torch.Tensor) -> None:
         """Add the magnitudes of a sample of a tensor to the histogram of a module."""
@@ -196,6 +203,7 @@ class _ShadowedRun:
             data=tuple(_data(subject)),
             health=self._health,
             sources=source_lines(places),
+            lost_in=self.lost_in,
             losses=tuple(map(_name, outcome.losses)),
             module_dtypes={module: tuple(dtypes) for module, dtypes in outcome.modules.items()},
             declared_dtypes={pattern: format_of(d).name for pattern, d in subject.dtypes.items()},

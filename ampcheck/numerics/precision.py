@@ -150,13 +150,19 @@ def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 def _named(stats: NumericsStats) -> bool:
     """Whether another check names the op behind an error."""
-    return any(fault.reaches for fault in stats.faults if fault.kind not in KINDS)
+    return any(fault.reaches for fault in faults_of(stats, (faults.OVERFLOW, faults.ZERO, faults.FLUSH)))
 
 
 def _beyond(stats: NumericsStats, worst: TensorError, count: int, total: int, limits: Limits) -> Finding:
     module = gradient_module(worst.name) if worst.kind == "gradient" else ""
-    where = Where(phase="backward" if worst.kind == "gradient" else "forward", module=module)
     limit = worst.limit * limits.precision / PRECISION
+    hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
+    if worst.ruined and not worst.error > limit:
+        module, limit = stats.lost_in or "", LOST
+        hint = (
+            f"the data themselves are too coarse: keep tables, frequencies and positions in float32, not {stats.format}"
+        )
+    where = Where(phase="backward" if worst.kind == "gradient" else "forward", module=module)
     if worst.dtype == "missing":
         message = f"{worst.kind}s of eager mode must be given by the compiled model too; {worst} is missing"
     else:
@@ -164,7 +170,6 @@ def _beyond(stats: NumericsStats, worst: TensorError, count: int, total: int, li
             f"{worst.kind}s must lie within {limit:.2g} of float64; {worst} lies {worst.error:.2g} away, and {count} "
             f"of {total} are beyond their limits; the data's own rounding explains {worst.seen.spread:.2g}"
         )
-    hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
     if stats.compiled:
         hint = "eager mode tells the op if it is at fault too; else see compiled-error"
     return PRECISION_LOSS.fail(

@@ -84,7 +84,7 @@ def _own_zeros(stats: NumericsStats) -> list[Finding]:
     Its weights and buffers enter the float64 run as they are, so that these may have lost the values that kept it
     finite. In a model under autocast such infinities are its own affair: a mask, a log of zero.
     """
-    if not stats.native or not any(e.seen.exact_nan for e in stats.of("output")) or stats.data:
+    if not stats.native or stats.data or not any(e.seen.exact_nan + e.seen.exact_inf for e in stats.of("output")):
         return []
     return [
         OVERFLOW.fail(
