@@ -43,7 +43,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if stats.compiled:
         inside = [f for f in inside_graphs(stats, check, limits) if f.verdict is not Verdict.PASS or not lost]
         return first_findings(inside + lost)  # the place first
-    findings = [*map(lambda fault: _overflow(stats, fault), faults_of(stats, [faults.OVERFLOW])), *_own_zeros(stats)]
+    findings = [*(_overflow(stats, fault) for fault in faults_of(stats, [faults.OVERFLOW])), *_own_zeros(stats)]
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings += lost
     if not findings and stats.uncompared:

@@ -106,7 +106,8 @@ class NumericsStats:
     make NaN or infinities in exact, with what they make. largest: the largest magnitude of the 16-bit results of an op
     at one place, and of its inputs. errors: outputs, losses and gradients. data: inputs, weights and buffers with a
     NaN, and weights with an infinity. scale: the loss scale; gradients contain it. health: by (phase, module).
-    sources: the text of source lines by (file, line). lost_in: the first module of whose result nothing is left. raised: an exception that the run has and float32 has not.
+    sources: the text of source lines by (file, line). lost_in: the first module of whose result
+    nothing is left. raised: an exception that the run has and float32 has not.
     losses: dtypes in which losses were computed. no_backward: why there are no gradients; prevented: it is the subject
     that keeps backward from its weights; cut: parameters of modules that ran while gradients were off. masked: the
     default loss leaves out non-finite outputs of exact. left: switches that forward, loss or backward left changed,

@@ -267,7 +267,7 @@ def test_parameters_that_a_reentrant_checkpoint_cuts_off_are_incomplete_and_unus
 def test_a_block_that_ends_with_nan_in_every_precision_fails_and_a_masked_one_warns() -> None:
     x = torch.tensor([1.0, -1.0])
     with (
-        pytest.raises(AssertionError, match="log in `.*` made 1 of 2 elements NaN in every precision"),
+        pytest.raises(AssertionError, match=r"log in `.*` made 1 of 2 elements NaN in every precision"),
         watch(checks=OBSERVABLE),
     ):
         kept = torch.log(x).half() * 2
