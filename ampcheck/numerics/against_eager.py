@@ -59,7 +59,9 @@ def _worse(
     observed, limit, unit = worst.error, worst.limit * limits.precision / PRECISION, "relative error"
     if worst.nonfinite:
         observed, limit, unit = float(worst.nonfinite), 0.0, "elements"
-        message = f"compiled code must be finite where eager mode and float64 are; {worst.nonfinite:,} of {worst} are not"
+        message = (
+            f"compiled code must be finite where eager mode and float64 are; {worst.nonfinite:,} of {worst} are not"
+        )
     elif worst.dtype == "missing":
         message = f"compiled code must give what eager mode gives; {worst} is missing or has another shape"
     else:

@@ -73,7 +73,9 @@ def measure_compiled(
         stats,
         health=results.health,
         raised=raised,
-        incomparable="" if repeatable else "two eager runs with equal seeds differ: nothing to compare compiled code with",
+        incomparable=""
+        if repeatable
+        else "two eager runs with equal seeds differ: nothing to compare compiled code with",
         no_backward=outcome.no_backward,
         prevented=outcome.prevented,
         graphs=graphs.count,

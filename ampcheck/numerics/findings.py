@@ -42,13 +42,7 @@ def range_text(fault: Fault) -> str:
 def reach_text(fault: Fault) -> str:
     """Where the damage is left."""
     places = sorted(fault.reaches, key=lambda name: -fault.reaches[name])
-    named = (f"gradient {name}" if _is_share(fault.reaches[name]) else name for name in places)
-    return f"; it reaches {listed((name.strip() or 'the output' for name in named), 3)}" if places else ""
-
-
-def _is_share(share: float) -> bool:
-    """Whether a share is that of a gradient; all else is reached as a whole."""
-    return share != 1.0
+    return f"; it reaches {listed(places, 3)}" if places else ""
 
 
 def wider(dtype: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,8 +21,9 @@ from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.run import Outcome, run_subject
-from ampcheck.numerics.stats import NumericsStats, Raised, TensorError, Values, gradient_module
+from ampcheck.numerics.stats import LOST, NumericsStats, Raised, TensorError, Values, gradient_module, is_ruined
 from ampcheck.shadow import Examination, Reference, Shadow
+from ampcheck.shadow.bounds import JUDGED_UNIT
 from ampcheck.shadow.companions import roundoff
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare
 from ampcheck.torchtools.pytree import is_plain, tensors
@@ -113,9 +114,9 @@ def measure_numerics(
         lost = {error.kind for error in run.errors if error.nonfinite}
         if "gradient" not in lost or "output" in lost:
             break  # a smaller loss scale mends a gradient, and no output
-    outcome, raised = run.outcome, None
-    if outcome.error is not None:
-        raised = _raised(subject, run, device)
+    raised = None
+    if run.outcome.error is not None:
+        raised = _raised(subject, run, device, None if native else dtype)
     stats = run.stats(subject, dtype, native, device)
     return Measured(replace(stats, raised=raised), run.references)
 
@@ -129,6 +130,7 @@ class _ShadowedRun:
         self.references = References()
         self.errors: list[TensorError] = []
         self.missing = MissingKernels()
+        self.lost_in: str | None = None
         self._gradients: dict[str, torch.Tensor] = {}
         self._health: dict[tuple[str, str], TensorHealth] = {}
 
@@ -146,6 +148,8 @@ class _ShadowedRun:
             masked=self.references.masked,
             module_output=self._module_output,
         )
+        if self.outcome.prevented and (inside := [r for r in self.shadow.unruled if r.startswith("what runs inside")]):
+            self.outcome.no_backward += f", though {inside[0]} was not seen and may have one"
         buffers = dict(self.prepared.root.named_buffers()) if self.prepared.root is not None else {}
         self.shadow.reach({f"buffer {name}": buffer for name, buffer in buffers.items()}, self._gradients)
         self.errors = list(self.references.shares(self.errors))
@@ -156,16 +160,21 @@ class _ShadowedRun:
         assert error is not None
         self.errors.append(error)
         if kind == "gradient":
-            self._gradients[name] = tensor
+            self._gradients[f"gradient {name}"] = tensor
             with _disable_current_modes():
                 self._note(("backward", gradient_module(name)), tensor)
             return
         if kind == "output" and error.seen.exact_nan + error.seen.exact_inf:
             self.references.masked.add(name)
-        self.shadow.reach({f"{kind} {name}".strip(): tensor})
+        self.shadow.reach({f"the {kind} {name}".strip(): tensor})
 
     def _module_output(self, name: str, tensor: torch.Tensor) -> None:
         self._note(("forward", name), tensor)
+        companions = self.shadow.store.known(tensor) if self.lost_in is None else None
+        if companions is not None and companions.unit >= JUDGED_UNIT:
+            reference = Reference(self.shadow.exact(tensor), self.shadow.moved(tensor), companions.unit)
+            if is_ruined(reference.examine(tensor), companions.unit, LOST / 2):
+                self.lost_in = name
 
     def _note(self, key: tuple[str, str], tensor: torch.Tensor) -> None:
         """Add the magnitudes of a sample of a tensor to the histogram of a module."""
@@ -194,6 +203,7 @@ class _ShadowedRun:
             data=tuple(_data(subject)),
             health=self._health,
             sources=source_lines(places),
+            lost_in=self.lost_in,
             losses=tuple(map(_name, outcome.losses)),
             module_dtypes={module: tuple(dtypes) for module, dtypes in outcome.modules.items()},
             declared_dtypes={pattern: format_of(d).name for pattern, d in subject.dtypes.items()},
@@ -239,7 +249,7 @@ def positive(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _raised(subject: Subject, run: _ShadowedRun, device: str) -> Raised | None:
+def _raised(subject: Subject, run: _ShadowedRun, device: str, dtype: torch.dtype | None) -> Raised | None:
     """What the run raised; None where float32 raises in backward too and the default loss is at fault.
 
     Raises `UsageError` where float32 raises too: there is nothing to judge.
@@ -247,6 +257,13 @@ def _raised(subject: Subject, run: _ShadowedRun, device: str) -> Raised | None:
     outcome = run.outcome
     assert outcome.error is not None
     lack = lacking(outcome.error)
+    around = [MissingKernels()] if active() is not None else []
+    plain = run_subject(
+        prepare(subject, device=device), device=device, dtype=dtype, loss=subject.loss, around=around,
+        scale=outcome.scale,
+    )  # fmt: skip
+    if plain.error is None:
+        return Raised(_place(run, outcome), f"float64 cannot follow the run: {brief(outcome.error)}", missing=True)
     float32 = run_subject(prepare(subject, device=device, to=torch.float32), device=device, loss=subject.loss)
     if (error := float32.error) is not None and (float32.phase == "forward" or subject.loss is not None):
         file, line = users_place(error)

@@ -16,6 +16,7 @@ from ampcheck.core.text import listed
 from ampcheck.numerics.arm_format import on_device
 from ampcheck.numerics.findings import op_text, source_text, who
 from ampcheck.numerics.stats import NumericsStats, TensorError, Values, gradient_module
+from ampcheck.shadow import Examination
 
 _HINT = (
     "no precision mends this: keep the argument in the domain of the op (clamp before log, sqrt, acos, pow), guard the "
@@ -66,7 +67,7 @@ def check_observed(stats: NumericsStats, limits: Limits) -> list[Finding]:
     count = float(sum(seen.exact_nan for _, seen in makers))
     end = "a result with a NaN is in use at the end" if stats.keeps_nan else "nothing holds a NaN at the end"
     verdict = Verdict.FAIL if stats.keeps_nan else Verdict.WARN
-    message = f"{_made(stats, 'forward', 'update', 'backward')} in every precision; {end}"
+    message = f"{_made(stats, makers)} in every precision; {end}"
     return [
         NONFINITE_REFERENCE.finding(
             verdict, who(stats), message, where=makers[0][0], observed=count, limit=0, unit="elements", hint=_HINT
@@ -84,9 +85,8 @@ def _nan_outputs(stats: NumericsStats, subject: str, reached: list[TensorError])
         hint = "fill or mask missing inputs, and load weights that were saved before they became NaN"
         message = f"inputs and weights must be finite; {listed(map(_held, stats.data), LISTED)}, and {seen}"
         yield _failure(subject, message, Where(phase="forward", module=module), nan, hint)
-    makers = [where for where, _ in stats.nonfinite if where.phase == "forward"]
-    if makers:
-        yield _failure(subject, f"{_made(stats, 'forward')}, and {seen}", makers[0], nan)
+    if makers := _makers(stats, "forward"):
+        yield _failure(subject, f"{_made(stats, makers)}, and {seen}", makers[0][0], nan)
     elif not stats.data:
         message = f"{seen}: no op makes it of numbers, so the model writes NaN itself, and a NaN cannot be compared"
         hint = "pad with -inf or a finite value, or return the mask with the values"
@@ -97,17 +97,14 @@ def _nan_outputs(stats: NumericsStats, subject: str, reached: list[TensorError])
 
 
 def _gradients(stats: NumericsStats, subject: str, bad: list[TensorError], total: int) -> Finding:
-    message = (
-        f"gradients must be finite in float64; {len(bad)} of {total} are not, nearest to the loss {bad[-1].name}"
-    )
+    message = f"gradients must be finite in float64; {len(bad)} of {total} are not, nearest to the loss {bad[-1].name}"
     where = Where(phase="backward", module=gradient_module(bad[-1].name))
     if stats.masked:
         message += "; the outputs hold infinities, which the default loss leaves out, and a loss of your own may not"
         hint = "pass loss= to Subject(...), so that the gradients of the real loss are judged"
         return NONFINITE_REFERENCE.incomplete(subject, message, where=where, hint=hint)
-    makers = [place for place, _ in stats.nonfinite if place.phase == "backward"]
-    if makers:
-        message, where = f"{message}; {_made(stats, 'backward')}", makers[0]
+    if makers := _makers(stats, "backward"):
+        message, where = f"{message}; {_made(stats, makers)}", makers[0][0]
     hint = (
         "the derivative has a pole where forward has a value: clamp before sqrt, log, norm and division, and select "
         "with where before the op as well as after it"
@@ -115,10 +112,14 @@ def _gradients(stats: NumericsStats, subject: str, bad: list[TensorError], total
     return _failure(subject, message, where, len(bad), hint, unit="gradients")
 
 
-def _made(stats: NumericsStats, *phases: str) -> str:
+def _makers(stats: NumericsStats, phase: str) -> list[tuple[Where, Examination]]:
+    """The ops of a phase that made NaN in exact, else those that made infinities."""
+    makers = [(where, seen) for where, seen in stats.nonfinite if where.phase == phase]
+    return [(where, seen) for where, seen in makers if seen.exact_nan] or makers
+
+
+def _made(stats: NumericsStats, makers: list[tuple[Where, Examination]]) -> str:
     """The first op that made NaN or infinities in exact, and how many others did."""
-    makers = [(where, seen) for where, seen in stats.nonfinite if where.phase in phases]
-    makers = [(where, seen) for where, seen in makers if seen.exact_nan] or makers
     where, seen = makers[0]
     count, what = (seen.exact_nan, "NaN") if seen.exact_nan else (seen.exact_inf, "infinite")
     text = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampcheck.catalog.numerics import PRECISION_LOSS
 from ampcheck.core.check import first_findings
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Where
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.findings import (
     faults_of,
     incomplete,
@@ -18,7 +18,7 @@ from ampcheck.numerics.findings import (
     who,
 )
 from ampcheck.numerics.run import UNCOMPARED
-from ampcheck.numerics.stats import PRECISION, NumericsStats, TensorError, gradient_module
+from ampcheck.numerics.stats import LOST, PRECISION, NumericsStats, TensorError, gradient_module
 from ampcheck.shadow import Fault, faults
 
 KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.DECISION)
@@ -99,8 +99,8 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
     if fault.kind == faults.DECISION:
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
-            f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, the worst by {seen.error:.2g} of "
-            f"the values (limit {seen.limit:.2g})"
+            f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, "
+            + (f"by up to {min(seen.error, 1.0):.2g} of the values" if seen.error > seen.limit else "no mere near ties")
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
@@ -110,10 +110,13 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
             f"{seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}; {_STORIES[fault.kind]}; "
             f"{range_text(fault)}"
         )
+    verdict, hint = Verdict.FAIL, _HINTS[fault.kind]
+    if fault.kind == faults.ROUNDING and where.phase == "backward" and stats.device == "cpu" and seen.error <= LOST:
+        verdict, hint = Verdict.WARN, "kernels on a GPU sum in float32; on this CPU keep the module in float32"
     times = f"; it happens {fault.count:,} times" if fault.count > 1 else ""
-    return PRECISION_LOSS.fail(
-        who(stats), message + times + reach_text(fault), where=where, observed=seen.error, limit=seen.limit,
-        unit="relative error", hint=_HINTS[fault.kind],
+    return PRECISION_LOSS.finding(
+        verdict, who(stats), message + times + reach_text(fault), where=where, observed=seen.error, limit=seen.limit,
+        unit="relative error", hint=hint,
     )  # fmt: skip
 
 
@@ -129,11 +132,7 @@ def _misplaced(stats: NumericsStats) -> list[Finding]:
     )
     hint = "write masks with a boolean mask and -inf in the format itself, after the last cast"
     where = Where(phase="forward")
-    return [
-        PRECISION_LOSS.fail(
-            who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint
-        )
-    ]
+    return [PRECISION_LOSS.fail(who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)]
 
 
 def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -151,13 +150,19 @@ def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 def _named(stats: NumericsStats) -> bool:
     """Whether another check names the op behind an error."""
-    return any(fault.reaches for fault in stats.faults if fault.kind not in KINDS)
+    return any(fault.reaches for fault in faults_of(stats, (faults.OVERFLOW, faults.ZERO, faults.FLUSH)))
 
 
 def _beyond(stats: NumericsStats, worst: TensorError, count: int, total: int, limits: Limits) -> Finding:
     module = gradient_module(worst.name) if worst.kind == "gradient" else ""
-    where = Where(phase="backward" if worst.kind == "gradient" else "forward", module=module)
     limit = worst.limit * limits.precision / PRECISION
+    hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
+    if worst.ruined and not worst.error > limit:
+        module, limit = stats.lost_in or "", LOST
+        hint = (
+            f"the data themselves are too coarse: keep tables, frequencies and positions in float32, not {stats.format}"
+        )
+    where = Where(phase="backward" if worst.kind == "gradient" else "forward", module=module)
     if worst.dtype == "missing":
         message = f"{worst.kind}s of eager mode must be given by the compiled model too; {worst} is missing"
     else:
@@ -165,7 +170,6 @@ def _beyond(stats: NumericsStats, worst: TensorError, count: int, total: int, li
             f"{worst.kind}s must lie within {limit:.2g} of float64; {worst} lies {worst.error:.2g} away, and {count} "
             f"of {total} are beyond their limits; the data's own rounding explains {worst.seen.spread:.2g}"
         )
-    hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
     if stats.compiled:
         hint = "eager mode tells the op if it is at fault too; else see compiled-error"
     return PRECISION_LOSS.fail(

@@ -43,8 +43,8 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if stats.compiled:
         inside = [f for f in inside_graphs(stats, check, limits) if f.verdict is not Verdict.PASS or not lost]
         return first_findings(inside + lost)  # the place first
-    findings = [*map(lambda fault: _overflow(stats, fault), faults_of(stats, [faults.OVERFLOW])), *_own_zeros(stats)]
-    if not any(finding.verdict is Verdict.FAIL for finding in findings) and not _explained(stats):
+    findings = [*(_overflow(stats, fault) for fault in faults_of(stats, [faults.OVERFLOW])), *_own_zeros(stats)]
+    if not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings += lost
     if not findings and stats.uncompared:
         return [incomplete(stats, check, "no output is finite in float64 either: see nonfinite-reference")]
@@ -84,7 +84,7 @@ def _own_zeros(stats: NumericsStats) -> list[Finding]:
     Its weights and buffers enter the float64 run as they are, so that these may have lost the values that kept it
     finite. In a model under autocast such infinities are its own affair: a mask, a log of zero.
     """
-    if not stats.native or not any(e.seen.exact_nan for e in stats.of("output")) or stats.data:
+    if not stats.native or stats.data or not any(e.seen.exact_nan + e.seen.exact_inf for e in stats.of("output")):
         return []
     return [
         OVERFLOW.fail(
@@ -103,15 +103,10 @@ def _own_zeros(stats: NumericsStats) -> list[Finding]:
     ]
 
 
-def _explained(stats: NumericsStats) -> bool:
-    """Whether another check names the op behind results that are not finite."""
-    kinds = [faults.ZERO, faults.FLUSH, faults.CANCELLATION, faults.ROUNDING, faults.DRIFT]
-    return any(fault.reaches for fault in faults_of(stats, kinds))
-
-
 def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
-    """Outputs and losses that are not finite although float64 is."""
-    hint = "no op was seen to make them: look at what is not measured"
+    """Outputs and losses that are not finite although float64 is, at the op whose fault makes them so."""
+    where, hint = Where(phase="forward"), "no op was seen to make them: look at what is not measured"
+    cause = next((fault for fault in stats.faults if fault.reaches and fault.where.phase == "forward"), None)
     if stats.compiled:
         hint = "the values inside the graphs tell where; compile=False names the op"
     findings = []
@@ -122,14 +117,20 @@ def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
                 f"outputs must be finite where float64's are; {error.nonfinite:,} elements of {name} are inf or NaN "
                 f"in {error.dtype}"
             )
-            where = Where(phase="forward")
-            observed = error.nonfinite
+            if cause is not None:
+                where, hint = cause.where, _CAUSES.get(cause.kind, "mend what loses digits here: see precision-loss")
+                message += f", which follows from what {op_text(where)}{source_text(stats, where)} loses"
+            count = error.nonfinite
             findings.append(
-                OVERFLOW.fail(
-                    who(stats), message, where=where, observed=observed, limit=0, unit="elements", hint=hint
-                )
+                OVERFLOW.fail(who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)
             )
     return findings
+
+
+_CAUSES = {
+    faults.ZERO: "mend what becomes zero here: see silent-zero",
+    faults.FLUSH: "mend what becomes too small here: see flush",
+}
 
 
 def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -188,7 +189,7 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
         top = format_of(dtype).max
         scaled = where.phase == "backward" and stats.scale != 1  # its size follows from the scale
         # A constant near the end, such as the mask finfo.min, goes in as it comes out: nothing grew here.
-        if scaled or (where, dtype) in overflowed or not result <= top or result <= source * (1 + 2 ** -7):
+        if scaled or (where, dtype) in overflowed or not result <= top or result <= source * (1 + 2**-7):
             continue
         closest = max(closest, result / top)
         if result * limits.headroom > top and (source * limits.headroom <= top or result > _GREW * source):
@@ -226,9 +227,7 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
     return _vanished(stats, limits, SILENT_ZERO, kept, "no tensor and no needed constant became zero")
 
 
-def _vanished(
-    stats: NumericsStats, limits: Limits, check: Check, kept: list[Fault], text: str
-) -> list[Finding]:
+def _vanished(stats: NumericsStats, limits: Limits, check: Check, kept: list[Fault], text: str) -> list[Finding]:
     if skipped := not_reached(stats, check):
         return [skipped]
     if stats.compiled:

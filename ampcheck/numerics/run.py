@@ -158,9 +158,7 @@ def _receive_outputs(outputs: list[tuple[str, torch.Tensor]], outcome: Outcome, 
             outcome.unseen[UNCOMPARED] += 1
 
 
-def _receive_gradients(
-    leaves: Mapping[str, torch.Tensor], outcome: Outcome, receive: Receive, suffix: str
-) -> None:
+def _receive_gradients(leaves: Mapping[str, torch.Tensor], outcome: Outcome, receive: Receive, suffix: str) -> None:
     for name, leaf in leaves.items():
         if leaf.grad is not None:
             gradient = leaf.grad if leaf.grad.layout is torch.strided else leaf.grad.to_dense()

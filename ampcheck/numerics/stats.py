@@ -13,7 +13,7 @@ from ampcheck.shadow.bounds import FLOOR, SLACK, UNKNOWABLE
 from ampcheck.telemetry.stats import TelemetryStats
 
 LOST = 0.25
-"""Relative error of an output from which less than two bits agree."""
+"""Relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
 
 PRECISION = 2.0
 """The default of `Limits.precision`, with which the bounds of `ampcheck.shadow` apply as they are."""
@@ -56,9 +56,16 @@ class TensorError:
         """Whether the data determine the value at all; the gradient of a bias that a norm takes out again is zero."""
         return self.seen.flagged > 0 or self.seen.spread <= UNKNOWABLE
 
+    @property
+    def ruined(self) -> bool:
+        """Whether nothing is left of an output that the data determine in float32."""
+        return self.kind == "output" and is_ruined(self.seen, self.unit, LOST)
+
     def beyond(self, precision: float) -> bool:
         """Whether rounding does not explain the error, and, for a gradient, whether it moves the whole gradient."""
         if self.nonfinite or self.misplaced or self.dtype == "missing":
+            return True
+        if self.ruined:
             return True
         if not self.known or self.error <= self.limit * precision / PRECISION:
             return False
@@ -99,7 +106,8 @@ class NumericsStats:
     make NaN or infinities in exact, with what they make. largest: the largest magnitude of the 16-bit results of an op
     at one place, and of its inputs. errors: outputs, losses and gradients. data: inputs, weights and buffers with a
     NaN, and weights with an infinity. scale: the loss scale; gradients contain it. health: by (phase, module).
-    sources: the text of source lines by (file, line). raised: an exception that the run has and float32 has not.
+    sources: the text of source lines by (file, line). lost_in: the first module of whose result
+    nothing is left. raised: an exception that the run has and float32 has not.
     losses: dtypes in which losses were computed. no_backward: why there are no gradients; prevented: it is the subject
     that keeps backward from its weights; cut: parameters of modules that ran while gradients were off. masked: the
     default loss leaves out non-finite outputs of exact. left: switches that forward, loss or backward left changed,
@@ -124,6 +132,7 @@ class NumericsStats:
     data: tuple[Values, ...] = ()
     health: Mapping[tuple[str, str], TensorHealth] = field(default_factory=dict)
     sources: Mapping[tuple[str, int | None], str] = field(default_factory=dict)
+    lost_in: str | None = None
     raised: Raised | None = None
     losses: tuple[str, ...] = ()
     module_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -161,6 +170,12 @@ class NumericsStats:
     def harm(self, precision: float) -> tuple[TensorError, ...]:
         """The results that rounding does not explain."""
         return tuple(error for error in self.errors if error.beyond(precision))
+
+
+def is_ruined(seen: Examination, unit: float, lost: float) -> bool:
+    """Whether a value is further off than `lost`, and the data determine it in float32: the format is too coarse."""
+    in_float32 = seen.spread * format_of("float32").unit_roundoff / max(unit, 1e-300)
+    return seen.error > lost and in_float32 <= LOST / 2
 
 
 def gradient_module(name: str) -> str:
