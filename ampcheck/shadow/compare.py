@@ -139,7 +139,7 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None, total: float)
     unit = max(reference.unit, roundoff(value.dtype))
     floor = FLOOR
     if unit < JUDGED_UNIT:
-        unit *= 1 + math.sqrt(result.terms) / 8
+        unit *= 1 + math.sqrt(result.terms) / 12
     elif key[0] not in WHOLE:
         floor = min(FLOOR, 0.25 + result.roundings / 2)
     seen, before = (_examine(v, reference, unit, floor, key[0] in WHOLE) for v in (value, eager))
