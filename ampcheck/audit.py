@@ -15,7 +15,7 @@ from ampcheck.catalog import for_kind
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.accuracy import checks as accuracy_checks
-from ampcheck.compiled.accuracy.judge import check_compiled_against_eager, judge_accuracy
+from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
 from ampcheck.core.arguments import DType, parse_dtypes, parse_integer, parse_names
@@ -29,16 +29,14 @@ from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
 from ampcheck.numerics import (
     NumericsStats,
     arm_name,
+    check_compiled_against_eager,
     check_numerics,
     check_reference,
     measure_compiled,
-    measure_nonfinite,
     measure_numerics,
-    measure_reference,
     native_format,
     tables,
 )
-from ampcheck.numerics.rounding import usual_errors
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.training import callable_checks
@@ -207,35 +205,34 @@ def _run_stages(context: AuditContext, stages: Sequence[Stage], progress: Progre
 
 
 class _Numerics:
-    """The stages that compare each 16-bit run with float64; they share the reference and each eager run."""
+    """The stages that compare each 16-bit run with its exact values; a compiled run with those of its eager run."""
 
     def __init__(self, context: AuditContext) -> None:
         self._context = context
         self._subject = context.subject
+        self._reference: list[Finding] = []
 
     def stages(self) -> Iterator[Stage]:
-        """The reference, then every dtype, eager and compiled."""
+        """Every dtype, eager and compiled."""
         optional = self._context.graphs
-        yield Stage("float64", self._measure_reference, optional)
         for dtype in self._context.dtypes:
             name = format_of(dtype).name
             yield Stage(f"{name}, eager", partial(self._judge_eager, dtype), optional)
             if self._context.compile:
                 yield Stage(f"{name}, compiled", partial(self._judge_compiled, dtype), optional)
 
-    def _measure_reference(self) -> list[Run]:
-        self._reference = measure_reference(self._subject, device=self._context.device)
-        stats = measure_nonfinite(self._subject, self._reference)
-        return [Run(findings=tuple(check_reference(stats)))]
-
     def _judge_eager(self, dtype: torch.dtype) -> list[Run]:
         context = self._context
-        self._eager = measure_numerics(
-            self._subject, self._reference, dtype, device=context.device, native=context.native
-        )
-        if not context.compile:
-            self._reference.forget()
-        return [self._run(self._eager.stats)]
+        self._eager = measure_numerics(self._subject, dtype, device=context.device, native=context.native)
+        return [*self._judge_reference(dtype), self._run(self._eager.stats)]
+
+    def _judge_reference(self, dtype: torch.dtype) -> list[Run]:
+        """The findings about float64, once: of the first dtype whose run reached its end."""
+        raised = self._eager.stats.raised is not None
+        if self._reference or (raised and dtype is not self._context.dtypes[-1]):
+            return []
+        self._reference = check_reference(self._eager.stats)
+        return [Run(findings=tuple(self._reference))]
 
     def _judge_compiled(self, dtype: torch.dtype) -> list[Run]:
         context, subject, eager = self._context, self._subject, self._eager
@@ -243,11 +240,9 @@ class _Numerics:
             arm = arm_name(dtype, context.native, compiled=True)
             text = "not compiled: the eager run raised, see low-precision-error"
             return [Run(findings=(COMPILED_EXCEPTION.skip(f"{subject.name} [{arm}]", text),))]
-        device, native = context.device, context.native
-        compiled = measure_compiled(subject, self._reference, eager, dtype, device=device, native=native)
-        errors = partial(usual_errors, subject, self._reference, eager, dtype, device=device, native=native)
-        against_eager = check_compiled_against_eager(eager.stats, compiled, context.bounds, errors)
-        self._reference.forget()
+        compiled = measure_compiled(subject, eager, dtype, device=context.device, native=context.native)
+        del self._eager  # with its exact values
+        against_eager = check_compiled_against_eager(eager.stats, compiled, context.bounds)
         return [self._run(compiled), context.only(Run(findings=tuple(against_eager)))]
 
     def _run(self, stats: NumericsStats) -> Run:

@@ -24,8 +24,9 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Finding, Run, Verdict, emit, merge, verify
 from ampcheck.numerics.checks import OBSERVABLE
-from ampcheck.numerics.observe import OpObservation, observation_run
+from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.numerics.stats import NumericsStats
+from ampcheck.shadow import Shadow
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
@@ -145,8 +146,10 @@ def watch(
 
     The objects decide what is watched:
 
-    - nothing, or an eager model: every op, forward and backward (`overflow`, `silent-zero`, `flush`, `integer-cast`,
-      `headroom`, `nonfinite-reference`), and the use of autocast (`autocast-*`, `policy-banned`).
+    - nothing, or an eager model: every op, forward, backward and update, against float64 (`overflow`, `silent-zero`,
+      `flush`, `integer-cast`, `precision-loss`, `headroom`, `nonfinite-reference`), and the use of autocast
+      (`autocast-*`, `policy-banned`). Damage counts where it reaches a weight, a buffer, a gradient, a number that
+      left the block, or a tensor that is in use when the block ends.
     - a compiled model or function: the values inside its graphs (`overflow`, `nonfinite-gradient`, `silent-zero`,
       `flush`, `headroom`).
     - an optimizer or several, with the scaler if there is one, and the model: the gradients, updates and loss scale of
@@ -222,8 +225,7 @@ def watched(
     if "graphs" in families:
         monitors.append(_Graphs(shown, graphs or GraphLimits()))
     if "ops" in families:
-        root = plain if isinstance(plain, torch.nn.Module) else None
-        monitors.append(_Ops(shown, root, bounds, _named(wanted, OP_CHECKS)))
+        monitors.append(_Ops(shown, bounds, _named(wanted, OP_CHECKS)))
     if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
         monitors.append(_Autocast(shown, _named(wanted, GUARD_CHECKS)))
     if "values" in families:
@@ -342,20 +344,18 @@ class _Graphs:
 class _Ops:
     family = "ops"
 
-    def __init__(
-        self, name: str, model: torch.nn.Module | None, limits: Limits, checks: Collection[str] | None
-    ) -> None:
+    def __init__(self, name: str, limits: Limits, checks: Collection[str] | None) -> None:
         self._name, self._limits, self._checks = name, limits, checks
-        self._observation = OpObservation(model)
+        self._shadow = Shadow()
 
     def enter(self, stack: ExitStack) -> None:
-        stack.enter_context(self._observation)
+        stack.enter_context(self._shadow)
 
     def stats(self) -> NumericsStats:
-        return self._observation.stats(self._name)
+        return measure_block(self._shadow, self._name)
 
     def run(self, stats: NumericsStats) -> Run:
-        return observation_run(stats, self._limits, self._checks)
+        return block_run(stats, self._limits, self._checks)
 
 
 class _Values:

@@ -90,7 +90,7 @@ def test_a_recurrent_network_that_dynamo_declines_is_skipped_with_its_reason() -
 def test_the_callers_autocast_does_not_reach_the_judge() -> None:
     class Rough(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x if x.dtype.itemsize > 2 else (x * 4).round() / 4
+            return (x + 1000) - 1000
 
     model = nn.Sequential(nn.Linear(16, 16), Rough())
     with torch.autocast("cpu", torch.bfloat16):
@@ -123,20 +123,6 @@ def test_modules_in_a_closure_are_copied_too() -> None:
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-def test_an_output_that_low_precision_drops_is_a_failure() -> None:
-    class Drops(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            one = self.one(x)
-            return {"one": one} if one.dtype.itemsize == 2 else {"one": one, "two": self.two(x)}
-
-    run = audit((Drops(), torch.randn(2, 4)), dtype="bfloat16", compile=False)
-    assert "precision-loss" in _checks(run, Verdict.FAIL)
-
-
 def test_complex_buffers_keep_their_imaginary_part_in_the_reference() -> None:
     class Rotary(nn.Module):
         def __init__(self) -> None:
@@ -154,7 +140,7 @@ def test_complex_buffers_keep_their_imaginary_part_in_the_reference() -> None:
 def test_a_near_tie_does_not_excuse_an_error_of_another_origin() -> None:
     class Rough(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x if x.dtype.itemsize > 2 else (x / x.abs().amax() * 3).round() * x.abs().amax() / 3
+            return (x + 1000) - 1000
 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), Rough(), nn.Flatten(), nn.Linear(8 * 49, 4))
@@ -389,9 +375,10 @@ def test_the_demo_is_safe_on_cuda() -> None:
 
 def test_observing_a_block_finds_the_overflow_and_its_line() -> None:
     with pytest.raises(AssertionError, match="overflow"), watch(checks=["overflow"]):
-        torch.full((4,), 300.0, dtype=torch.float16) ** 2
+        squared = torch.full((4,), 300.0, dtype=torch.float16) ** 2
+    assert squared.isinf().all()
     with watch(checks=["overflow"]):
-        torch.full((4,), 3.0, dtype=torch.float16) ** 2
+        squared = torch.full((4,), 3.0, dtype=torch.float16) ** 2
 
 
 def test_observing_a_block_that_computes_nothing_fails() -> None:
@@ -413,8 +400,8 @@ def test_observing_does_not_hide_the_exception_of_the_block() -> None:
 def test_progress_is_told_before_each_stage() -> None:
     told: list[tuple[str, int, int]] = []
     audit((nn.Linear(4, 4), torch.randn(2, 4)), compile=False, progress=lambda *stage: told.append(stage))
-    assert [done for _, done, _ in told] == [0, 1, 2, 3, 4]
-    assert {total for _, _, total in told} == {4}
+    assert [done for _, done, _ in told] == [0, 1, 2, 3]
+    assert {total for _, _, total in told} == {3}
 
 
 def test_public_names() -> None:

@@ -114,7 +114,8 @@ def test_a_compiled_model_that_rounds_nothing_to_16_bits_is_no_pass() -> None:
 
 def test_without_objects_ops_and_the_use_of_autocast_are_watched() -> None:
     with pytest.raises(AssertionError, match="overflow"), ampcheck.watch():
-        torch.full((4,), 300.0, dtype=torch.float16).square()
+        squared = torch.full((4,), 300.0, dtype=torch.float16).square()
+    assert squared.isinf().all()
     weight = torch.ones(4, 4, requires_grad=True)
     region = torch.autocast("cpu", torch.bfloat16)
     with pytest.raises(AssertionError, match="autocast-scope"), ampcheck.watch(), region:

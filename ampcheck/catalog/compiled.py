@@ -29,7 +29,7 @@ COMPILED_EXCEPTION = Check(
     "The subject runs in eager mode and under torch.compile on equal data.",
     "An op that Inductor lowers wrongly, control flow on tensor values under fullgraph; checks of the data that "
     "eager kernels make and compiled kernels leave out.",
-    "Compile with backend='aot_eager' to tell tracing from code generation, and report it to PyTorch with the "
+    "Compile with backend='aot_eager': where it raises as well, tracing is at fault. Report it to PyTorch with the "
     "smaller model; check the data before the compiled region.",
     subjects=MODELS,
 )
@@ -37,17 +37,16 @@ COMPILED_EXCEPTION = Check(
 COMPILED_ERROR = Check(
     "compiled-error",
     "compile",
-    "Outputs, loss, updated weights and buffers of compiled code are as close to float64 as those of eager mode. "
-    "A difference between the two is no failure: fused kernels round less often. Warns where a decision near a tie "
-    "explains the excess, where eager mode overflows and compiled code does not, and where a float32 output has "
-    "the digits of 16 bits in eager mode alone.",
-    "Three arms on equal data, weights and random streams: eager mode, compiled code, float64. Eager mode is "
-    "measured on the data and on data changed by a rounding. Compiled code may have the square of the "
-    "precision limit times its error, one rounding of the tensor's dtype, and what float32 sums of that length in "
-    "another order give; it must be beyond on all of the data. Before a failure counts, eager mode runs up to 12 "
-    "times more with each op rounded at random to one of its two neighbours: where it was right by luck, its usual "
-    "error is the measure. Elements that are NaN on all sides leave the check incomplete. After a failure the "
-    "compiler's stages and settings are tried.",
+    "Outputs, loss, updated weights and buffers of compiled code are as close to float64 as rounding allows. A "
+    "difference to eager mode is no failure: fused kernels round less often. Where eager mode is beyond the bound as "
+    "well, compiled code fails only if it is far worse. Warns where a decision near a tie explains the excess, where "
+    "eager mode overflows and compiled code does not, and where a float32 output has the digits of 16 bits in eager "
+    "mode alone.",
+    "An eager run under a shadow gives the exact value of each result, and what moving the data by a rounding does to "
+    "it. Compiled code runs on equal data, weights and random streams. It may be off by 8 times that movement and a "
+    "few roundings, more for long sums in float32, whose order is free. Where a float32 model rounds to 16 bits by "
+    "casts alone, its author means them, and compiled code must round there too. Elements that are NaN on all sides "
+    "leave the check incomplete. After a failure the compiler's stages and settings are tried.",
     "Casts that fusion leaves out, a value that is specialised and should not be, state that changes between calls.",
     "Use the setting that the finding names, which was tried; ampcheck blame finds the op and the modules.",
     subjects=MODELS,
@@ -56,9 +55,9 @@ COMPILED_ERROR = Check(
 COMPILED_GRADIENT = Check(
     "compiled-gradient",
     "compile",
-    "Gradients of weights and inputs of compiled code are as close to float64 as those of eager mode.",
-    "As compiled-error. Gradients that are zero up to rounding are compared relative to the norm of the whole "
-    "gradient.",
+    "Gradients of weights and inputs of compiled code are as close to float64 as rounding allows.",
+    "As compiled-error, each gradient as a whole; what is small beside the norm of the whole gradient is no error. "
+    "Gradients may differ by the few elements on whose side of a kink (relu) a rounding decides.",
     "AOTAutograd traces the backward pass under the autocast of the forward call, which eager mode has left by "
     "then: code that the author runs in float32 is differentiated in 16 bits (pytorch/pytorch#153044, #179804). A "
     "counter that forward changes and uses (#197039).",
@@ -71,13 +70,12 @@ BLAME = Check(
     "blame",
     "compile",
     "A subject passes at every stage from eager low precision to torch.compile. Where it does not, the verdict "
-    "names the stage, the first op whose error leaves the bound, and the smallest set of modules that fixes it "
-    "in float32.",
+    "names the stage, the first op at fault, and the smallest set of modules that fixes it in float32.",
     "Eager low precision is judged as in an audit, compiled code as by compiled-error, at aot_eager, Inductor with "
-    "emulated casts, and Inductor. In eager mode every op is compared with the same op of the float64 run; in compiled "
-    "code the first k nodes of the graphs are compiled, the rest run eagerly, and k is bisected. The modules are found "
-    "by delta debugging on the tree of modules, each set tried by running the code that is printed; the step is timed "
-    "in pairs with and without it.",
+    "emulated casts, and Inductor. In eager mode the shadow names the first op at fault; in compiled code the first k "
+    "nodes of the graphs are compiled, the rest run eagerly, and k is bisected. The modules are found by delta "
+    "debugging on the tree of modules, each set tried by running the code that is printed; the step is timed in pairs "
+    "with and without it.",
     "Those of the check that fails: see its page.",
     "Paste the code and call keep_in_float32(model), set what the hint names, or leave the module out of "
     "compilation. Where no set of modules fixes it, fix the op at the line that is named.",

@@ -11,8 +11,8 @@ LOW_PRECISION_ERROR = Check(
     "range",
     "A model that runs in float32 must also run in low precision. Fails when only the low-precision run raises "
     "an exception.",
-    "The subject runs in float32 and in float64 first; the exception of the low-precision run is reported with its "
-    "op, module and line.",
+    "If the low-precision run raises, the subject runs again in float32; the exception is reported with its op, module "
+    "and line. A subject that raises in float32 too is not judged.",
     "Operands with different dtypes (a float32 table and a bfloat16 tensor), a constant such as -1e9 beyond the range "
     "of float16, in-place and out= variants that autocast does not cast, a missing kernel.",
     "Cast the operands to one dtype (.to(x.dtype)), take mask values from torch.finfo(x.dtype).min or use a boolean "
@@ -25,14 +25,14 @@ NONFINITE_REFERENCE = Check(
     "range",
     "Outputs and gradients are numbers in float64. Fails when an output is NaN in every precision, because of a NaN "
     "in an input, weight or buffer or because of an op of the model, and when every output is infinite.",
-    "Every op of the float64 run is observed: an op that gives a NaN from inputs without NaN is reported with its "
-    "line. Inputs, weights and buffers are searched for NaN, weights for infinities too; they count when the outputs "
-    "are NaN. Infinities in outputs (padded logits, masks) are no finding, but low precision must have them at the "
-    "same positions with the same sign. Gradients that are not finite in float64 fail; the check is incomplete if "
-    "outputs contain infinities and the default loss is used. A declared loss that is not finite in float64 fails. "
-    "The check runs once for each audit and always has a verdict, since elements that are NaN in float64 cannot be "
-    "compared. In a block under ampcheck.watch, each op that gives a NaN also runs in float64; the check fails if a "
-    "NaN is in use at the end of the block, and warns otherwise.",
+    "Float64 is followed beside the low-precision run, with all casts lifted: an op that gives a NaN from inputs "
+    "without NaN there is reported with its line. Inputs, weights and buffers are searched for NaN, weights for "
+    "infinities too; they count when the outputs are NaN. Infinities in outputs (padded logits, masks) are no "
+    "finding, but low precision must have them at the same positions with the same sign. Gradients that are not "
+    "finite in float64 fail; the check is incomplete if outputs contain infinities and the default loss is used. A "
+    "declared loss that is not finite in float64 fails. The check runs once for each audit and always has a verdict, "
+    "since elements that are NaN in float64 cannot be compared. In a block under ampcheck.watch it fails if a NaN is "
+    "in use at the end of the block, and warns otherwise.",
     "A logarithm or square root of negative numbers, 0/0, inf - inf, a softmax over a fully masked row, a derivative "
     "at its pole (sqrt or norm at zero), missing values in the data, weights saved after a NaN.",
     "Clamp before the op; select with where before it as well as after it; clean the data; load other weights. A "
@@ -43,14 +43,14 @@ NONFINITE_REFERENCE = Check(
 OVERFLOW = Check(
     "overflow",
     "range",
-    "An op with finite inputs gives finite outputs. Fails when an infinity or NaN of low precision reaches a module's "
-    "output, an output, a declared loss or a gradient; warns when it disappears before.",
-    "Every op of forward and backward is observed below autocast. An op that gives non-finite values runs again on "
-    "the same inputs in float64, which separates the format's limit from arithmetic without a result. The first such "
-    "op is reported; ops that propagate the values are only counted. A -inf that the model writes on purpose (a mask) "
-    "has a non-finite constant or input and is no finding. Inside a compiled graph, each cast to 16 bits and each "
-    "product records its losses. ampcheck.watch fails when the last loss passed to `seen.step(loss)` is not finite. "
-    "In a training loop the check fails when the losses of the last three observed steps are not finite.",
+    "An op gives finite results where float64 does. Fails when an infinity or NaN of low precision reaches an output, "
+    "a declared loss, a gradient, a weight or a buffer; warns when it disappears before.",
+    "Every op of forward and backward is compared with its float64 value, below autocast. The first op that gives a "
+    "non-finite element where float64 is finite is reported; ops that propagate it are not. A -inf that the model "
+    "writes on purpose, and an additive mask that becomes -inf and that softmax absorbs, are no findings. Inside a "
+    "compiled graph, each cast to 16 bits and each product records its losses. ampcheck.watch fails when the last "
+    "loss passed to `seen.step(loss)` is not finite. In a training loop the check fails when the losses of the last "
+    "three observed steps are not finite.",
     "Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), finfo.min "
     "added to a negative score, a divisor whose eps is zero in the format.",
     "Keep the op in float32, scale its inputs, use bfloat16, write masks with where or masked_fill instead of adding.",
@@ -73,18 +73,19 @@ NONFINITE_GRADIENT = Check(
 PRECISION_LOSS = Check(
     "precision-loss",
     "range",
-    "Outputs and gradients differ from those of the same model in float64 by no more than rounding explains. Fails "
-    "beyond that, and for an output that is 25 % off, whatever explains it; warns where only a module is beyond its "
-    "limit, where a CPU kernel sums in 16 bits, and where a decision (topk, comparison) differs near a tie and "
-    "float64 could not take the same one.",
-    "The relative error in the Euclidean norm, per output, module output and gradient. The limit is precision * "
-    "(sqrt(chain) * (u + s) + f) + sqrt(n) * u32: u is the unit roundoff of the format, chain the longest series "
-    "of roundings between two weights, s the change of the float64 model when its weights and rounded inputs are "
-    "moved by u, f the same for float32, n the longest sum and u32 the unit roundoff of float32, in which sums "
-    "are computed. If a near tie was decided differently, float64 runs again with the decisions of the "
-    "low-precision run. Gradients that float32 itself cannot compute to the precision of the format are not "
-    "judged, nor those whose error is within rounding of the whole gradient. If two float64 runs with equal "
-    "seeds differ, the check is incomplete.",
+    "Values differ from float64 by no more than rounding explains. Fails at the op that loses the digits, when the "
+    "damage reaches an output, a gradient, a weight, a buffer or a number that leaves the run; when a decision (topk, "
+    "comparison, index) differs from that of float64 by more than rounding explains; for an output or gradient beyond "
+    "its limit; and for an output that is 25 % off although float32 would keep it. Warns where a CPU kernel of "
+    "backward sums in 16 bits.",
+    "Every floating tensor of the run has two companions: exact, the same program in float64 with all casts lifted, "
+    "and moved, the same with the data moved by one unit roundoff of the format. The distance of the two is the error "
+    "that the data explain. A value may be off by 8 times that distance and some roundings of its own, in Euclidean "
+    "norms by rows in forward and by tensors in backward; precision / 2 scales this limit. An op is at fault when its "
+    "inputs were within their limits and its result is not; digits that a later sum makes good again are no finding, "
+    "nor are gradients whose error is within rounding of the whole gradient, or whose value the data do not "
+    "determine. Decisions and random numbers are those of the run. Compiled code is compared with the exact values of "
+    "the eager run; if two eager runs with equal seeds differ, the check is incomplete.",
     "Cancellation (differences of cumulative sums, variance by E[x^2] - E[x]^2), position tables in 16 bits, "
     "accumulation in the low format.",
     "Compute the inputs of the reported op in float32; subtract before rounding; set precision in "
@@ -95,12 +96,10 @@ PRECISION_LOSS = Check(
 SILENT_ZERO = Check(
     "silent-zero",
     "range",
-    "No tensor becomes zero as a whole, and no guarding constant (such as an eps) becomes zero. Fails when "
-    "outputs or gradients are off by more than rounding explains; warns for another constant, and for a tensor "
-    "where a gradient (in forward also a module's output) is off by more than rounding explains, though within "
-    "the rounding of the whole.",
-    "The op runs again on the same inputs in float64. A constant becomes zero when it is a nonzero Python number "
-    "below half of the format's smallest subnormal and results that needed it are exactly zero.",
+    "No tensor becomes zero as a whole, and no element that a later division, logarithm or root needs. Fails at the op "
+    "at which the values become zero, when the damage reaches an output, a gradient, a weight or a buffer.",
+    "Elements that are zero here and not in float64, and that are too small for the format; a later op that gives inf "
+    "or NaN for their sake is named too.",
     "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",
     "Use an eps within the range of the format, scale before squaring, compute the guard in float32.",
     subjects=MODELS,
@@ -109,12 +108,10 @@ SILENT_ZERO = Check(
 FLUSH = Check(
     "flush",
     "range",
-    "No tensor loses more of its Euclidean norm to zero than one rounding changes. Fails when outputs or gradients "
-    "are off by more than rounding explains; warns when more than half of a tensor's nonzero elements become zero and "
-    "a gradient (in forward also a module's output) is off by more than rounding explains, though within the rounding "
-    "of the whole.",
-    "Element by element against the same op on the same inputs in float64: nonzero there, zero here, and too small "
-    "for the format. The limit is flush * u, where u is the unit roundoff.",
+    "No value loses more than rounding explains to zero and to subnormal numbers. Fails at the op where it happens, "
+    "when the damage reaches an output, a gradient, a weight or a buffer.",
+    "The error against float64, as for precision-loss, where most of it is in elements below the normal numbers of the "
+    "format. Errors below flush * u of the norm are accepted, where u is the unit roundoff.",
     "float16 below 6e-8: gradients of a loss that is not scaled, probabilities, variances of small activations.",
     "Scale the loss (torch.amp.GradScaler), scale the values, use bfloat16, keep the op in float32.",
     subjects=MODELS,
@@ -123,12 +120,11 @@ FLUSH = Check(
 INTEGER_CAST = Check(
     "integer-cast",
     "range",
-    "Integers survive in floating tensors. Fails when two different integers become equal on their way to an output "
-    "or buffer, or when outputs or gradients are off by more than rounding explains; warns otherwise.",
-    "Floating tensors of integers are tracked from the cast or range that creates them through further casts "
-    "(autocast's too), cumsum, sums, products and copies, and compared element by element with the same op in "
-    "float64; different values are counted before and after. float16 represents every integer up to 2048, bfloat16 up "
-    "to 256, float32 up to 16,777,216.",
+    "Different integers stay different in floating tensors. Fails when something is computed from integers that became "
+    "equal; warns otherwise.",
+    "Floating tensors of whole numbers that came from integers are followed through casts (autocast's too), cumsum, "
+    "sums, products and copies, beside their float64 values; different values are counted in both. float16 represents "
+    "every integer up to 2048, bfloat16 up to 256, float32 up to 16,777,216.",
     "torch.arange(n).to(x.dtype) or type_as, position ids and time steps cast with the model, counters in buffers.",
     "Compute with positions in float32 and cast the result.",
     subjects=MODELS,
@@ -138,8 +134,8 @@ HEADROOM = Check(
     "headroom",
     "range",
     "No value comes within a factor (4 by default) of the maximum of its format: a warning.",
-    "The largest magnitude that each op computes, in forward, and in backward if the loss is not scaled. Constants "
-    "that pass through unchanged do not count.",
+    "The largest magnitude that each op computes in 16 bits, in forward, and in backward if the loss is not scaled. "
+    "An op is reported where values grow beyond the limit; constants that pass through unchanged do not count.",
     "Growth along the residual stream, unnormalised scores, a large loss scale.",
     "Normalise or scale, or set headroom in [tool.ampcheck.limits].",
     subjects=MODELS,

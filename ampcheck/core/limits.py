@@ -16,13 +16,12 @@ from ampcheck.core.json_files import conflict_in
 class Limits:
     """The limits of the checks. Each is a pure number; the defaults follow from the formats.
 
-    precision: standard deviations of rounding that an error may reach. The deviation itself is derived from the unit
-        roundoff of the format, the longest chain of roundings, and the change of the model's float64 results when its
-        data are rounded. 2 is the usual 95 per cent.
+    precision: standard deviations of rounding that an error may reach, see `ampcheck explain precision-loss`. 2 is the
+        usual 95 per cent; larger values scale every limit, smaller ones those of whole outputs and gradients.
     headroom: warn from this factor below the format's maximum. 4 is two binades: a batch four times as large in
         magnitude, or sixteen times as many terms of random sign in a sum, would overflow.
-    flush: the part of a tensor's Euclidean norm that may flush to zero, in unit roundoffs of the format. A single
-        rounding changes as much as 1.
+    flush: the part of a tensor's Euclidean norm that may be lost to zero and subnormal numbers, in unit roundoffs of
+        the format. A single rounding changes as much as 1.
     underflow: the share of a tensor's nonzero gradient elements that may become zero.
     stagnation: the share of a tensor's updates that may change no weight.
     reduction: the error that a sum or norm of gradients may have, in roundings.

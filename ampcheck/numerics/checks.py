@@ -31,8 +31,10 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 )
 """In the order in which a reader wants them: what stops the run, what ruins it, what blurs it."""
 
-OBSERVABLE = ("nonfinite-reference", "overflow", "silent-zero", "flush", "integer-cast", "headroom", "coverage")
-"""The checks that need no reference, only ops that ran."""
+OBSERVABLE = (
+    "nonfinite-reference", "overflow", "silent-zero", "flush", "integer-cast", "precision-loss", "headroom", "coverage"
+)  # fmt: skip
+"""The checks of a watched block, whose results are not known."""
 
 
 def check_numerics(stats: NumericsStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ampcheck.catalog.compiled import COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import LOW_PRECISION_ERROR
 from ampcheck.core.check import Check
+from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Verdict
-from ampcheck.numerics.facts import OpFacts
+from ampcheck.core.run import Finding, Where
+from ampcheck.core.text import listed
 from ampcheck.numerics.stats import NumericsStats
+from ampcheck.shadow import Fault
 from ampcheck.telemetry.checks import check_telemetry
 
 
@@ -19,21 +22,37 @@ def who(stats: NumericsStats) -> str:
     return f"{stats.subject} [{stats.arm}]" if stats.arm else stats.subject
 
 
-def finding(
-    stats: NumericsStats,
-    check: Check,
-    verdict: Verdict,
-    fact: OpFacts,
-    message: str,
-    hint: str,
-    observed: float,
-    limit: float,
-    unit: str,
-) -> Finding:
-    """A finding about one op."""
-    return check.finding(
-        verdict, who(stats), message, where=fact.where, observed=observed, limit=limit, unit=unit, hint=hint
-    )
+def op_text(where: Where) -> str:
+    """The op without the namespace of PyTorch's own."""
+    return where.op.removeprefix("aten::")
+
+
+def source_text(stats: NumericsStats, where: Where) -> str:
+    """`` in `sigma = 1 - alpha` ``: the text of the source line, empty where it is not known."""
+    text = stats.sources.get((where.file, where.line), "")
+    return f" in `{text if len(text) <= 100 else text[:97] + '...'}`" if text else ""
+
+
+def range_text(fault: Fault) -> str:
+    """The magnitudes that go into an op and come out of it."""
+    text = f"magnitudes up to {fault.amax_in:.5g} go in, up to {fault.amax_out:.5g} come out"
+    return text if fault.exact_amax == fault.amax_out else f"{text} ({fault.exact_amax:.5g} in float64)"
+
+
+def reach_text(fault: Fault) -> str:
+    """Where the damage is left."""
+    places = sorted(fault.reaches, key=lambda name: -fault.reaches[name])
+    return f"; it reaches {listed(places, 3)}" if places else ""
+
+
+def wider(dtype: str) -> str:
+    """The formats that have a larger range."""
+    return "bfloat16 or float32" if format_of(dtype).name == "float16" else "float32"
+
+
+def faults_of(stats: NumericsStats, kinds: Iterable[str]) -> list[Fault]:
+    """The faults of these kinds."""
+    return [fault for fault in stats.faults if fault.kind in kinds]
 
 
 def passed(
@@ -46,14 +65,8 @@ def passed(
     unit: str = "",
 ) -> Finding:
     """A pass that rests on `seen` observations, with the coverage of the run."""
-    return check.passed(
-        who(stats),
-        f"{text} ({stats.coverage})",
-        seen,
-        observed=observed,
-        limit=limit,
-        unit=unit,
-    )
+    text = f"{text} ({stats.coverage})"
+    return check.passed(who(stats), text, seen, observed=observed, limit=limit, unit=unit)
 
 
 def incomplete(stats: NumericsStats, check: Check, reason: str, hint: str = "") -> Finding:
@@ -73,7 +86,7 @@ def not_reached(stats: NumericsStats, check: Check) -> Finding | None:
 
 def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:
     """A skip where nothing needs a gradient; incomplete where the subject keeps backward from its weights."""
-    if not stats.no_backward and any(e.kind == "gradient" for e in stats.errors):
+    if not stats.no_backward and stats.of("gradient"):
         return None
     reason = f"no gradients to judge: {stats.no_backward or 'the run gave no gradient'}"
     if stats.no_backward and not stats.prevented:
@@ -100,8 +113,3 @@ def inside_graphs(stats: NumericsStats, check: Check, limits: Limits) -> list[Fi
         reason = (inside.skipped if inside is not None else "") or "nothing was measured inside compiled graphs"
         return [check.skip(who(stats), f"{reason}; eager mode is judged")]
     return [f for f in check_telemetry(inside, limits, harmed=harmed) if f.check == check.slug]
-
-
-def inside_unseen(stats: NumericsStats, check: Check) -> list[Finding]:
-    """A skip for what cannot be told of a compiled run."""
-    return [check.skip(who(stats), "not seen inside a compiled graph; eager mode is judged")]

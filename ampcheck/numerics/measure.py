@@ -1,340 +1,298 @@
-"""Run a subject in low precision beside its reference and record everything that the checks look at."""
+"""Run a subject in low precision under a shadow, and record everything that the checks look at."""
 
 from __future__ import annotations
 
+import linecache
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacking
-from ampcheck.core.errors import brief
+from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
-from ampcheck.numerics.arms import Outcome, run_arm
-from ampcheck.numerics.compare import compare, without_counterpart
-from ampcheck.numerics.compiled import measure_graphs
-from ampcheck.numerics.decisions import Decisions
-from ampcheck.numerics.distance import relative_error
-from ampcheck.numerics.equal_random import EqualRandom
-from ampcheck.numerics.ops import OpWatch
-from ampcheck.numerics.reference import Reference, WideRun
-from ampcheck.numerics.rounded_inputs import RoundedInputs
-from ampcheck.numerics.stats import LOST, NumericsStats, Raised, TensorError, gradient_module
-from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
-from ampcheck.torchtools.pytree import tensors
+from ampcheck.numerics.run import Outcome, run_subject
+from ampcheck.numerics.stats import LOST, NumericsStats, Raised, TensorError, Values, gradient_module, is_ruined
+from ampcheck.shadow import Examination, Reference, Shadow
+from ampcheck.shadow.bounds import JUDGED_UNIT
+from ampcheck.shadow.companions import roundoff
+from ampcheck.torchtools.copying import Prepared, modules_of, prepare
+from ampcheck.torchtools.pytree import is_plain, tensors
 from ampcheck.torchtools.source import users_place
-from ampcheck.torchtools.trace import OpEvent, Trace
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
 """Where torch.amp.GradScaler starts, and what it backs off to; float16 is judged at the first without overflow."""
 
+_SAMPLE = 4096
+"""Elements of a module's result that its histogram shows, at most."""
+
+
+@dataclass(slots=True)
+class References:
+    """The exact values of one eager run, with which the compiled run of the same call is compared.
+
+    results: by kind (`output`, `loss`, `gradient`) and name. masked: outputs that are not finite in exact.
+    """
+
+    results: dict[tuple[str, str], Reference] = field(default_factory=dict)
+    masked: set[str] = field(default_factory=set)
+
+    def examine(self, kind: str, name: str, value: torch.Tensor) -> TensorError | None:
+        """Compare a result of another run; None for one that the eager run did not give."""
+        reference = self.results.get((kind, name))
+        if reference is None:
+            return None
+        dtype = _name(value.dtype)
+        with _disable_current_modes(), torch.no_grad():
+            if value.shape != reference.exact.shape:
+                return _missing(kind, name, reference)
+            seen = reference.examine(value, gradient=kind == "gradient")
+            misplaced = 0
+            if seen.exact_inf and kind != "gradient" and not value.is_complex():
+                infinite = reference.exact.isinf()
+                misplaced = int((value.double() != reference.exact)[infinite].sum())
+            return TensorError(kind, name, dtype, seen, max(reference.unit, roundoff(value.dtype)), 1.0, misplaced)
+
+    def missing(self, errors: Sequence[TensorError]) -> list[TensorError]:
+        """The results that another run did not give."""
+        present = {(error.kind, error.name) for error in errors}
+        keys = [key for key in self.results if key not in present]
+        return [_missing(kind, name, self.results[kind, name]) for kind, name in keys]
+
+    def shares(self, errors: Sequence[TensorError]) -> tuple[TensorError, ...]:
+        """The errors with the share that each gradient has in the error of all together."""
+        squares = {key: _square(r.exact) for key, r in self.results.items() if key[0] == "gradient"}
+        total = sum(squares.values()) ** 0.5
+        shared = []
+        for error in errors:
+            size = squares.get((error.kind, error.name))
+            if size is None:
+                shared.append(error)
+            elif error.seen.flagged:
+                shared.append(replace(error, share=error.seen.impact * size**0.5 / max(total, 1e-300)))
+            else:
+                shared.append(replace(error, share=error.error * size**0.5 / max(total, 1e-300)))
+        return tuple(shared)
+
 
 @dataclass(frozen=True, slots=True)
-class Eager:
-    """The eager run and what the compiled one is judged with."""
+class Measured:
+    """The statistics of an eager run, and its exact values."""
 
     stats: NumericsStats
-    decisions: Decisions
-    rounded: frozenset[str]
+    references: References
+
+
+Eager = Measured  # until compiled.blame is merged
 
 
 def measure_numerics(
     subject: Subject,
-    reference: Reference,
     dtype: torch.dtype,
     *,
     device: str = "cpu",
     native: bool = False,
     scales: Sequence[float] | None = None,
-) -> Eager:
+) -> Measured:
     """Run forward and backward in eager mode under autocast to `dtype`, or as the model is when it is `native`.
 
-    float16 is run at the loss scales that GradScaler goes through, until no gradient overflows that float64's does not;
-    scales: at these instead.
+    float16 is run at the loss scales that GradScaler goes through, until no gradient overflows that is finite in exact;
+    scales: at these instead. Raises `UsageError` for a subject that raises in float32 too.
     """
     for scale in scales or (LOSS_SCALES if dtype is torch.float16 else (1.0,)):
-        prepared = prepare(subject, device=device)
-        decisions, rounded = Decisions(), RoundedInputs(prepared)
-        ops = OpWatch(histogram=True, integer_inputs=_integer_inputs(prepared))
-        trace = Trace(prepared.root, observers=(decisions, ops, rounded))
-        missing = MissingKernels()
-        emulated = [missing] if active() is not None else []
-        outcome = run_arm(
-            prepared,
-            device=device,
-            dtype=None if native else dtype,
-            loss=subject.loss,
-            around=[*emulated, EqualRandom(), trace],
-            scale=scale,
-            finite_loss=reference.finite_loss,
-            reached=ops.reach,
-        )
-        twins = reference.wide.outcome
-        if not _overflowed(outcome.gradients, twins.gradients) or _overflowed(outcome.outputs, twins.outputs):
+        run = _ShadowedRun(prepare(subject, device=device))
+        run.execute(subject, device, None if native else dtype, scale)
+        lost = {error.kind for error in run.errors if error.nonfinite}
+        if "gradient" not in lost or "output" in lost:
             break  # a smaller loss scale mends a gradient, and no output
-    if outcome.prevented and trace.unseen:
-        outcome.no_backward += f", though {', '.join(trace.unseen)} was not seen and may have one"
     raised = None
-    if outcome.error is not None:
-        if reference.reached == outcome.phase == "backward":
-            outcome.no_backward = f"backward raises in float32 too: {brief(outcome.error)}"
-            outcome.prevented = True
-        else:
-            raised = _raised(outcome, prepared, trace.failed)
-            if lack := lacking(outcome.error):
-                raised = replace(raised, missing=True, message=f"{raised.where.op or 'an op'}: {lack}")
-    inputs = frozenset(rounded.names)
-    moved, wide = reference.moved(dtype, inputs), reference.wide
-    stats = NumericsStats(
-        subject=subject.name,
-        arm=arm_name(dtype, native, compiled=False),
-        format=format_of(dtype).name,
-        device=device,
-        native=native,
-        reference=reference.how,
-        ops=ops.facts(),
-        errors=compare(outcome, wide, moved, reference.moved(torch.float32, inputs), reference.float32_errors),
-        flips=wide.decisions.flips(decisions, [run.decisions for run in moved], reference.float32),
-        health=ops.health(),
-        reference_nonfinite=sum(int((~t.isfinite()).sum()) for t in wide.outcome.outputs.values()),
-        reference_produced=wide.produced,
-        zeroed_buffers=_zeroed_buffers(prepared),
-        raised=raised,
-        losses=tuple(str(d).removeprefix("torch.") for d in outcome.losses),
-        module_dtypes=_module_dtypes(outcome),
-        declared_dtypes={pattern: format_of(d).name for pattern, d in subject.dtypes.items()},
-        scale=outcome.scale,
-        chain=max(1, ops.longest_chain),
-        reduction=ops.longest_reduction,
-        draws=wide.draws,
-        no_backward=outcome.no_backward,
-        prevented=outcome.prevented,
-        cut=_cut(prepared, outcome),
-        loss_nonfinite=_loss_overflowed(outcome, twins),
-        low=ops.low,
-        casts=ops.casts,
-        left={name: (_plain(old), _plain(new)) for name, (old, new) in outcome.left.items()},
-        coverage=Coverage(
-            _positive(
-                {
-                    "ops": len(trace.events),
-                    "16-bit ops": ops.low,
-                    "tensors": ops.measured,
-                    "modules": len({key[0] for key in outcome.modules if key in wide.outcome.modules}),
-                    "outputs": len(outcome.outputs),
-                    "gradients": len(outcome.gradients),
-                }
-            ),
-            {**ops.unseen, **trace.unseen, **_unseen(outcome, wide, moved), **_substituted(missing), **_off()},
-        ),
-    )
-    stats = _following(stats, outcome, reference, decisions, dtype, inputs)
-    return Eager(replace(stats, unrepeated=_unrepeated(stats, reference)), decisions, inputs)
+    if run.outcome.error is not None:
+        raised = _raised(subject, run, device, None if native else dtype)
+    stats = run.stats(subject, dtype, native, device)
+    return Measured(replace(stats, raised=raised), run.references)
 
 
-def _unrepeated(stats: NumericsStats, reference: Reference) -> float:
-    """How far the reference lies from a second run of it, looked at where a tensor is beyond its limit or depends on
-    its data so much that the limit says little; 0 where an error is larger than that explains."""
-    factor, far = Limits().precision, 0.0
-    beyond = {e for e in stats.errors if e.kind != "module" and stats.beyond(e, factor)}
-    doubtful = [e for e in stats.errors if e in beyond or (e.kind != "module" and e.sensitivity > LOST / 2)]
-    again = reference.repeated().outcome if doubtful else Outcome()
-    for error in doubtful:
-        twins, others = (
-            (run.gradients if error.kind == "gradient" else run.outputs) for run in (reference.wide.outcome, again)
-        )
-        known = error.name in others and error.name in twins and not (error.nonfinite or error.misplaced)
-        distance = relative_error(others[error.name], twins[error.name].double()) if known else 0.0
-        if error in beyond and error.error > 10 * distance:
-            return 0.0
-        far = max(far, distance)
-    return far
+class _ShadowedRun:
+    """One run of a prepared subject under a shadow."""
 
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.shadow = Shadow(prepared.root)
+        self.references = References()
+        self.errors: list[TensorError] = []
+        self.missing = MissingKernels()
+        self.lost_in: str | None = None
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._health: dict[tuple[str, str], TensorHealth] = {}
 
-def _following(
-    stats: NumericsStats,
-    outcome: Outcome,
-    reference: Reference,
-    decisions: Decisions,
-    dtype: torch.dtype,
-    inputs: frozenset[str],
-) -> NumericsStats:
-    """Compare with a reference that takes the same decisions, where rounding explains that they fell otherwise.
-
-    Beyond a near tie the values of two runs are other quantities; the reference that follows makes them the same again.
-    """
-    factor = Limits().precision
-    jumps = decisions.kinks and any(e.kind == "gradient" and stats.beyond(e, factor) for e in stats.errors)
-    if stats.flips and not stats.honest(stats.flips[0], factor):
-        return stats
-    if not stats.flips and not jumps:
-        return stats
-    wide = reference.following(decisions)
-    if wide.outcome.error is not None or wide.decisions.flips(decisions):
-        return stats
-    moved = reference.moved(dtype, inputs, decisions)
-    hair = reference.moved(torch.float32, inputs, decisions)
-    errors = compare(outcome, wide, moved, hair, reference.float32_errors)
-    if not stats.flips:  # a ReLU moves nothing but the gradient when it changes sides at zero
-        errors = tuple(e for e in stats.errors if e.kind != "gradient") + tuple(
-            e for e in errors if e.kind == "gradient"
-        )
-    return replace(stats, errors=errors, followed=True)
-
-
-def measure_compiled(
-    subject: Subject,
-    reference: Reference,
-    eager: Eager,
-    dtype: torch.dtype,
-    *,
-    device: str = "cpu",
-    native: bool = False,
-) -> NumericsStats:
-    """Run the same under `torch.compile`, or as the subject is compiled already.
-
-    Outputs, loss and gradients are judged, and what each cast inside the graphs loses is measured.
-
-    The loss scale, the chain of roundings and the sensitivities are those of the eager run. Where that one decided
-    otherwise than float64, compiled code may do so too, and is excused as far as the decisions move the reference.
-    """
-    if is_scripted(subject):
-        return _not_compiled(eager.stats, arm_name(dtype, native, compiled=True), NO_SCRIPT)
-    prepared = prepare(subject, device=device)
-    telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)  # judged is what users run
-    with measure_graphs() as graphs, telemetry.watching():
-        blocks = iter(recompiled(subject, prepared))
-        outcome = run_arm(
-            prepared,
+    def execute(self, subject: Subject, device: str, dtype: torch.dtype | None, scale: float) -> None:
+        """Run it, and see what is left of the faults."""
+        around: list[AbstractContextManager[Any]] = [self.missing] if active() is not None else []
+        self.outcome = run_subject(
+            self.prepared,
+            self._receive,
             device=device,
-            dtype=None if native else dtype,
+            dtype=dtype,
             loss=subject.loss,
-            transform=lambda block: next(blocks),
-            scale=eager.stats.scale,
-            keep_modules=False,
-            finite_loss=reference.finite_loss,
+            around=[*around, self.shadow],
+            scale=scale,
+            masked=self.references.masked,
+            module_output=self._module_output,
         )
-    raised = None
-    if outcome.error is not None and not reference.reached == outcome.phase == "backward":
-        lack = lacking(outcome.error)
-        raised = Raised(Where(phase="compile"), lack or brief(outcome.error), missing=bool(lack))
-    moved, hair = reference.moved(dtype, eager.rounded), reference.moved(torch.float32, eager.rounded)
-    errors = compare(outcome, reference.wide, moved, hair, reference.float32_errors)
-    if eager.stats.followed:
-        followed = {(e.kind, e.name): e for e in _followed_errors(outcome, reference, eager, dtype)}
-        errors = tuple(min(e, followed.get((e.kind, e.name), e), key=lambda one: one.error) for e in errors)
-    inside = telemetry.read()
-    health = {}
-    for path, tensor in outcome.outputs.items():
-        seen = health_of(tensor, histogram=True)
-        if isinstance(seen, TensorHealth):
-            health["forward", f"output {path}".strip()] = seen
-    return replace(
-        eager.stats,
-        arm=arm_name(dtype, native, compiled=True),
-        compiled=True,
-        ops=(),
-        errors=errors,
-        health=health,
-        raised=raised,
-        module_dtypes={},
-        no_backward=outcome.no_backward,
-        prevented=outcome.prevented,
-        loss_nonfinite=_loss_overflowed(outcome, reference.wide.outcome),
-        graphs=graphs.count,
-        unsupported=graphs.unsupported,
-        inside=inside,
-        coverage=Coverage(
-            _positive(
-                {
-                    "graphs": graphs.count,
-                    "values inside graphs": len(inside.sites),
-                    "outputs": len(outcome.outputs),
-                    "gradients": len(outcome.gradients),
-                }
+        if self.outcome.prevented and (inside := [r for r in self.shadow.unruled if r.startswith("what runs inside")]):
+            self.outcome.no_backward += f", though {inside[0]} was not seen and may have one"
+        buffers = dict(self.prepared.root.named_buffers()) if self.prepared.root is not None else {}
+        self.shadow.reach({f"buffer {name}": buffer for name, buffer in buffers.items()}, self._gradients)
+        self.errors = list(self.references.shares(self.errors))
+
+    def _receive(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        self.references.results[kind, name] = self.shadow.reference(tensor)
+        error = self.references.examine(kind, name, tensor)
+        assert error is not None
+        self.errors.append(error)
+        if kind == "gradient":
+            self._gradients[f"gradient {name}"] = tensor
+            with _disable_current_modes():
+                self._note(("backward", gradient_module(name)), tensor)
+            return
+        if kind == "output" and error.seen.exact_nan + error.seen.exact_inf:
+            self.references.masked.add(name)
+        self.shadow.reach({f"the {kind} {name}".strip(): tensor})
+
+    def _module_output(self, name: str, tensor: torch.Tensor) -> None:
+        self._note(("forward", name), tensor)
+        companions = self.shadow.store.known(tensor) if self.lost_in is None else None
+        if companions is not None and companions.unit >= JUDGED_UNIT:
+            reference = Reference(self.shadow.exact(tensor), self.shadow.moved(tensor), companions.unit)
+            if is_ruined(reference.examine(tensor), companions.unit, LOST / 2):
+                self.lost_in = name
+
+    def _note(self, key: tuple[str, str], tensor: torch.Tensor) -> None:
+        """Add the magnitudes of a sample of a tensor to the histogram of a module."""
+        flat = tensor.reshape(-1)
+        sample = flat[:: max(1, -(-flat.numel() // _SAMPLE))]
+        health = health_of(sample, histogram=True)
+        if isinstance(health, TensorHealth):
+            self._health[key] = self._health[key] + health if key in self._health else health
+
+    def stats(self, subject: Subject, dtype: torch.dtype, native: bool, device: str) -> NumericsStats:
+        """The frozen record."""
+        outcome, judge = self.outcome, self.shadow.judge
+        assert judge is not None
+        faults = self.shadow.faults
+        places = {f.where for f in faults} | set(judge.nonfinite)
+        return NumericsStats(
+            subject=subject.name,
+            arm=arm_name(dtype, native, compiled=False),
+            format=format_of(dtype).name,
+            device=device,
+            native=native,
+            faults=faults,
+            nonfinite=tuple(judge.nonfinite.items()),
+            largest=dict(judge.largest),
+            errors=tuple(self.errors),
+            data=tuple(_data(subject)),
+            health=self._health,
+            sources=source_lines(places),
+            lost_in=self.lost_in,
+            losses=tuple(map(_name, outcome.losses)),
+            module_dtypes={module: tuple(dtypes) for module, dtypes in outcome.modules.items()},
+            declared_dtypes={pattern: format_of(d).name for pattern, d in subject.dtypes.items()},
+            scale=outcome.scale,
+            no_backward=outcome.no_backward,
+            prevented=outcome.prevented,
+            cut=_cut(self.prepared, outcome),
+            masked=bool(self.references.masked) and subject.loss is None,
+            left={name: (_name(old), _name(new)) for name, (old, new) in outcome.left.items()},
+            ops=self.shadow.ops,
+            low=judge.low,
+            whole=judge.whole,
+            coverage=Coverage(
+                positive(
+                    {
+                        "ops": self.shadow.ops,
+                        "16-bit ops": judge.low,
+                        "tensors": judge.judged,
+                        "modules": len(outcome.modules),
+                        "outputs": sum(kind == "output" for kind, _ in self.references.results),
+                        "gradients": sum(kind == "gradient" for kind, _ in self.references.results),
+                    }
+                ),
+                {**unruled(self.shadow), **outcome.unseen, **_substituted(self.missing), **_off()},
             ),
-            {**graphs.unseen, **inside.unseen, **_unseen(outcome, reference.wide, moved)},
-        ),
-    )
+        )
 
 
-def _not_compiled(stats: NumericsStats, arm: str, why: str) -> NumericsStats:
-    """The record of a compiled run that the compiler declined."""
-    stats = replace(stats, arm=arm, compiled=True, ops=(), errors=(), health={}, raised=None, module_dtypes={})
-    return replace(stats, graphs=0, unsupported=why, coverage=Coverage())
+def source_lines(places: set[Where]) -> dict[tuple[str, int | None], str]:
+    """The text of the source lines of these places."""
+    lines = {(where.file, where.line) for where in places if where.file and where.line}
+    texts = {(file, line): linecache.getline(file, line or 0).strip() for file, line in lines}
+    return {place: text for place, text in texts.items() if text}
 
 
-def _followed_errors(outcome: Outcome, reference: Reference, eager: Eager, dtype: torch.dtype) -> Iterator[TensorError]:
-    """The errors against the reference that decides as eager mode did; what those decisions move is excused."""
-    wide = reference.following(eager.decisions)
-    moved = reference.moved(dtype, eager.rounded, eager.decisions)
-    hair = reference.moved(torch.float32, eager.rounded, eager.decisions)
-    twins = {**wide.outcome.outputs, **wide.outcome.gradients}
-    plain = {**reference.wide.outcome.outputs, **reference.wide.outcome.gradients}
-    for error in compare(outcome, wide, moved, hair):
-        turned = error.name in twins and error.name in plain
-        off = relative_error(twins[error.name], plain[error.name].double()) if turned else 0.0
-        yield replace(error, excused=off)
+def unruled(shadow: Shadow) -> dict[str, int]:
+    """What the shadow could not follow, for the coverage."""
+    return {f"{reason} (followed from its results on)": count for reason, count in shadow.unruled.items()}
 
 
-def _unseen(outcome: Outcome, wide: WideRun, moved: Sequence[WideRun]) -> dict[str, int]:
-    return _positive(
-        {
-            **outcome.unseen,
-            "module outputs beyond the memory that one run keeps": outcome.dropped + wide.outcome.dropped,
-            "module outputs without a counterpart in float64": without_counterpart(outcome, wide),
-            "models that raise when their weights are moved by a rounding": int(not moved),
-            "results that have 16 bits in float64 too, by casts of the model's own": wide.low,
-        }
-    )
+def positive(counts: dict[str, int]) -> dict[str, int]:
+    """The counts that are not zero."""
+    return {name: count for name, count in counts.items() if count}
 
 
-def _substituted(missing: MissingKernels) -> dict[str, int]:
-    return {f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n for op, n in missing.ran.items()}
+def _raised(subject: Subject, run: _ShadowedRun, device: str, dtype: torch.dtype | None) -> Raised | None:
+    """What the run raised; None where float32 raises in backward too and the default loss is at fault.
 
-
-def _off() -> dict[str, int]:
-    emulation = active()
-    made = emulation.made_before if emulation is not None else 0
-    return {"regions of torch.autocast that are off since they were made before the emulation": made} if made else {}
-
-
-def _overflowed(values: Mapping[str, torch.Tensor], twins: Mapping[str, torch.Tensor]) -> bool:
-    """Whether an element is not finite that is finite in the reference."""
-    return any(
-        bool((~tensor.isfinite() & twins[name].isfinite()).any())
-        for name, tensor in values.items()
-        if name in twins and tensor.shape == twins[name].shape
-    )
-
-
-def _loss_overflowed(outcome: Outcome, twins: Outcome) -> bool:
-    return any(
-        not bool(loss.isfinite().all()) and bool(twin.isfinite().all())
-        for loss, twin in zip(outcome.totals, twins.totals, strict=False)
-    )
-
-
-def _raised(outcome: Outcome, prepared: Prepared, failed: OpEvent | None) -> Raised:
-    """Where the model raised: the op that failed, or the place in its own code where composite code gave up."""
+    Raises `UsageError` where float32 raises too: there is nothing to judge.
+    """
+    outcome = run.outcome
     assert outcome.error is not None
-    message = brief(outcome.error)
-    if failed is not None:
-        return Raised(failed.where, message)
-    names = {id(m): n for n, m in prepared.root.named_modules()} if prepared.root is not None else {}
-    frames = (frame for frame, _ in traceback.walk_tb(outcome.error.__traceback__))
+    lack = lacking(outcome.error)
+    around = [MissingKernels()] if active() is not None else []
+    plain = run_subject(
+        prepare(subject, device=device), device=device, dtype=dtype, loss=subject.loss, around=around,
+        scale=outcome.scale,
+    )  # fmt: skip
+    if plain.error is None:
+        return Raised(_place(run, outcome), f"float64 cannot follow the run: {brief(outcome.error)}", missing=True)
+    float32 = run_subject(prepare(subject, device=device, to=torch.float32), device=device, loss=subject.loss)
+    if (error := float32.error) is not None and (float32.phase == "forward" or subject.loss is not None):
+        file, line = users_place(error)
+        place = f" at {file}:{line}" if file else ""
+        raise UsageError(
+            f"{subject.name} raises in float32 too, in {float32.phase}{place} ({brief(error)}); "
+            "a model is judged in low precision once it runs in float32"
+        ) from error
+    if error is not None and outcome.phase == "backward":
+        outcome.no_backward = f"backward raises in float32 too: {brief(outcome.error)}"
+        outcome.prevented = True
+        return None
+    where = _place(run, outcome)
+    if lack:
+        return Raised(where, f"{where.op or 'an op'}: {lack}", missing=True)
+    return Raised(where, brief(outcome.error))
+
+
+def _place(run: _ShadowedRun, outcome: Outcome) -> Where:
+    """Where the model raised: the op that failed, or the place in its own code where composite code gave up."""
+    error, root = outcome.error, run.prepared.root
+    assert error is not None
+    if run.shadow.failed is not None:
+        return run.shadow.failed
+    names = {id(m): n for n, m in root.named_modules()} if root is not None else {}
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     inside = [names[id(frame.f_locals.get("self"))] for frame in frames if id(frame.f_locals.get("self")) in names]
-    module = inside[-1] if inside else ""
-    file, line = users_place(outcome.error)
-    return Raised(Where(phase=outcome.phase, module=module, file=file, line=line), message)
+    file, line = users_place(error)
+    return Where(phase=outcome.phase, module=inside[-1] if inside else "", file=file, line=line)
 
 
 def _cut(prepared: Prepared, outcome: Outcome) -> tuple[str, ...]:
@@ -349,32 +307,51 @@ def _cut(prepared: Prepared, outcome: Outcome) -> tuple[str, ...]:
     return tuple(name for name, p in named if p.requires_grad and p.numel() and gradient_module(name) in off)
 
 
-def _integer_inputs(prepared: Prepared) -> frozenset[int]:
-    """The storages of the integers that the model is given."""
-    data = (t for call in prepared.calls for _, t in tensors((call.args, dict(call.kwargs))))
-    whole = (t for t in data if not (t.is_floating_point() or t.is_complex()) and t.layout is torch.strided)
-    return frozenset(t.untyped_storage().data_ptr() for t in whole)
+def _data(subject: Subject) -> Iterator[Values]:
+    """Inputs, weights and buffers with a NaN, and weights with an infinity: a buffer of -inf is a mask."""
+    for number, call in enumerate(subject.calls):
+        prefix = f"{number}." if len(subject.calls) > 1 else ""
+        for path, tensor in tensors({"args": call.args, "kwargs": dict(call.kwargs)}):
+            yield from _bad("input", prefix + path, tensor)
+    modules = modules_of(subject.model)
+    for number, module in enumerate(modules):
+        prefix = f"{number}." if len(modules) > 1 else ""
+        for name, parameter in module.named_parameters():
+            yield from _bad("parameter", prefix + name, parameter)
+        for name, buffer in module.named_buffers():
+            yield from _bad("buffer", prefix + name, buffer)
 
 
-def _zeroed_buffers(prepared: Prepared) -> tuple[str, ...]:
-    buffers = prepared.root.named_buffers() if prepared.root is not None else ()
-    return tuple(
-        n for n, b in buffers if b.is_floating_point() and b.dtype.itemsize <= 2 and b.numel() and bool((b == 0).any())
-    )
+def _bad(kind: str, name: str, tensor: torch.Tensor) -> Iterator[Values]:
+    uninitialized = (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)
+    floating = tensor.is_floating_point() or tensor.is_complex()
+    if not floating or isinstance(tensor, uninitialized) or not is_plain(tensor):
+        return
+    plain = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()  # float8 has no isnan
+    values = Values(kind, name, plain.numel(), int(plain.isnan().sum()), int(plain.isinf().sum()))
+    if values.nan or (kind == "parameter" and values.infinite):
+        yield values
 
 
-def _positive(counts: dict[str, int]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if count}
+def _substituted(missing: MissingKernels) -> dict[str, int]:
+    return {f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n for op, n in missing.ran.items()}
 
 
-def _plain(value: object) -> str:
+def _off() -> dict[str, int]:
+    emulation = active()
+    earlier = emulation.made_before if emulation is not None else 0
+    text = "regions of torch.autocast that are off since they were made before the emulation"
+    return {text: earlier} if earlier else {}
+
+
+def _missing(kind: str, name: str, reference: Reference) -> TensorError:
+    return TensorError(kind, name, "missing", Examination(reference.exact.numel()), reference.unit)
+
+
+def _square(values: torch.Tensor) -> float:
+    finite = torch.where(values.isfinite(), values, 0.0)
+    return float(torch.linalg.vector_norm(finite)) ** 2
+
+
+def _name(value: object) -> str:
     return str(value).removeprefix("torch.")
-
-
-def _module_dtypes(outcome: Outcome) -> dict[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = {}
-    for (module, _, _), tensor in outcome.modules.items():
-        name = str(tensor.dtype).removeprefix("torch.")
-        if name not in found.setdefault(module, []):
-            found[module].append(name)
-    return {module: tuple(names) for module, names in found.items()}

@@ -1,57 +1,46 @@
-"""Observe every op of a block of the user's code, forward and backward, without a reference."""
+"""What a shadow saw of a block of the user's code: forward, backward and the steps of optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from types import TracebackType
-
-import torch
 
 from ampcheck.core.environment import environment
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Run
 from ampcheck.numerics.checks import OBSERVABLE, check_numerics
-from ampcheck.numerics.ops import OpWatch
+from ampcheck.numerics.measure import positive, source_lines, unruled
 from ampcheck.numerics.stats import NumericsStats
-from ampcheck.torchtools.trace import Trace
+from ampcheck.shadow import Shadow
 
 
-class OpObservation:
-    """A context that observes ops. model: the module whose paths findings report; None for source lines only."""
-
-    def __init__(self, model: torch.nn.Module | None = None) -> None:
-        self._ops = OpWatch()
-        self._trace = Trace(model, observers=(self._ops,))
-
-    def __enter__(self) -> OpObservation:
-        self._trace.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._trace.__exit__(kind, error, trace)
-
-    def stats(self, subject: str) -> NumericsStats:
-        """The facts of every op so far."""
-        ops = self._ops
-        facts = ops.facts()
-        return NumericsStats(
-            subject=subject,
-            arm="",
-            format=min((fact.dtype for fact in facts), key=lambda name: format_of(name).bits, default="float32"),
-            device="",
-            judged=False,
-            keeps_nan=ops.keeps_nan(),
-            ops=facts,
-            low=ops.low,
-            casts=ops.casts,
-            coverage=Coverage({"ops": len(self._trace.events), "tensors": ops.measured}, dict(ops.unseen)),
-        )
+def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
+    """What a shadow without a model has seen so far. What damage reaches is known when its block has ended."""
+    judge, faults = shadow.judge, shadow.faults
+    assert judge is not None
+    formats = {dtype for _, dtype in judge.largest} | {fault.dtype for fault in faults}
+    ends = (companions for companions in shadow.store if companions.written and not companions.consumed)
+    return NumericsStats(
+        subject=subject,
+        arm="",
+        format=min(formats, key=lambda name: format_of(name).bits, default="float32"),
+        device="",
+        judged=False,
+        keeps_nan=any(bool(companions.exact.values.isnan().any()) for companions in ends),
+        faults=faults,
+        nonfinite=tuple(judge.nonfinite.items()),
+        largest=dict(judge.largest),
+        sources=source_lines({fault.where for fault in faults} | set(judge.nonfinite)),
+        ops=shadow.ops,
+        low=judge.low,
+        whole=judge.whole,
+        coverage=Coverage(
+            positive({"ops": shadow.ops, "16-bit ops": judge.low, "tensors": judge.judged}), unruled(shadow)
+        ),
+    )
 
 
-def observation_run(stats: NumericsStats, limits: Limits, checks: Collection[str] | None = None) -> Run:
-    """The findings about an observed block. checks: out of `OBSERVABLE`, all by default."""
+def block_run(stats: NumericsStats, limits: Limits, checks: Collection[str] | None = None) -> Run:
+    """The findings about a watched block. checks: out of `OBSERVABLE`, all by default."""
     findings = check_numerics(stats, limits, checks or OBSERVABLE)
     return Run(environment("cpu"), tuple(findings), stats.coverage)

@@ -2,190 +2,176 @@
 
 from __future__ import annotations
 
-import math
-
 from ampcheck.catalog.numerics import PRECISION_LOSS
+from ampcheck.core.check import first_findings
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.numerics.arms import UNCOMPARED
-from ampcheck.numerics.facts import OpFacts
-from ampcheck.numerics.findings import incomplete, not_reached, passed, who
-from ampcheck.numerics.stats import LOST, NumericsStats, TensorError, gradient_module
+from ampcheck.numerics.findings import (
+    faults_of,
+    incomplete,
+    not_reached,
+    op_text,
+    passed,
+    range_text,
+    reach_text,
+    source_text,
+    who,
+)
+from ampcheck.numerics.run import UNCOMPARED
+from ampcheck.numerics.stats import LOST, PRECISION, NumericsStats, TensorError, gradient_module
+from ampcheck.shadow import Fault, faults
+
+KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.DECISION)
+"""Faults by which digits are lost."""
+
+_STORIES = {
+    faults.ROUNDING: "the op itself is further from float64 than rounding its inputs and results explains",
+    faults.CANCELLATION: "its inputs are within their bounds, and the digits that the result needs were rounded away",
+    faults.ABSORPTION: "what is added is too small for the digits that it is added to",
+    faults.DRIFT: "a running value is written in place again and again, and each write rounds it",
+    faults.DECISION: "float64 decides otherwise by more than rounding explains",
+}
+_HINTS = {
+    faults.ROUNDING: (
+        "the kernel sums or evaluates in 16 bits: keep this op in float32 (torch.autocast(enabled=False) and .float())"
+    ),
+    faults.CANCELLATION: (
+        "compute the inputs of this op in float32, or reorder: subtract before rounding, use log1p, expm1 or "
+        "logsumexp, centre before squaring"
+    ),
+    faults.ABSORPTION: "accumulate in float32 and cast the result",
+    faults.DRIFT: "accumulate in float32 and cast the result",
+    faults.DECISION: "compute the scores that are decided upon in float32",
+}
 
 
 def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
-    """Outputs and gradients lie no further from float64 than rounding explains; module outputs tell where it began.
+    """Outputs and gradients lie no further from float64 than the conditioning of the data and rounding explain.
 
-    See `NumericsStats.error_limit` for the limit. Where a discrete decision (a topk, a mask) fell otherwise before
-    the first excess, the values beyond are other quantities: a warning. An output that agrees with float64 to less
-    than two bits fails whatever explains it.
+    Ops whose lost digits reach a result are named; of compiled code the results themselves.
     """
     check = PRECISION_LOSS
     if skipped := not_reached(stats, check):
         return [skipped]
-    if not stats.comparable:
-        text = "the model draws random numbers, and compiled code draws others than eager code: not comparable"
-        return [check.skip(who(stats), text)]
-    if stats.unrepeated > stats.unit_roundoff:
-        text = (
-            f"two runs in {stats.reference} with equal seeds lie {stats.unrepeated:.2g} apart: nothing to compare with"
-        )
-        hint = "draw random numbers from the generators of PyTorch, numpy or Python, and keep clocks out of forward"
-        return [incomplete(stats, check, text, hint)]
-    if not any(e.kind == "output" for e in stats.errors):
+    if stats.incomparable:
+        return [incomplete(stats, check, stats.incomparable, _REPEATABLE)]
+    if stats.judged and not stats.of("output"):
         hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
         reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor"
         return [incomplete(stats, check, f"the subject returns {reason}, so no output was compared", hint)]
-    found = []
-    if (misplaced := [e for e in stats.errors if e.misplaced]) and not stats.flipped(limits.precision):
-        found.append(_misplaced(stats, misplaced))
-    for kind in ("output", "gradient"):
-        excess = [e for e in stats.errors if e.kind == kind and stats.beyond(e, limits.precision)]
-        excess = [e for e in excess if not e.nonfinite and not e.misplaced]
-        coarse = [e for e in excess if stats.coarse_kernel(e, limits.precision)]
-        if coarse:
-            found.append(_coarse(stats, coarse, limits))
-        if len(coarse) < len(excess):
-            found.append(_lost(stats, kind, [e for e in excess if e not in coarse], limits))
-    if found:
-        return found
-    if any(e.nonfinite for e in stats.errors):
+    lost = [fault for fault in faults_of(stats, KINDS) if _counts(fault, limits)]
+    findings = [_at_fault(stats, fault) for fault in lost]
+    findings += _misplaced(stats)
+    if not findings:
+        findings = _results(stats, limits)
+    if findings:
+        return first_findings(findings)
+    if any(error.nonfinite for error in stats.errors):
         text = "values that are inf or NaN have no error: see overflow and nonfinite-gradient"
         return [check.skip(who(stats), text)]
-    if (module := _first_beyond(stats, limits)) is not None and not stats.flipped(limits.precision):
-        return [_recovered(stats, module, limits)]
-    judged = [e for e in stats.errors if stats.known(e) and e.kind != "module"]
-    if stats.reference_nonfinite and stats.uncompared:
-        text = "no output has an element that is finite in the reference: see nonfinite-reference"
+    if stats.uncompared:
+        text = "no output has an element that is finite in float64: see nonfinite-reference"
         return [incomplete(stats, check, text)]
+    if not stats.judged:
+        return [passed(stats, check, "no value lost more digits than rounding explains", stats.ops)]
+    judged = [error for error in stats.of("output", "gradient") if error.known]
     if not judged:
-        text = f"no output or gradient can be compared: not even float32 knows one to the digits of {stats.format}"
-        return [check.skip(who(stats), text)]
-    worst = max(judged, key=lambda e: e.error / stats.error_limit(e, limits.precision))
-    text = f"at most {worst.error:.2g} from {stats.reference}, in {_named(worst)}"
-    limit = stats.error_limit(worst, limits.precision)
+        return [check.skip(who(stats), "the data determine no digit of an output or gradient: nothing to compare")]
+    worst = max(judged, key=lambda error: error.error / error.limit)
+    text = f"at most {worst.error:.2g} from float64, in {worst}"
+    limit = worst.limit * limits.precision / PRECISION
     return [passed(stats, check, text, len(judged), worst.error, limit, "relative error")]
 
 
-def _misplaced(stats: NumericsStats, misplaced: list[TensorError]) -> Finding:
-    """Infinities of float64 in whose place a number stands: a mask that low precision does not keep."""
-    first, count = misplaced[0], sum(e.misplaced for e in misplaced)
+_REPEATABLE = "draw random numbers from the generators of PyTorch, numpy or Python, and keep clocks out of forward"
+
+
+def _counts(fault: Fault, limits: Limits) -> bool:
+    """Whether a fault has consequences, and exceeds the limit that the user accepts."""
+    if fault.kind == faults.DECISION:
+        return True  # indices and masks carry no companions: a wrong decision left the values that it was taken upon
+    seen = fault.examination
+    return bool(fault.reaches) and seen.error > seen.limit * limits.precision / PRECISION
+
+
+def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
+    seen, where = fault.examination, fault.where
+    if fault.kind == faults.DECISION:
+        message = (
+            f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
+            f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, "
+            + (f"by up to {min(seen.error, 1.0):.2g} of the values" if seen.error > seen.limit else "no mere near ties")
+        )
+    else:
+        groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
+        message = (
+            f"values must keep the digits that their format can hold; {groups}{op_text(where)}"
+            f"{source_text(stats, where)} in {fault.dtype}: error {seen.error:.2g} against float64, limit "
+            f"{seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}; {_STORIES[fault.kind]}; "
+            f"{range_text(fault)}"
+        )
+    verdict, hint = Verdict.FAIL, _HINTS[fault.kind]
+    if fault.kind == faults.ROUNDING and where.phase == "backward" and stats.device == "cpu" and seen.error <= LOST:
+        verdict, hint = Verdict.WARN, "kernels on a GPU sum in float32; on this CPU keep the module in float32"
+    times = f"; it happens {fault.count:,} times" if fault.count > 1 else ""
+    return PRECISION_LOSS.finding(
+        verdict, who(stats), message + times + reach_text(fault), where=where, observed=seen.error, limit=seen.limit,
+        unit="relative error", hint=hint,
+    )  # fmt: skip
+
+
+def _misplaced(stats: NumericsStats) -> list[Finding]:
+    """Infinities of float64 in whose place another value stands: a mask that low precision does not keep."""
+    misplaced = [error for error in stats.errors if error.misplaced]
+    if not misplaced:
+        return []
+    count = sum(error.misplaced for error in misplaced)
     message = (
-        f"infinities must be in the same places and of the same sign as in {stats.reference}; {count:,} are not, the "
-        f"first in {_named(first)}"
+        f"infinities must be in the same places and of the same sign as in float64; {count:,} are not, the first in "
+        f"{misplaced[0]}"
     )
     hint = "write masks with a boolean mask and -inf in the format itself, after the last cast"
     where = Where(phase="forward")
-    return PRECISION_LOSS.fail(who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)
+    return [PRECISION_LOSS.fail(who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)]
 
 
-def _lost(stats: NumericsStats, kind: str, excess: list[TensorError], limits: Limits) -> Finding:
-    own = [e for e in excess if not stats.shared(e)]
-    excess = own or excess
-    worst = max(excess, key=lambda e: e.error / stats.error_limit(e, limits.precision))
-    limit = min(stats.error_limit(worst, limits.precision), LOST if kind == "output" else math.inf)
-    where, origin = _origin(stats, worst, limits)
-    message = (
-        f"{kind}s must lie within {limit:.2g} of {stats.reference}; {_named(worst)} lies {worst.error:.2g} away, and "
-        f"{len(excess)} of {sum(e.kind == kind for e in stats.errors)} are beyond their limit ({limits.precision:g} "
-        f"standard deviations of rounding in {stats.format}, {stats.chain} roundings in a row, sensitivity "
-        f"{worst.sensitivity:.2g}){origin}"
-    )
-    verdict = Verdict.FAIL
-    hint = (
-        "compute what leads to this output in float32, or reorder it: subtract before rounding, accumulate in "
-        "float32, rescale; what a module is given is made by its parent"
-    )
-    if not own:
-        verdict = Verdict.WARN
-        message += f"; float32 lies {worst.in_float32:.2g} away as well, so that low precision is not at fault"
-        hint = "mend the arithmetic itself: not even float32 keeps these digits (an absorbed term, a cancellation)"
-    elif (op := _inexact_op(stats, where.phase)) is not None:
-        message += f"; {_place(op.where)} alone lies {op.error:.2g} from float64 on the same inputs"
-        hint = "an op that is wrong on its own inputs is a kernel's defect: try another backend for it, and report it"
-    if flip := stats.flipped(limits.precision):
-        verdict = Verdict.WARN
-        message += (
-            f"; {flip.changed:,} of {flip.numel:,} decisions of {_place(flip.where)} fell otherwise, which rounding "
-            "explains, and what follows is another quantity"
+def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:
+    """Results beyond their bounds for which no op was named: those of compiled code, or of ops without a rule."""
+    findings = []
+    for kind in ("output", "gradient"):
+        errors = stats.of(kind)
+        excess = [e for e in errors if e.beyond(limits.precision) and not e.nonfinite and not e.misplaced]
+        if not excess or (not stats.compiled and _named(stats)):
+            continue
+        worst = max(excess, key=lambda error: error.error / error.limit if error.dtype != "missing" else float("inf"))
+        findings.append(_beyond(stats, worst, len(excess), len(errors), limits))
+    return findings
+
+
+def _named(stats: NumericsStats) -> bool:
+    """Whether another check names the op behind an error."""
+    return any(fault.reaches for fault in faults_of(stats, (faults.OVERFLOW, faults.ZERO, faults.FLUSH)))
+
+
+def _beyond(stats: NumericsStats, worst: TensorError, count: int, total: int, limits: Limits) -> Finding:
+    module = gradient_module(worst.name) if worst.kind == "gradient" else ""
+    limit = worst.limit * limits.precision / PRECISION
+    hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
+    if worst.ruined and not worst.error > limit:
+        module, limit = stats.lost_in or "", LOST
+        hint = (
+            f"the data themselves are too coarse: keep tables, frequencies and positions in float32, not {stats.format}"
         )
-        hint = "compute the scores that are decided upon in float32"
-    return PRECISION_LOSS.finding(
-        verdict, who(stats), message, where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint
-    )
-
-
-def _origin(stats: NumericsStats, worst: TensorError, limits: Limits) -> tuple[Where, str]:
-    """Where the loss is first seen, and how to say so."""
-    if worst.kind == "gradient":
-        return Where(phase="backward", module=gradient_module(worst.name)), ""
-    if stats.flips and not stats.followed and not stats.flipped(limits.precision):
-        flip = stats.flips[0]
-        return flip.where, (
-            f"; it begins where {flip.changed:,} of {flip.numel:,} decisions of {_place(flip.where)} fall otherwise, "
-            f"upon values that lie {flip.error:.2g} away"
+    where = Where(phase="backward" if worst.kind == "gradient" else "forward", module=module)
+    if worst.dtype == "missing":
+        message = f"{worst.kind}s of eager mode must be given by the compiled model too; {worst} is missing"
+    else:
+        message = (
+            f"{worst.kind}s must lie within {limit:.2g} of float64; {worst} lies {worst.error:.2g} away, and {count} "
+            f"of {total} are beyond their limits; the data's own rounding explains {worst.seen.spread:.2g}"
         )
-    modules = sorted((e for e in stats.errors if e.kind == "module"), key=lambda e: e.order)
-    # Half of what is lost: the module that loses it is seldom the one at whose output the line is crossed.
-    first = next((e for e in modules if stats.beyond(e, limits.precision) or e.error > LOST / 2), None)
-    if first is None:
-        return Where(phase="forward"), ""
-    module = _module(first)
-    return Where(phase="forward", module=module), f"; it is first seen at the output of {module or '(the root)'}"
-
-
-def _coarse(stats: NumericsStats, coarse: list[TensorError], limits: Limits) -> Finding:
-    """Gradients that a kernel of the CPU library blurs: a fact of this machine, a warning for the model."""
-    worst = max(coarse, key=lambda e: e.error)
-    op = stats.coarse_kernel(worst, limits.precision)
-    assert op is not None
-    limit = stats.error_limit(worst, limits.precision)
-    message = (
-        f"gradients must lie within {limit:.2g} of {stats.reference}; {_named(worst)} lies {worst.error:.2g} away, "
-        f"which the CPU kernel of {_place(op.where)} explains: it sums {op.terms:,} terms in {stats.format}"
+    if stats.compiled:
+        hint = "eager mode tells the op if it is at fault too; else see compiled-error"
+    return PRECISION_LOSS.fail(
+        who(stats), message, where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint
     )
-    hint = "kernels on a GPU sum in float32; on this CPU keep the module in float32 if its gradient matters"
-    return PRECISION_LOSS.warn(
-        who(stats), message, where=op.where, observed=worst.error, limit=limit, unit="relative error", hint=hint
-    )
-
-
-def _recovered(stats: NumericsStats, module: TensorError, limits: Limits) -> Finding:
-    """A module that loses digits which outputs and gradients do not miss: a warning."""
-    limit = stats.error_limit(module, limits.precision)
-    message = (
-        f"module outputs must lie within {limit:.2g} of {stats.reference}; {_named(module)} lies {module.error:.2g} "
-        "away, and outputs and gradients do not suffer with these inputs"
-    )
-    where = Where(phase="forward", module=_module(module))
-    hint = "keep this module in float32 if other inputs may depend on it"
-    return PRECISION_LOSS.warn(
-        who(stats), message, where=where, observed=module.error, limit=limit, unit="relative error", hint=hint
-    )
-
-
-def _first_beyond(stats: NumericsStats, limits: Limits) -> TensorError | None:
-    modules = [e for e in stats.errors if e.kind == "module"]
-    beyond = (e for e in modules if stats.beyond(e, limits.precision) and not stats.shared(e))
-    return min(beyond, key=lambda e: e.order, default=None)
-
-
-def _inexact_op(stats: NumericsStats, phase: str) -> OpFacts | None:
-    """The op that is furthest from float64 on its own inputs, if one rounding of its result does not explain it."""
-    worst = max((op for op in stats.ops if op.where.phase == phase), key=lambda op: op.error, default=None)
-    # One op rounds its result once; 16 unit roundoffs leave room for kernels that round their sums in pieces.
-    return worst if worst is not None and worst.error > 16 * stats.unit_roundoff else None
-
-
-def _place(where: Where) -> str:
-    line = f" ({where.file}:{where.line})" if where.file else ""
-    return f"{where.op.removeprefix('aten::')} in {where.module or '(the root)'}{line}"
-
-
-def _module(error: TensorError) -> str:
-    """The module path of an error that is named `path[call 1]:path.in.output`."""
-    return error.name.partition(":")[0].partition("[")[0]
-
-
-def _named(error: TensorError) -> str:
-    return f"{error.kind} {error.name}".strip()

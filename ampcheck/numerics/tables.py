@@ -7,21 +7,24 @@ from dataclasses import replace
 
 from ampcheck.core.formats import FORMATS, format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Band, Chart, Scalar, Series, Table
+from ampcheck.core.run import Band, Chart, Scalar, Series, Table, Where
 from ampcheck.health import TensorHealth
 from ampcheck.numerics.findings import who
-from ampcheck.numerics.stats import NumericsStats
+from ampcheck.numerics.stats import PRECISION, NumericsStats
 from ampcheck.telemetry.checks import telemetry_tables
 
 ROWS = 60
 """Rows of one table or chart; beyond it the worst are shown."""
 
+_NEAR = 16
+"""How far below the maximum of its format the largest value of an op lies that has a row."""
+
 
 def tables(stats: NumericsStats, limits: Limits) -> tuple[Table, ...]:
-    """Where each output, module and gradient lies against its limit, and the ops that lost values; of compiled code
-    what was measured inside its graphs."""
+    """Where each output and gradient lies against its limit, and the ops that lost values; of compiled code what was
+    measured inside its graphs."""
     inside = telemetry_tables(replace(stats.inside, subject=who(stats))) if stats.inside is not None else ()
-    return (*(table for table in (_errors(stats, limits), _losses(stats)) if table is not None), *inside)
+    return (*(table for table in (_errors(stats, limits), _ops(stats)) if table is not None), *inside)
 
 
 def charts(stats: NumericsStats) -> tuple[Chart, ...]:
@@ -34,22 +37,21 @@ def charts(stats: NumericsStats) -> tuple[Chart, ...]:
     if not rows:
         return ()
     shown = rows
-    note = (
-        f"{stats.reference} is the reference; the loss scale of backward is {stats.scale:g}" if stats.scale != 1 else ""
-    )
+    note = "forward: results of modules; backward: gradients of parameters, samples of each"
+    if stats.scale != 1:
+        note += f"; the loss scale of backward is {stats.scale:g}"
     if len(rows) > ROWS:
         widest = sorted(rows, key=lambda row: row[0], reverse=True)[:ROWS]
         shown = [row for row in rows if row in widest]
-        note = f"the {ROWS} widest of {len(rows)} rows. {note}".strip()
+        note = f"the {ROWS} widest of {len(rows)} rows; {note}"
     names = ("float16", "bfloat16") if stats.format == "float16" else (stats.format,)
-    bands = tuple(band for name in names for band in _bands(name))
     return (
         Chart(
             "range",
             f"Where the values of each module lie: {who(stats)}",
             "magnitude, as a power of two",
             series=tuple(series for _, series in shown),
-            bands=bands,
+            bands=tuple(band for name in names for band in _bands(name)),
             check="headroom" if not stats.compiled else "coverage",
             note=note,
         ),
@@ -78,48 +80,46 @@ def _span(health: TensorHealth) -> tuple[float, float, float, float, float] | No
 def _errors(stats: NumericsStats, limits: Limits) -> Table | None:
     rows: list[tuple[float, tuple[Scalar, ...]]] = []
     for error in stats.errors:
-        limit = stats.error_limit(error, limits.precision)
-        verdict = (
-            "beyond" if stats.beyond(error, limits.precision) else "within" if stats.known(error) else "not comparable"
-        )
+        limit = error.limit * limits.precision / PRECISION
+        verdict = "beyond" if error.beyond(limits.precision) else "within" if error.known else "not comparable"
         if verdict == "within" and error.error > limit:
             verdict = "beyond, too small to matter"
-        row = (error.kind, error.name or "(root)", error.dtype, error.error, error.sensitivity, limit, verdict)
-        rows.append((error.error / limit if stats.known(error) else -1.0, row))
+        row = (error.kind, error.name or "(root)", error.dtype, error.error, error.seen.spread, limit, verdict)
+        rows.append((error.error / limit if error.known else -1.0, row))
     if not rows:
         return None
     rows.sort(key=lambda row: -row[0] if not math.isnan(row[0]) else -math.inf)
-    note = (
-        f"relative to {stats.reference}, Euclidean norms; {stats.chain} roundings in a row, factor {limits.precision:g}"
-    )
+    note = "relative to float64, Euclidean norms, of the worst row where one is beyond its limit; spread: the data's"
     if len(rows) > ROWS:
         note = f"the {ROWS} nearest to their limit of {len(rows)}; {note}"
-    columns = ("kind", "name", "dtype", "error", "sensitivity", "limit", "verdict")
-    return Table(
-        f"Error against {stats.reference}: {who(stats)}", columns, [r for _, r in rows[:ROWS]], "precision-loss", note
-    )
+    columns = ("kind", "name", "dtype", "error", "spread", "limit", "verdict")
+    rows_shown = [row for _, row in rows[:ROWS]]
+    return Table(f"Error against float64: {who(stats)}", columns, rows_shown, "precision-loss", note)
 
 
-def _losses(stats: NumericsStats) -> Table | None:
+def _ops(stats: NumericsStats) -> Table | None:
     rows: list[tuple[Scalar, ...]] = []
-    for fact in stats.ops:
-        scaled = fact.where.phase == "backward" and stats.scale != 1  # its size follows from the loss scale
-        room = format_of(fact.dtype).max / fact.amax if fact.amax and not scaled else math.inf
-        if fact.produced or fact.flushed or fact.inexact or room < 16:
-            place = f"{fact.where.file}:{fact.where.line}" if fact.where.file else ""
-            row = (
-                fact.where.phase,
-                fact.where.module or "(root)",
-                fact.where.op,
-                fact.dtype,
-                fact.produced,
-                fact.flushed,
-            )
-            rows.append((*row, fact.flushed_share, fact.inexact, fact.amax, place))
+    for fault in stats.faults:
+        seen, place = fault.examination, _place(fault.where)
+        left = len(fault.reaches)
+        rows.append((fault.kind, *place[:3], fault.dtype, seen.error, seen.limit, fault.elements, fault.amax_out, left))
+        rows[-1] = (*rows[-1], place[3])
+    for (where, dtype), (result, _) in stats.largest.items():
+        scaled = where.phase == "backward" and stats.scale != 1  # its size follows from the loss scale
+        if not scaled and result * _NEAR > format_of(dtype).max:
+            place = _place(where)
+            rows.append(("near the maximum", *place[:3], dtype, 0.0, 0.0, 0, result, 0, place[3]))
     if not rows:
         return None
-    note = f"the first {ROWS} of {len(rows)}" if len(rows) > ROWS else ""
+    note = "kinds as in ampcheck.shadow; reaches: results, gradients and decisions that the damage is left in"
+    if len(rows) > ROWS:
+        note = f"the first {ROWS} of {len(rows)}; {note}"
     columns = (
-        "phase", "module", "op", "dtype", "inf or NaN", "flushed", "norm lost", "inexact integers", "amax", "source"
+        "kind", "phase", "module", "op", "dtype", "error", "limit", "elements", "amax", "reaches", "source"
     )  # fmt: skip
     return Table(f"Ops that lost or nearly lost values: {who(stats)}", columns, rows[:ROWS], "flush", note)
+
+
+def _place(where: Where) -> tuple[str, str, str, str]:
+    source = f"{where.file}:{where.line}" if where.file else ""
+    return where.phase, where.module or "(root)", where.op, source

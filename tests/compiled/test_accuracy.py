@@ -181,7 +181,7 @@ def test_a_gradient_that_overflows_in_compiled_code_alone_is_found_with_its_sett
 def test_a_counter_that_forward_changes_and_uses_gives_gradients_that_fail() -> None:
     run = judge_accuracy((CountsItsCalls(), (torch.randn(4, 8),)), steps=2)
     found = only(run, "compiled-gradient", Verdict.FAIL)
-    assert "aot_eager' does not mend it" in found.message
+    assert "fails with backend='aot_eager' as well" in found.message
 
 
 @pytest.mark.slow

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
@@ -15,12 +12,8 @@ from torch import Tensor
 
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.options import CompileOptions
-from ampcheck.core.formats import format_of
 from ampcheck.core.run import Run, Verdict
-from ampcheck.numerics.ops import floating, summed_terms
-from ampcheck.numerics.rounding import BLOCK, Rerounded, sum_error
 from ampcheck.torchtools.pytree import map_tensors
-from ampcheck.torchtools.trace import Trace
 
 BAD = (Verdict.FAIL, Verdict.WARN)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -249,65 +242,3 @@ def test_an_error_of_a_layer_fails_that_no_order_of_its_sums_makes(name: str) ->
         run = judge_accuracy((make(), [(torch.randn(shape),)]), options=CompileOptions(noisy(relative)))
         (found,) = (f for f in run.findings if f.check == "compiled-error")
         assert found.verdict is (Verdict.FAIL if relative == wrong else Verdict.PASS), found.message
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_other_roundings_of_a_layer_are_as_large_as_those_of_its_kernel(name: str) -> None:
-    torch.manual_seed(0)
-    make, shape, _ = LAYERS[name]
-    layer, x = make(), torch.randn(shape)
-    with torch.no_grad():
-        wide = deepcopy(layer).double()(x.double())
-        plain = layer(x)
-        with Trace(observers=(Rerounded(1),)):
-            again = layer(x)
-    kernel, usual = (float((t.double() - wide).norm() / wide.norm()) for t in (plain, again))
-    assert kernel / 3 < usual < 8 * kernel
-
-
-def test_a_long_sum_moves_its_terms_by_the_roundings_of_a_block_and_a_running_sum_by_all_of_them() -> None:
-    unit = format_of("float32").unit_roundoff
-    assert sum_error(1) == 0.0
-    assert sum_error(BLOCK) == sum_error(BLOCK, recurrent=True) == pytest.approx(math.sqrt(BLOCK) * unit)
-    assert sum_error(2**16) < 1.1 * sum_error(BLOCK)
-    assert sum_error(2**16, recurrent=True) == pytest.approx(256 * unit)
-
-
-def test_of_a_norm_the_statistics_are_sums_and_the_values_are_not() -> None:
-    terms: list[list[int]] = []
-
-    class Terms:
-        def before(self, op: object, args: object, kwargs: object) -> None: ...
-
-        def after(self, event: object, op: Any, args: Any, kwargs: Any, out: Any, held: object) -> None:
-            terms.append([summed_terms(op, (args, kwargs), t) for t in floating(out)])
-
-    with Trace(observers=(Terms(),)):
-        torch.nn.BatchNorm2d(8)(torch.randn(4, 8, 16, 16))
-    assert [1, 1024, 1024] in terms
-
-
-def test_results_that_their_format_represents_stay_exact() -> None:
-    x = values("whole", 4, 64, 0)
-    with Trace(observers=(watch := Rerounded(1),)):
-        assert torch.equal(x * 2 + 1, torch.add(torch.mul(x, 2), 1))
-    assert watch.rounded
-
-
-def test_what_the_user_casts_is_rounded_to_nearest_in_every_arm() -> None:
-    x = torch.randn(64, 64)
-    with Trace(observers=(Rerounded(1),)):
-        found = x.bfloat16(), x.clone().copy_(x), x.half().float()
-    assert torch.equal(found[0], x.bfloat16())
-    assert torch.equal(found[2], x.half().float())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_another_rounding_goes_to_a_neighbour_and_favours_neither(dtype: torch.dtype) -> None:
-    x = torch.randn(4000).to(dtype)
-    wide = x.double().sin()
-    with Trace(observers=(Rerounded(1),)):
-        found = x.sin()
-    off = (found.double() - wide) / (wide.abs() * format_of(dtype).unit_roundoff)
-    assert float(off.abs().max()) <= 2
-    assert abs(float(off.mean())) < 0.1

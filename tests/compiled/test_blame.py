@@ -16,7 +16,7 @@ from ampcheck.compiled.accuracy.stats import EAGER, INDUCTOR
 from ampcheck.compiled.blame.bisect import BisectBackend, first_failing_node
 from ampcheck.compiled.blame.cost import Cost
 from ampcheck.compiled.blame.minimise import Minimised
-from ampcheck.compiled.blame.stats import BlameStats, Rung, check_blame, is_code, tables
+from ampcheck.compiled.blame.stats import BlameStats, StageResult, check_blame, is_code, tables
 from ampcheck.compiled.options import BlameOptions
 from ampcheck.core.subject import as_subject
 
@@ -98,7 +98,7 @@ def test_a_projection_that_overflows_is_named_with_its_op_and_line_and_subject_i
     assert "eager low precision" in found.message
     assert "return x + self.down(F.relu(self.up(self.norm(x))))" in found.message
     assert rows(run, "Kept in float32") == [("blocks.1.down",)]
-    assert rows(run, "First ops beyond their bound")[0][0] == "mm"
+    assert rows(run, "First ops at fault")[0][0] == "mm"
 
 
 @pytest.mark.slow
@@ -165,7 +165,8 @@ def test_where_no_set_of_modules_mends_it_the_verdict_says_so_and_names_the_op()
     found = only(quick(Subject((model, (torch.ones(2, 4),)), loss=gram)))
     assert found.verdict is Verdict.FAIL
     assert (
-        "no set of modules kept in float32 mends it; with everything in float32 overflow fails still" in found.message
+        "with no set of modules kept in float32 it passes; with everything in float32 overflow fails still"
+        in found.message
     )
     assert (found.where.op, found.where.module) == ("aten::mm", "")
     assert "(`return (out @ out.T).float().mean().sqrt()" in found.message
@@ -261,7 +262,7 @@ class HugeWeights(nn.Module):
 def test_a_set_that_mends_eager_mode_alone_is_said_to_and_the_setting_for_the_compiler_is_named() -> None:
     run = blame((HugeWeights(), (torch.randn(8, 16),)), dtype="float16", search=UNTIMED)
     found, setting = only(run), 'torch._functorch.config.backward_pass_autocast = "off"'
-    assert "mends eager mode when kept in float32 is down." in found.message
+    assert "set of modules in float32 with which eager mode passes is down." in found.message
     assert "Compiled it still fails with them in float32" in found.message
     assert f"under torch.compile also set {setting}" in found.hint
     code = [str(row[0]) for table in run.tables if is_code(table) for row in table.rows]
@@ -269,22 +270,22 @@ def test_a_set_that_mends_eager_mode_alone_is_said_to_and_the_setting_for_the_co
     assert pasted(run)
 
 
-FAILED = (Rung(EAGER, 1.0, 1.0, True, "beyond"),)
-MENDED = BlameStats("m", rungs=FAILED, minimised=Minimised(("a",), 1, True), code="import torch")
+FAILED = (StageResult(EAGER, 1.0, 1.0, True, "beyond"),)
+MENDED = BlameStats("m", stages=FAILED, minimised=Minimised(("a",), 1, True), code="import torch")
 
 
 @pytest.mark.parametrize(
     ("rung", "said"),
     [
-        (Rung(INDUCTOR, 0.0, 0.0, False, "within"), "compiled with them it passes, too"),
-        (Rung(INDUCTOR, 1.0, 0.0, True, "beyond"), "Compiled it still fails with them in float32 (beyond)"),
-        (Rung(INDUCTOR, None, None, False, "not judged: no compiler"), "compiled with them: not judged: no compiler"),
+        (StageResult(INDUCTOR, 0.0, 0.0, False, "within"), "compiled with them it passes, too"),
+        (StageResult(INDUCTOR, 1.0, 0.0, True, "beyond"), "Compiled it still fails with them in float32 (beyond)"),
+        (StageResult(INDUCTOR, None, None, False, "not judged: no compiler"), "compiled: not judged: no compiler"),
     ],
 )
-def test_what_becomes_of_the_mended_model_compiled_is_told(rung: Rung, said: str) -> None:
+def test_what_becomes_of_the_mended_model_compiled_is_told(rung: StageResult, said: str) -> None:
     (found,) = check_blame(replace(MENDED, compiled_too=rung))
     assert said in found.message
-    assert ("run the mended model eager" in found.hint) == rung.failed
+    assert ("run the changed model eager" in found.hint) == rung.failed
 
 
 @pytest.mark.parametrize("ratios", [(0.9, 1.1) * 10 + (1.0,), (1.2, 1.3) * 10 + (1.25,)])
@@ -410,9 +411,9 @@ def test_a_rounding_that_inductor_leaves_out_is_blamed_on_the_fusion_and_on_its_
     assert "inductor, while with its casts emulated it passes" in found.message
     assert (found.where.module, found.where.op) == ("1.1", "Tensor.float")
     assert "emulate_precision_casts = True" in found.hint
-    ladder = {row[0]: row[3] for row in rows(run, "Ladder")}
+    ladder = {row[0]: row[3] for row in rows(run, "Stages")}
     assert list(ladder) == ["eager", "aot_eager", "inductor + emulate_precision_casts", "inductor"]
-    assert [said.startswith("worse") for said in list(ladder.values())[1:]] == [False, False, True]
+    assert [said.startswith("beyond") for said in list(ladder.values())[1:]] == [False, False, True]
 
 
 class OwnFloat32(nn.Module):
@@ -442,5 +443,5 @@ def test_a_backward_that_is_traced_under_autocast_is_blamed_on_the_tracing_with_
 def test_what_passes_compiled_has_nothing_to_blame() -> None:
     run = blame(stack(None), dtype="bfloat16")
     assert only(run).verdict is Verdict.PASS
-    assert "inductor no worse than eager mode" in only(run).message
+    assert "inductor within" in only(run).message
     assert as_subject(stack(None)).kind.value == "forward"

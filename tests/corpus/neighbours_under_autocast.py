@@ -11,7 +11,6 @@ from torch import nn
 
 ID = "neighbours_under_autocast"
 RUN = "autocast:bfloat16"
-GAP = "a rounding to float32 turns near ties as well, and what it moves by that is taken for unknowable"
 EXPECTED = {"check": "precision-loss", "module": "group"}
 
 

@@ -3,7 +3,7 @@
 Mechanism: a binary cross entropy clamps probabilities to [1e-7, 1 - 1e-7]; the upper bound rounds to 1 and log(1 - p)
 is -inf for a confident wrong answer.
 Source: https://github.com/fastino-ai/GLiNER2/pull/155
-Expected: overflow at `loss`, in the logarithm.
+Expected: overflow at `loss`, of what became zero.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 ID = "one_minus_eps_is_one"
 RUN = "native"
-EXPECTED = {"check": "overflow", "module": "loss", "op": "aten::log"}
+EXPECTED = {"check": "overflow", "module": "loss"}
 
 
 class CrossEntropy(nn.Module):

@@ -3,7 +3,7 @@
 Mechanism: products of emission probabilities reach 1e-12 after a dozen steps, the state becomes zero and its logarithm
 -inf.
 Source: no single report; written from the mechanism.
-Expected: silent-zero at `chain`.
+Expected: flush at `chain`.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 ID = "probability_product"
 RUN = "native"
-EXPECTED = {"check": "silent-zero", "module": "chain"}
+EXPECTED = {"check": "flush", "module": "chain"}
 
 
 class Chain(nn.Module):

@@ -11,7 +11,6 @@ from torch import nn
 ID = "scores_beside_boxes"
 RUN = "native"
 EXPECTED = {"check": "precision-loss", "module": "score"}
-GAP = "one norm over a whole output hides a small column beside a large one"
 
 
 class Score(nn.Module):

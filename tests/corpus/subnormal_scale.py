@@ -2,7 +2,7 @@
 
 Mechanism: 2e-7 is three and a bit times the smallest subnormal, so it becomes 1.8e-7: its weights are off by a tenth.
 Source: https://github.com/NVIDIA/TensorRT/issues/3101
-Expected: precision-loss at `layer`.
+Expected: flush at `layer`.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 ID = "subnormal_scale"
 RUN = "native"
-EXPECTED = {"check": "precision-loss", "module": "layer"}
+EXPECTED = {"check": "flush", "module": "layer"}
 
 
 class Dequantised(nn.Module):

@@ -139,7 +139,7 @@ def _exit() -> None:
 
 
 for how, throw in {"raises": _boom, "exits": _exit}.items():
-    for method in ("named_parameters", "parameters", "named_buffers", "buffers", "modules", "named_modules", "_apply"):
+    for method in ("named_parameters", "parameters", "named_buffers", "modules", "named_modules", "_apply"):
         add(f"{method} {how}", refused("boom|SystemExit"), lambda m=method, t=throw: given(_raises_in(m, t)))
     for method in ("__deepcopy__", "__reduce_ex__"):
 

@@ -24,17 +24,14 @@ def _bad(run: Run, check: str) -> list[Finding]:
 
 
 class Rough(nn.Module):
-    """Rounds 16-bit values to so many steps of their largest, far more coarsely than the format does."""
+    """Adds an offset and takes it away again: 16 bits keep the digits of the sum, not those of the values."""
 
-    def __init__(self, steps: float) -> None:
+    def __init__(self, offset: float) -> None:
         super().__init__()
-        self.steps = steps
+        self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype.itemsize > 2:
-            return x
-        top = x.detach().abs().amax()
-        return x + (((x.detach() / top * self.steps).round() / self.steps * top) - x.detach())
+        return (x + self.offset) - self.offset
 
 
 def _stack(width: int, depth: int, activation: nn.Module, seed: int) -> nn.Module:
@@ -74,15 +71,15 @@ def test_healthy_chains_of_elementwise_ops_pass(length: int, scale: float, dtype
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_planted_error_fails_and_names_the_first_module_that_has_it(dtype: str) -> None:
-    steps = 32 if dtype == "float16" else 6
-    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), Rough(steps), nn.Linear(32, 32))
+    offset = 1000 if dtype == "float16" else 100
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), Rough(offset), nn.Linear(32, 32))
     (output, *_) = _bad(_run(model, torch.randn(16, 32), dtype=dtype), "precision-loss")
     assert output.where.module == "2"
     assert output.observed > output.limit  # type: ignore[operator]
 
 
 def test_the_limit_of_a_repository_is_used() -> None:
-    model = nn.Sequential(nn.Linear(32, 32), Rough(16), nn.Linear(32, 32))
+    model = nn.Sequential(nn.Linear(32, 32), Rough(100), nn.Linear(32, 32))
     subject = Subject((model, torch.randn(16, 32)), limits={"precision": 100.0})
     assert not _bad(audit(subject, dtype="bfloat16", compile=False), "precision-loss")
 
@@ -126,7 +123,7 @@ def test_a_kernel_that_is_wrong_on_its_own_inputs_is_named() -> None:
     run = _run(lambda x: torch.ops.ampcheck_test.crude(x), torch.randn(64).bfloat16())
     (finding, *_) = _bad(run, "precision-loss")
     assert "crude" in finding.message
-    assert "same inputs" in finding.message
+    assert "the op itself" in finding.message
 
 
 def test_the_float16_gradient_is_judged_at_a_loss_scale_that_overflows_nowhere() -> None:
@@ -147,12 +144,12 @@ def test_normalisation_by_a_mean_of_squares_that_underflows_is_found() -> None:
     assert not _run(lambda x: F.rms_norm(x.float(), (64,)).half(), tiny).failed
 
 
-def test_a_relu_that_changes_sides_at_zero_is_followed_and_hides_no_other_error() -> None:
+def test_a_relu_that_changes_sides_at_zero_is_no_error_and_hides_no_other_error() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
     x = torch.randn(2, 64)  # few samples: one side changed moves a gradient by tens of per cent
     with torch.no_grad():
         net[0].bias -= (net[0](x)[0]) * 0.999  # the first sample stands at every kink
     assert not _bad(_run(net, x), "precision-loss")
-    rough = nn.Sequential(net[0], nn.ReLU(), Rough(6), net[2], nn.ReLU(), net[4])
+    rough = nn.Sequential(net[0], nn.ReLU(), Rough(100), net[2], nn.ReLU(), net[4])
     assert _bad(_run(rough, torch.randn(64, 64)), "precision-loss")

@@ -1,4 +1,4 @@
-"""An additive mask of -1e9 is -inf in float16: a failure where a row has no other key, else a warning."""
+"""An additive mask of -1e9 is -inf in float16: a failure where a row has no other key, else harmless."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ def test_a_row_without_a_visible_key_fails_where_the_mask_overflows(masked: Any,
     assert any(f.check == "overflow" and f.where.file.endswith("test_masks.py") for f in failed)
     absorbed = judged(masked, [6, 3, 1], native=native)
     assert not absorbed.failed
-    assert [f.check for f in absorbed.of(Verdict.WARN)] == ["overflow"]
+    assert not absorbed.of(Verdict.WARN)

@@ -1,1 +1,1 @@
-"""Is compiled code as good as eager mode, both held against float64? See `judge`, and `ladder` for its stages."""
+"""Is compiled code as near to float64 as rounding allows? See `judge`."""

@@ -1,7 +1,7 @@
-"""Is compiled code as good as eager mode? Pure functions from `AccuracyStats` to findings.
+"""Is compiled code right? Pure functions from `AccuracyStats` to findings.
 
 Compiled code that differs from eager mode is not wrong: fused kernels round less often, and are mostly nearer to
-float64. It fails where it is worse than eager mode, by more than `AccuracyStats.limit` allows.
+float64. It fails where it lies further from float64 than rounding explains, and eager mode does not.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from ampcheck.compiled.accuracy.stats import (
     BACKWARD_AUTOCAST,
     EMULATE,
     EMULATED,
+    FLOAT32,
     INTEGERS,
     AccuracyStats,
-    Deviation,
+    unknown,
 )
 from ampcheck.core.check import Check
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.core.text import listed
-from ampcheck.numerics.stats import LOST
+from ampcheck.shadow.bounds import FLOOR, SLACK
+from ampcheck.shadow.compare import ResultError
 from ampcheck.torchtools.unsupported import cannot_run
 
 VALUES = ("output", "loss", "update", "buffer")
@@ -48,7 +50,7 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
         return [check.skip(subject, f"eager mode raises, and so does compiled code: {raised.eager}")]
     if raised.compiled:
         message = f"what runs in eager mode must run compiled; compiled code raised {raised.compiled}"
-        hint = "compile with backend='aot_eager' to tell tracing from code generation, and report the smaller model"
+        hint = "compile with backend='aot_eager': where it raises as well, tracing is at fault, else code generation"
         return [check.fail(subject, message, where=raised.where, hint=hint)]
     if not stats.graphs:
         return [check.skip(subject, "nothing was compiled: see coverage")]
@@ -66,44 +68,41 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
         )
         hint = "check the data before the compiled region: compiled kernels leave such checks out"
         return [check.fail(subject, message, where=raised.where, hint=hint)]
-    return [passed(stats, check, "eager mode and compiled code ran to the end", stats.graphs)]
+    return [_passed(stats, check, "eager mode and compiled code ran to the end", stats.graphs)]
 
 
 def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Compiled code returns the dtypes, shapes and structure of eager mode."""
-    if skipped := not_run(stats, COMPILED_DTYPE):
+    if skipped := _not_run(stats, COMPILED_DTYPE):
         return [skipped]
     eager, compiled = stats.eager_shapes, stats.compiled_shapes
     paths = list(dict.fromkeys((*eager, *compiled)))
     wrong = [path for path in paths if eager.get(path) != compiled.get(path)]
     if not wrong:
         text = f"{len(paths)} outputs and containers have eager mode's dtype, shape and type"
-        return [passed(stats, COMPILED_DTYPE, text, len(paths))]
+        return [_passed(stats, COMPILED_DTYPE, text, len(paths))]
     differences = "; ".join(
         f"{path} is {eager.get(path, 'absent')} in eager mode and {compiled.get(path, 'absent')} compiled"
         for path in wrong[:LISTED]
     )
     message = f"compiled code must give what eager mode gives; {len(wrong)} of {len(paths)} differ: {differences}"
     hint = "cast the result where its dtype matters, or call the op that makes it with autocast disabled"
-    where = Where("forward")
-    return [
-        COMPILED_DTYPE.fail(who(stats), message, where=where, observed=len(wrong), limit=0.0, unit="outputs", hint=hint)
-    ]
+    where, count = Where("forward"), len(wrong)
+    return [COMPILED_DTYPE.fail(who(stats), message, where=where, observed=count, limit=0.0, unit="outputs", hint=hint)]
 
 
 def check_compiled_error(stats: AccuracyStats, limits: Limits) -> list[Finding]:
-    """Outputs, loss, updated weights and buffers are as accurate as those of eager mode."""
-    if skipped := not_comparable(stats, COMPILED_ERROR, VALUES):
+    """Outputs, loss, updated weights and buffers are as near to float64 as rounding allows."""
+    if skipped := _not_comparable(stats, COMPILED_ERROR, VALUES):
         return [skipped]
-    findings = _judged(stats, COMPILED_ERROR, VALUES, limits)
-    return [*findings, *_hidden_overflow(stats), *_finer_than_promised(stats, limits)]
+    return [*_judged(stats, COMPILED_ERROR, VALUES), *_hidden_overflow(stats), *_finer_than_eager(stats)]
 
 
 def check_compiled_gradient(stats: AccuracyStats, limits: Limits) -> list[Finding]:
-    """Gradients of weights and inputs are as accurate as those of eager mode."""
-    if skipped := not_comparable(stats, COMPILED_GRADIENT, GRADIENTS):
+    """Gradients of weights and inputs are as near to float64 as rounding allows."""
+    if skipped := _not_comparable(stats, COMPILED_GRADIENT, GRADIENTS):
         return [skipped]
-    return _judged(stats, COMPILED_GRADIENT, GRADIENTS, limits)
+    return _judged(stats, COMPILED_GRADIENT, GRADIENTS)
 
 
 def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -125,12 +124,12 @@ def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
         return [COVERAGE.fail(subject, message, where=where, observed=0.0, limit=1.0, unit="graphs", hint=hint)]
     if stats.incomparable:
         return [COVERAGE.skip(subject, f"nothing was compared: {stats.incomparable}")]
-    if not stats.deviations:
+    if not stats.errors:
         message = "a verdict needs evidence; no output, gradient or update was compared"
         hint = "give inputs with which the model computes something"
         return [COVERAGE.fail(subject, message, observed=0.0, limit=1.0, unit="tensors", hint=hint)]
     if not stats.comparable:
-        verdict = Verdict.INCOMPLETE if any(d.nan for d in stats.deviations) else Verdict.SKIP
+        verdict = Verdict.INCOMPLETE if any(e.nan for e in stats.errors) else Verdict.SKIP
         return [COVERAGE.finding(verdict, subject, f"nothing was compared: {unseen}")]
     text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
     count = len(stats.comparable)
@@ -150,17 +149,17 @@ CHECKS: Mapping[str, Callable[[AccuracyStats, Limits], list[Finding]]] = Mapping
 
 def check_accuracy(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
     """The findings of the named checks, all by default; exceptions and coverage are always among them."""
-    wanted = CHECKS if checks is None else {*checks, "compiled-exception", "coverage"}
-    return [finding for slug, check in CHECKS.items() if slug in wanted for finding in check(stats, limits)]
+    names = CHECKS if checks is None else {*checks, "compiled-exception", "coverage"}
+    return [finding for slug, check in CHECKS.items() if slug in names for finding in check(stats, limits)]
 
 
 def who(stats: AccuracyStats) -> str:
-    """The subject and its arm, as findings name them."""
+    """The subject and how it ran, as findings name them."""
     backend = "" if stats.backend == "inductor" else f" by {stats.backend}"
     return f"{stats.subject} [{stats.arm}, compiled{backend}]"
 
 
-def passed(
+def _passed(
     stats: AccuracyStats, check: Check, text: str, seen: int, observed: float | None = None, limit: float | None = None
 ) -> Finding:
     """A pass that rests on `seen` graphs or tensors, with what else was compared."""
@@ -168,173 +167,156 @@ def passed(
     return check.passed(who(stats), text, seen, observed=observed, limit=limit, unit="relative error")
 
 
-def not_run(stats: AccuracyStats, check: Check) -> Finding | None:
-    """A skip where an arm raised or nothing was compiled."""
+def _not_run(stats: AccuracyStats, check: Check) -> Finding | None:
     if stats.exceptions.eager or stats.exceptions.compiled:
         return check.skip(who(stats), "a run raised before it was complete: see compiled-exception")
     return None if stats.graphs else check.skip(who(stats), "nothing was compiled: see coverage")
 
 
-def not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) -> Finding | None:
-    """A skip where there is nothing to compare."""
-    if skipped := not_run(stats, check):
+def _not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) -> Finding | None:
+    if skipped := _not_run(stats, check):
         return skipped
     if stats.incomparable:
         return check.skip(who(stats), f"not comparable: {stats.incomparable}")
-    if not any(d.kind in kinds for d in stats.deviations):
+    if not any(e.kind in kinds for e in stats.errors):
         reason = stats.no_gradients if kinds == GRADIENTS else "the calls give no tensor"
         return check.skip(who(stats), f"nothing to compare: {reason}")
     return None
 
 
-def _judged(stats: AccuracyStats, check: Check, kinds: tuple[str, ...], limits: Limits) -> list[Finding]:
-    factor = limits.precision
-    excess = stats.excess(factor, kinds)
-    bad = [d for d in excess if not stats.excused(d, factor)]
-    judged = [d for d in stats.comparable if d.kind in kinds]
-    unknown = _unknown(stats, check, kinds)
-    if bad:
-        return [_worse(stats, check, bad, judged, Verdict.FAIL, factor), *unknown]
-    if excess:
-        return [_worse(stats, check, list(excess), judged, Verdict.WARN, factor), *unknown]
+def _judged(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list[Finding]:
+    judged = [e for e in stats.comparable if e.kind in kinds]
+    others = _unknown(stats, check, kinds)
+    if failures := stats.failures(kinds):
+        return [_worse(stats, check, failures, judged, Verdict.FAIL), *others]
+    if excess := stats.excess(kinds):
+        return [_worse(stats, check, excess, judged, Verdict.WARN), *others]
     if not judged:
-        return unknown
-    known = [d for d in judged if d.worst_eager <= LOST] or judged  # the error of what is zero but for rounding is none
-    worst = max(known, key=lambda d: _times(stats, d, factor))
-    text = (
-        f"at most {worst.least_compiled:.2g} from {_judge(stats)}, in {worst}, where eager mode lies "
-        f"{worst.worst_eager:.2g} away"
-    )
-    return [passed(stats, check, text, len(judged), worst.least_compiled, stats.limit(worst, factor)), *unknown]
+        return others
+    worst = max([e for e in judged if not e.noise] or judged, key=_times)
+    text = f"at most {worst.error:.2g} from float64, in {worst}, where eager mode lies {worst.eager_error:.2g} away"
+    return [_passed(stats, check, text, len(judged), worst.error, worst.limit), *others]
 
 
 def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list[Finding]:
-    """A skip for the tensors that have no limit, by its reason; NaN on all sides leaves the check incomplete."""
+    """A skip for the results of which nothing is known, by its reason; NaN on all sides leaves the check incomplete."""
     reasons: dict[str, list[str]] = {}
-    for d in stats.deviations:
-        if d.kind in kinds and d.unknown and not d.lost and not d.nan:
-            reasons.setdefault(d.unknown, []).append(str(d))
-    found = [check.skip(who(stats), f"not comparable: {listed(names)}: {reason}") for reason, names in reasons.items()]
-    if spoiled := [d for d in stats.deviations if d.kind in kinds and d.nan]:
-        count = sum(d.nan for d in spoiled)
-        text = (
-            f"what is compared must be a number; {count:,} elements of {listed(map(str, spoiled))} are NaN in "
-            f"{_judge(stats)} and compiled code alike, so nothing is known of them"
-        )
-        hint = "an audit names the op that makes the first NaN, or the input that holds one: see nonfinite-reference"
-        where = Where(_PHASES[spoiled[0].kind], _module(spoiled[0]))
-        found.append(
-            check.incomplete(who(stats), text, where=where, observed=count, limit=0.0, unit="elements", hint=hint)
-        )
-    return found
+    for e in stats.errors:
+        if e.kind in kinds and not e.judged and not e.beyond and not e.nan:
+            reasons.setdefault(unknown(e), []).append(str(e))
+    skips = [check.skip(who(stats), f"not comparable: {listed(names)}: {reason}") for reason, names in reasons.items()]
+    spoiled = [e for e in stats.errors if e.kind in kinds and e.nan]
+    if not spoiled:
+        return skips
+    count = sum(e.nan for e in spoiled)
+    text = (
+        f"what is compared must be a number; {count:,} elements of {listed(map(str, spoiled))} are NaN in float64 and "
+        "compiled code alike, so nothing is known of them"
+    )
+    hint = "an audit names the op that makes the first NaN, or the input that holds one: see nonfinite-reference"
+    where = Where(_PHASES[spoiled[0].kind], _module(spoiled[0]))
+    evidence = check.incomplete(who(stats), text, where=where, observed=count, limit=0.0, unit="elements", hint=hint)
+    return [*skips, evidence]
 
 
 def _worse(
-    stats: AccuracyStats,
-    check: Check,
-    excess: list[Deviation],
-    judged: list[Deviation],
-    verdict: Verdict,
-    factor: float,
+    stats: AccuracyStats, check: Check, excess: Sequence[ResultError], judged: Sequence[ResultError], verdict: Verdict
 ) -> Finding:
-    worst = max(excess, key=lambda d: (d.lost, _times(stats, d, factor)))
-    first = min(excess, key=lambda d: (d.step, d.kind != "output"))
-    observed, limit, unit = worst.least_compiled, stats.limit(worst, factor), "relative error"
-    if worst.lost:
+    worst = max(excess, key=lambda e: (e.lost, _times(e)))
+    first = min(excess, key=lambda e: (e.step, e.kind != "output"))
+    observed, limit, unit = worst.other.error or worst.error, worst.limit, "relative error"
+    tail = f"{len(excess)} of {len(judged)} results are beyond their limit"
+    if worst.absent:
+        message = f"compiled code must give what eager mode gives; it gives no {worst} of its shape; {tail}"
+    elif worst.lost:
         observed, limit, unit = float(worst.lost), 0.0, "elements"
         message = (
-            f"compiled code must be finite where eager mode and {_judge(stats)} are, and nowhere else; {worst.lost:,} "
-            f"elements of {worst} are inf or NaN on one side alone; {len(excess)} of {len(judged)} tensors fail"
+            f"compiled code must be finite where eager mode and float64 are, and nowhere else; {worst.lost:,} "
+            f"elements of {worst} are inf or NaN on one side alone; {len(excess)} of {len(judged)} results fail"
+        )
+    elif worst.dtype in INTEGERS:
+        observed, limit = worst.apart, 0.0
+        message = (
+            f"integers of compiled code must be those of eager mode; {worst.apart:.2g} of the elements of {worst} "
+            f"differ; {tail}"
+        )
+    elif stats.casts_left_out(worst):
+        observed, limit = worst.apart, worst.eager_error / 2
+        message = (
+            f"compiled code must round where the model casts to 16 bits and back; {worst} lies {worst.apart:.2g} from "
+            f"eager mode, which lies {worst.eager_error:.2g} from what float64 gives without these casts; {tail}"
         )
     else:
         message = (
-            f"compiled code must lie as near to {_judge(stats)} as eager mode does, {limit:.2g} at most here; "
-            f"{_far(worst)}, and {worst.worst_eager:.2g} in eager mode; {len(excess)} of {len(judged)} are beyond "
-            f"their limit ({_derived(stats, worst, factor)})"
+            f"compiled code must lie as near to float64 as rounding allows, {limit:.2g} at most here; {worst} lies "
+            f"{observed:.2g} away, and {worst.eager_error:.2g} in eager mode; {tail} (moving the data by a rounding "
+            f"moves it by {worst.other.spread:.2g})"
         )
     if first.step and stats.steps > 1:
         message += f"; up to step {first.step - 1} they agree"
     if verdict is Verdict.WARN and worst.lost:
-        message += f"; eager mode overflows itself on such data, in {worst.eager_nonfinite:,} elements"
+        message += f"; eager mode overflows itself on such data, in {worst.eager.lost:,} elements"
         hint = "it is the edge of overflow: see overflow of an audit"
     elif verdict is Verdict.WARN:
-        message += f"; a decision near a tie explains it: {stats.near_ties:,} turn when the data are rounded"
+        message += f"; a decision near a tie explains it: {stats.freedom.near_ties:,} turn when the data are rounded"
         hint = "compute the scores that are decided upon in float32"
     else:
-        cause, hint = _mended(stats)
-        message += cause
+        stage, hint = _stage(stats)
+        message += stage
     where = Where(_PHASES[worst.kind], _module(worst), step=first.step if stats.steps > 1 else None)
     return check.finding(
         verdict, who(stats), message, where=where, observed=observed, limit=limit, unit=unit, hint=hint
     )
 
 
-def _judge(stats: AccuracyStats) -> str:
-    """`float64`, without how it was reached."""
-    return stats.reference.partition(",")[0]
-
-
-def _far(worst: Deviation) -> str:
-    if worst.dtype in INTEGERS:
-        return f"{worst.least_compiled:.2g} of the elements of {worst} differ"
-    return f"{worst} lies {worst.least_compiled:.2g} away"
-
-
-def _derived(stats: AccuracyStats, worst: Deviation, factor: float) -> str:
-    """Where the limit comes from."""
-    floor = worst.grain + stats.float32_floor(factor, worst.float32)
-    draws = f"on {len(worst.eager)} draws of the data" if len(worst.eager) > 1 else "on these data"
-    usual = f" or its usual error of {worst.rounded:.2g}" if worst.rounded > worst.worst_eager else ""
-    return f"{factor**2:g} times eager mode's error {draws}{usual}, and {floor:.2g} for storage and the order of sums"
-
-
-def _mended(stats: AccuracyStats) -> tuple[str, str]:
-    """The stage that errs and the setting that mends it, from the trials."""
-    tried = {trial.rung: trial for trial in stats.trials}
+def _stage(stats: AccuracyStats) -> tuple[str, str]:
+    """The stage at fault and the setting that passes, from the trials."""
+    tried = {trial.name: trial for trial in stats.trials}
     off, emulated, aot = tried.get(BACKWARD_AUTOCAST), tried.get(EMULATED), tried.get(AOT_EAGER)
-    if off is not None and off.mends:
+    if off is not None and off.passes:
         return (
             "; AOTAutograd traces the backward pass under the autocast of the forward call, which eager mode leaves",
-            f'set {BACKWARD_AUTOCAST} = "off": tried, and it mends this (pytorch/pytorch#153044, #179804)',
+            f'set {BACKWARD_AUTOCAST} = "off": tried, and it passes (pytorch/pytorch#153044, #179804)',
         )
-    if aot is not None and not aot.mends:
+    if aot is not None and not aot.passes:
         raised = f" (it raised {aot.raised})" if aot.raised else ""
         return (
-            f"; backend='aot_eager' does not mend it{raised}: tracing or differentiation errs, before Inductor",
+            f"; it fails with backend='aot_eager' as well{raised}: tracing or differentiation errs, before Inductor",
             "look at what Dynamo traced: state that changes between calls, attributes and counters read in forward",
         )
-    if emulated is not None and emulated.mends:
+    if emulated is not None and emulated.passes:
         return (
-            "; it is gone with Inductor's casts emulated: fused kernels leave out roundings that the model asks for",
-            f"set {EMULATE} = True: tried, and it mends this; or keep the cast out of the compiled region",
+            "; it passes with Inductor's casts emulated: fused kernels leave out roundings that the model asks for",
+            f"set {EMULATE} = True: tried, and it passes; or keep the cast out of the compiled region",
         )
     if aot is not None:
         return (
-            "; backend='aot_eager' mends it, so Inductor's kernels err, and emulated casts do not help",
-            "run the region with backend='aot_eager' or torch.compiler.disable until Inductor is mended; report it",
+            "; it passes with backend='aot_eager', and fails with emulated casts: Inductor's kernels are at fault",
+            "run the region with backend='aot_eager' or torch.compiler.disable until Inductor is fixed; report it",
         )
     return "", "assert_compiled tries the compiler's settings and stages; ampcheck blame names the place"
 
 
 def _hidden_overflow(stats: AccuracyStats) -> list[Finding]:
     """Compiled code that is finite where eager mode overflows: no failure of compiled code, but the two disagree."""
-    hidden = [d for d in stats.deviations if d.eager_nonfinite and not d.nonfinite]
+    hidden = [e for e in stats.errors if e.hidden and not e.lost and not e.nan]
     if not hidden:
         return []
-    worst = max(hidden, key=lambda d: d.eager_nonfinite)
+    worst = max(hidden, key=lambda e: e.hidden)
     message = (
-        f"eager mode overflows where compiled code does not: {worst.eager_nonfinite:,} elements of {worst} are inf or "
-        f"NaN in eager mode, and {worst.nonfinite:,} compiled; {len(hidden)} tensors are so"
+        f"eager mode overflows where compiled code does not: {worst.hidden:,} elements of {worst} are inf or NaN in "
+        f"eager mode alone; {len(hidden)} results are so"
     )
     hint = "the overflow is there and fusion hides it: a graph break brings it back; see overflow of an audit"
     where = Where(_PHASES[worst.kind], _module(worst))
-    observed = worst.eager_nonfinite
     return [
-        COMPILED_ERROR.warn(who(stats), message, where=where, observed=observed, limit=0.0, unit="elements", hint=hint)
+        COMPILED_ERROR.warn(
+            who(stats), message, where=where, observed=worst.hidden, limit=0.0, unit="elements", hint=hint
+        )
     ]
 
 
-def _finer_than_promised(stats: AccuracyStats, limits: Limits) -> list[Finding]:
+def _finer_than_eager(stats: AccuracyStats) -> list[Finding]:
     """A float32 output that has float32's digits compiled, and 16 bits' in eager mode.
 
     Both are right for what they are, and a consumer that decides by the value (a quantisation scale) decides otherwise.
@@ -342,54 +324,49 @@ def _finer_than_promised(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """
     if stats.autocast or format_of(stats.format).bits > 16:
         return []
-    factor = limits.precision
-    found = []
-    for d in stats.deviations:
-        floor = d.grain + stats.float32_floor(factor, d.float32)
-        coarse = d.worst_eager > factor**2 * floor
-        if d.kind == "output" and d.dtype == "float32" and max(d.compiled) <= floor and coarse:
-            found.append(d)
-    if not found:
+    finer = []
+    for e in stats.errors:
+        limit = SLACK * FLOAT32 * (e.other.spread / (e.unit or 1.0) + FLOOR)
+        if e.kind == "output" and e.dtype == "float32" and e.error <= limit < e.eager_error / SLACK:
+            finer.append((e, limit))
+    if not finer:
         return []
-    worst = max(found, key=lambda d: d.between)
-    limit = worst.grain + stats.float32_floor(factor, worst.float32)
+    worst, limit = max(finer, key=lambda pair: pair[0].apart)
     message = (
         f"a float32 output promises float32's digits; {worst} has those of {stats.format} in eager mode, "
-        f"{worst.worst_eager:.2g} from {_judge(stats)}, and compiled code, which fuses the roundings away, differs "
-        f"from it by {worst.between:.2g}"
+        f"{worst.eager_error:.2g} from float64, and compiled code, which fuses the roundings away, differs from it by "
+        f"{worst.apart:.2g}"
     )
     hint = "cast to float32 before the last computation instead of after it; then both agree"
     where, unit = Where("forward", step=worst.step if stats.steps > 1 else None), "relative difference"
     return [
-        COMPILED_ERROR.warn(who(stats), message, where=where, observed=worst.between, limit=limit, unit=unit, hint=hint)
+        COMPILED_ERROR.warn(who(stats), message, where=where, observed=worst.apart, limit=limit, unit=unit, hint=hint)
     ]
 
 
-def _times(stats: AccuracyStats, deviation: Deviation, factor: float) -> float:
-    limit = stats.limit(deviation, factor)
-    return deviation.least_compiled / limit if limit else 0.0
+def _times(error: ResultError) -> float:
+    """How near to its limit it is."""
+    return (error.other.error or error.error) / error.limit if error.limit else 0.0
 
 
-def _module(deviation: Deviation) -> str:
+def _module(error: ResultError) -> str:
     """The module of a weight or buffer; outputs and inputs belong to the root."""
-    if deviation.kind in ("output", "loss") or deviation.name.startswith("input "):
+    if error.kind in ("output", "loss") or error.name.startswith("input "):
         return ""
-    return deviation.name.rpartition(".")[0]
+    return error.name.rpartition(".")[0]
 
 
-def tables(stats: AccuracyStats, limits: Limits) -> tuple[Table, ...]:
-    """Every tensor with its errors and limit, the nearest to its limit first."""
-    rows: list[tuple[float, Sequence[Scalar]]] = []
-    for d in stats.deviations:
-        limit = stats.limit(d, limits.precision)
-        verdict = "beyond" if stats.beyond(d, limits.precision) else "not comparable" if d.unknown else "within"
-        times = d.least_compiled / limit if limit else 0.0
-        rows.append((times, (d.kind, d.name, d.step, d.dtype, d.worst_eager, d.least_compiled, limit, verdict)))
-    if not rows:
+def tables(stats: AccuracyStats) -> tuple[Table, ...]:
+    """Every result with its errors and limit, the nearest to its limit first."""
+    if not stats.errors:
         return ()
-    rows.sort(key=lambda row: -row[0])
-    note = f"relative to {stats.reference}, Euclidean norms"
-    if len(rows) > ROWS:
-        note = f"the {ROWS} nearest to their limit of {len(rows)}; {note}"
+    rows: list[Sequence[Scalar]] = []
+    for e in sorted(stats.errors, key=_times, reverse=True)[:ROWS]:
+        known = bool(e.judged) or e.beyond
+        verdict = "beyond" if stats.beyond(e) else "within" if known else "not comparable"
+        rows.append((e.kind, e.name, e.step, e.dtype, e.eager_error, e.error, e.limit, verdict))
+    note = "relative to float64, Euclidean norms"
+    if len(stats.errors) > ROWS:
+        note = f"the {ROWS} nearest to their limit of {len(stats.errors)}; {note}"
     columns = ("kind", "name", "step", "dtype", "eager", "compiled", "limit", "verdict")
-    return (Table(f"Eager and compiled: {who(stats)}", columns, [r for _, r in rows[:ROWS]], "compiled-error", note),)
+    return (Table(f"Eager and compiled: {who(stats)}", columns, rows, "compiled-error", note),)

@@ -1,1 +1,1 @@
-"""Which stage, which op, which modules: what a failure goes back to, and what mends it; see `blame`."""
+"""Which stage, which op, which modules a failure goes back to, and with which change it is gone; see `blame`."""

@@ -12,10 +12,10 @@ from statistics import median
 import torch
 
 from ampcheck.core.subject import Subject
-from ampcheck.numerics.arms import total_loss
 from ampcheck.numerics.compiled import dynamo_still
-from ampcheck.numerics.equal_random import seeded
+from ampcheck.numerics.run import total_loss
 from ampcheck.torchtools.copying import forward_through, prepare
+from ampcheck.torchtools.seeds import seeded
 
 PAIRS = 21
 SHORTEST = 0.005

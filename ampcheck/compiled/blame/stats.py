@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ampcheck.catalog.compiled import BLAME
-from ampcheck.compiled.accuracy.stats import EAGER, EMULATE, EMULATED, INDUCTOR
+from ampcheck.compiled.accuracy.stats import AOT_EAGER, EAGER, EMULATE, EMULATED, INDUCTOR
 from ampcheck.compiled.blame.bisect import Bisected
 from ampcheck.compiled.blame.cost import Cost
-from ampcheck.compiled.blame.locate import Step
 from ampcheck.compiled.blame.minimise import Minimised
 from ampcheck.core.run import Coverage, Finding, Table, Where
+from ampcheck.shadow import Fault
 
 CODE = "Code that keeps these modules in float32"
 """Title of the table whose rows are the lines to paste."""
@@ -19,38 +19,38 @@ LISTED = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """One stage of the ladder: its largest errors against float64, and what was said of it.
+class StageResult:
+    """One stage: its largest errors against float64, and the verdict.
 
     output, gradient: relative errors (inf: a value is not finite where float64's is); None where there are none.
-    said: `within` or `beyond` its bound (of compiled code: no worse than eager mode, or worse), or what it raised.
+    verdict: `within` or `beyond` its bound, what it raised, or why it is not judged.
     """
 
     name: str
     output: float | None
     gradient: float | None
     failed: bool
-    said: str
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True)
 class BlameStats:
-    """One arm of a subject, and what was found to blame.
+    """One dtype of a subject, and what is to blame.
 
-    failures: of the audit of eager mode. rungs: of the ladder, from eager mode up. cause: the first op whose error
-    leaves the bound; source: its text. steps: the ops beyond their bound, in order, with the limit of each. bisected:
-    the search in the compiled graphs. minimised: the modules to keep in float32, None where none were searched and
-    `unsought` says why; rest: what still fails with everything in float32. compiled_too: what became of the compiled
-    model with them, None where it was not tried; compiled_setting: of the compiler, with which that passes. setting: of
-    the compiler, that mends the failure; left_out: whether leaving the module of the cause out of compilation does.
+    failures: of the audit of eager mode. stages: from eager mode on. cause: the first op at fault; source: its text.
+    faults: of the eager run, in order. bisected: the search in the compiled graphs. minimised: the modules to keep in
+    float32, None where none were searched and `unsought` says why; rest: what still fails with everything in float32.
+    compiled_too: what becomes of the compiled model with them, None where it was not tried; compiled_setting: of the
+    compiler, with which that passes. setting: of the compiler, with which the failure is gone; left_out: whether it is
+    with the module of the cause left out of compilation.
     """
 
     subject: str
     failures: tuple[Finding, ...] = ()
-    rungs: tuple[Rung, ...] = ()
+    stages: tuple[StageResult, ...] = ()
     cause: Where = field(default_factory=Where)
     source: str = ""
-    steps: tuple[tuple[Step, float], ...] = ()
+    faults: tuple[Fault, ...] = ()
     bisected: Bisected | None = None
     minimised: Minimised | None = None
     unsought: str = ""
@@ -58,7 +58,7 @@ class BlameStats:
     setting: str = ""
     left_out: bool = False
     code: str = ""
-    compiled_too: Rung | None = None
+    compiled_too: StageResult | None = None
     compiled_setting: str = ""
     cost: Cost | None = None
     uncosted: str = ""
@@ -67,82 +67,78 @@ class BlameStats:
 
     @property
     def stage(self) -> str:
-        """The first rung that fails; "" where none does."""
-        return next((rung.name for rung in self.rungs if rung.failed), "")
+        """The first stage that fails; "" where none does."""
+        return next((result.name for result in self.stages if result.failed), "")
 
 
 def check_blame(stats: BlameStats) -> list[Finding]:
-    """A failure for an arm that fails, with its stage, its first op and the modules to keep in float32; else a pass."""
-    if not stats.rungs:
+    """A failure with its stage, its first op and the modules to keep in float32; else a pass."""
+    if not stats.stages:
         return [BLAME.skip(stats.subject, f"not judged: {stats.unjudged}")]
-    if not stats.stage:
-        said = ", ".join(f"{rung.name} {rung.said}" for rung in stats.rungs)
-        return [BLAME.passed(stats.subject, f"nothing to blame: {said} ({stats.coverage})", stats.coverage.total)]
-    message = f"every stage must lie within what rounding explains of float64; the first that fails is {_stage(stats)}"
-    message += f"; {_cause(stats)}; {_mending(stats)}"
-    worst = next(rung for rung in stats.rungs if rung.failed)
-    errors = [error for error in (worst.output, worst.gradient) if error is not None]
-    observed = max(errors, default=None)
+    worst = next((result for result in stats.stages if result.failed), None)
+    if worst is None:
+        verdicts = ", ".join(f"{result.name} {result.verdict}" for result in stats.stages)
+        text = f"nothing to blame: {verdicts} ({stats.coverage})"
+        return [BLAME.passed(stats.subject, text, stats.coverage.total)]
+    message = (
+        "every stage must lie as near to float64 as rounding allows; the first that fails is "
+        f"{_stage(stats, worst)}; {_cause(stats)}; {_modules(stats)}"
+    )
+    observed = max((error for error in (worst.output, worst.gradient) if error is not None), default=None)
     return [BLAME.fail(stats.subject, message, where=stats.cause, observed=observed, hint=_hint(stats))]
 
 
 _MEANS: Mapping[str, str] = {
     EAGER: "eager low precision: the format or the model's own arithmetic, not the compiler",
-    "aot_eager": "aot_eager: tracing, functionalisation or the derivation of backward, before any code is generated",
+    AOT_EAGER: "aot_eager: tracing, functionalisation or the derivation of backward, before any code is generated",
     EMULATED: "inductor, also with its casts emulated: a kernel that Inductor generates computes something else",
     INDUCTOR: "inductor, while with its casts emulated it passes: a rounding that the model asks for is fused away",
 }
 
 
-def _stage(stats: BlameStats) -> str:
-    rung = next(rung for rung in stats.rungs if rung.failed)
-    raised = rung.said.startswith("raised") and rung.name != EAGER
-    meaning = f"{rung.name}: it {rung.said}, and eager mode does not" if raised else _MEANS.get(rung.name, rung.name)
-    if stats.failures:
-        names = list(dict.fromkeys(finding.check for finding in stats.failures))
-        meaning += f" ({', '.join(names)})"
-    return meaning
+def _stage(stats: BlameStats, result: StageResult) -> str:
+    raised = result.verdict.startswith("raised") and result.name != EAGER
+    meaning = f"{result.name}: it {result.verdict}, and eager mode does not" if raised else _MEANS[result.name]
+    names = dict.fromkeys(finding.check for finding in stats.failures)
+    return f"{meaning} ({', '.join(names)})" if names else meaning
 
 
 def _cause(stats: BlameStats) -> str:
     where = stats.cause
     if not where.op and not where.module and not where.file:
-        return "no single op is beyond its bound"
+        return "no single op is at fault"
     op = where.op.removeprefix("aten::") or "an op"
     line = f" at {where.file}:{where.line}" if where.file else ""
     source = f" (`{stats.source}`)" if stats.source else ""
-    what = (
-        "the first op that brings it, once compiled," if stats.bisected else "the first op whose error leaves the bound"
-    )
+    what = "the first op that brings it, once compiled," if stats.bisected else "the first op at fault"
     return f"{what} is {op} in {where.module or '(the root)'}{line}{source}"
 
 
-def _mending(stats: BlameStats) -> str:
+def _modules(stats: BlameStats) -> str:
     minimised = stats.minimised
     if minimised is None:
         return f"no modules to keep in float32 were searched: {stats.unsought}"
     if minimised.names is None:
         ended = "" if minimised.minimal else f", of those that {minimised.runs} runs could try"
         rest = f"; with everything in float32 {stats.rest}" if stats.rest else ""
-        return f"no set of modules kept in float32 mends it{ended}{rest}"
+        return f"with no set of modules kept in float32 it passes{ended}{rest}"
     names = ", ".join(name or "(the root: the whole model)" for name in minimised.names)
     what = "eager mode" if stats.stage == EAGER else stats.stage
-    least = f"the smallest set of modules that mends {what} when kept in float32 is"
-    least = least if minimised.minimal else f"{what} is mended, so far, by keeping in float32"
     ended = "" if minimised.minimal else f" (the search ended after {minimised.runs} runs; a smaller set may do)"
+    least = f"the {'smallest ' * minimised.minimal}set of modules in float32 with which {what} passes is"
     cost = f"; step time: {stats.cost}" if stats.cost is not None and stats.cost.decided else ""
     return f"{least} {names}{ended}{cost}{_compiled_too(stats)}"
 
 
 def _compiled_too(stats: BlameStats) -> str:
     """What becomes of the compiled model with these modules in float32."""
-    rung = stats.compiled_too
-    if rung is None:
+    result = stats.compiled_too
+    if result is None:
         return ""
-    if not rung.failed:
-        return "; compiled with them it passes, too" if rung.said == "within" else f"; compiled with them: {rung.said}"
-    mended = f", and passes with {stats.compiled_setting}" if stats.compiled_setting else ""
-    return f". Compiled it still fails with them in float32 ({rung.said}){mended}"
+    if not result.failed:
+        return "; compiled with them it passes, too" if result.verdict == "within" else f"; compiled: {result.verdict}"
+    setting = f", and passes with {stats.compiled_setting}" if stats.compiled_setting else ""
+    return f". Compiled it still fails with them in float32 ({result.verdict}){setting}"
 
 
 def _hint(stats: BlameStats) -> str:
@@ -156,7 +152,7 @@ def _hint(stats: BlameStats) -> str:
         if stats.compiled_setting:
             parts.append(f"under torch.compile also set {stats.compiled_setting}, with which it passes")
         elif stats.compiled_too is not None and stats.compiled_too.failed:
-            parts.append("run the mended model eager, or look at what fails compiled with assert_compiled")
+            parts.append("run the changed model eager, or look at what fails compiled with assert_compiled")
     elif stats.stage == EAGER and stats.cause.op:
         parts.append("compute this op in float32 where it stands: it is in no module of its own, or casts by itself")
     if stats.left_out:
@@ -173,44 +169,44 @@ def is_code(table: Table) -> bool:
 
 
 def tables(stats: BlameStats) -> tuple[Table, ...]:
-    """The ladder, the ops beyond their bound, the modules kept in float32 and the code that keeps them."""
-    found = []
-    if stats.rungs:
-        rows = [(rung.name, rung.output, rung.gradient, rung.said) for rung in stats.rungs]
+    """The stages, the faults of eager mode, the modules to keep in float32 and the code that keeps them."""
+    result = []
+    if stats.stages:
+        rows = [(stage.name, stage.output, stage.gradient, stage.verdict) for stage in stats.stages]
         columns = ("stage", "worst output", "worst gradient", "verdict")
         note = "Relative errors against float64."
-        found.append(Table(f"Ladder: {stats.subject}", columns, rows, "blame", note))
-    if stats.steps:
-        found.append(_first_ops(stats))
+        result.append(Table(f"Stages: {stats.subject}", columns, rows, "blame", note))
+    if stats.faults:
+        result.append(_first_faults(stats))
     minimised = stats.minimised
     if minimised is not None and minimised.names is not None:
-        rows_ = [(name or "(the root)",) for name in minimised.names]
-        note = f"Found in {minimised.runs} run{'s' * (minimised.runs != 1)}" + (
-            ", minimal." if minimised.minimal else ", not known to be minimal."
-        )
+        names = [(name or "(the root)",) for name in minimised.names]
+        count = f"{minimised.runs} run{'s' * (minimised.runs != 1)}"
+        note = f"Searched in {count}, {'minimal' if minimised.minimal else 'not known to be minimal'}."
         if stats.cost is None:
             note += f" {stats.uncosted}".rstrip()
-        elif not stats.cost.decided:  # a decided one stands in the verdict
+        elif not stats.cost.decided:  # a decided one is in the verdict
             note += f" Step time: {stats.cost}."
-        found.append(Table(f"Kept in float32: {stats.subject}", ("module",), rows_, "blame", note))
+        result.append(Table(f"Kept in float32: {stats.subject}", ("module",), names, "blame", note))
         lines = [(line,) for line in stats.code.splitlines()]
-        found.append(Table(f"{CODE}: {stats.subject}", ("code",), lines, "blame"))
-    return tuple(found)
+        result.append(Table(f"{CODE}: {stats.subject}", ("code",), lines, "blame"))
+    return tuple(result)
 
 
-def _first_ops(stats: BlameStats) -> Table:
+def _first_faults(stats: BlameStats) -> Table:
     rows = [
         (
-            step.where.op.removeprefix("aten::"),
-            step.where.phase,
-            step.where.module or "(the root)",
-            f"{step.where.file.rpartition('/')[2]}:{step.where.line}" if step.where.file else "",
-            float("inf") if step.nonfinite else step.error,
-            limit,
+            fault.where.op.removeprefix("aten::"),
+            fault.kind,
+            fault.where.phase,
+            fault.where.module or "(the root)",
+            f"{fault.where.file.rpartition('/')[2]}:{fault.where.line}" if fault.where.file else "",
+            float("inf") if fault.examination.lost else fault.examination.error,
+            fault.examination.limit,
         )
-        for step, limit in stats.steps[:LISTED]
+        for fault in stats.faults[:LISTED]
     ]
-    columns = ("op", "phase", "module", "line", "error", "limit")
-    more = len(stats.steps) - len(rows)
-    note = "Relative errors against the same op of the float64 run" + (f"; {more} more follow." if more else ".")
-    return Table(f"First ops beyond their bound: {stats.subject}", columns, rows, "blame", note)
+    columns = ("op", "fault", "phase", "module", "line", "error", "limit")
+    more = len(stats.faults) - len(rows)
+    note = "Relative errors against the exact values of the same run" + (f"; {more} more follow." if more else ".")
+    return Table(f"First ops at fault: {stats.subject}", columns, rows, "blame", note)

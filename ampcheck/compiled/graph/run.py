@@ -15,13 +15,13 @@ import torch
 from ampcheck.compiled.graph.stats import Code
 from ampcheck.core.errors import as_result, brief
 from ampcheck.core.subject import Call, Subject
-from ampcheck.numerics.arms import total_loss
 from ampcheck.numerics.compiled import eagerly
-from ampcheck.numerics.equal_random import seeded
+from ampcheck.numerics.run import total_loss
 from ampcheck.torchtools.copying import forward_through, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.torchtools.dynamo import counters, reset
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
 from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.seeds import seeded
 
 Blocks: TypeAlias = Sequence[Callable[..., Any]]
 Changes: TypeAlias = dict[str, tuple[Any, Any]]

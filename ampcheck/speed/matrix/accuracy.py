@@ -21,8 +21,7 @@ from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.limits import Limits, load_settings
 from ampcheck.core.run import SEVERITY, Finding, Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.numerics import NumericsStats, check_numerics, measure_numerics, measure_reference
-from ampcheck.numerics.reference import Reference
+from ampcheck.numerics import NumericsStats, check_numerics, measure_numerics
 from ampcheck.speed.steps import EAGER, PRECISIONS, Optimizer
 from ampcheck.speed.tf32 import tf32
 
@@ -59,7 +58,6 @@ class Judge:
     trains: bool = False
     optimizer: Optimizer | None = None
     scaled: bool = False
-    _reference: Reference | None = None
     _eager: dict[str, Judged] = field(default_factory=dict)
 
     def of(self, mode: str, precision: str) -> Judged:
@@ -79,13 +77,10 @@ class Judge:
             return Judged(Verdict.SKIP, f"not judged: it raised {brief(as_result(error))}")
 
     def _judge_eager(self, precision: str) -> Judged:
-        if self._reference is None:
-            self._reference = measure_reference(self.subject, device=self.device)
         # TF32 keeps as many digits as float16, so that its error has the same limit; nothing is cast.
         dtype = torch.float16 if precision == "tf32" else PRECISIONS[precision] or torch.float32
         stats: NumericsStats = measure_numerics(
             self.subject,
-            self._reference,
             dtype,
             device=self.device,
             native=PRECISIONS[precision] is None,
@@ -111,10 +106,9 @@ class Judge:
             dtype=PRECISIONS[precision],
             optimizer=self.optimizer,
             options={"mode": mode},
-            factor=limits.precision,
             backward=self.trains,
         )
-        outputs = [each.compiled[0] for each in stats.deviations if each.kind == "output" and each.compiled]
+        outputs = [error.error for error in stats.errors if error.kind == "output"]
         return judged(
             check_accuracy(stats, limits, COMPILED), COMPILED, COMPILED[: 1 + self.trains], max(outputs, default=None)
         )

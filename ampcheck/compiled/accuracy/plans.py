@@ -1,0 +1,73 @@
+"""How a subject is run for the comparison: once as the user runs it, and with gradients where nothing asks for any."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from ampcheck.compiled.accuracy.run import Plan, input_names, run_plan
+from ampcheck.compiled.options import Optimizer
+from ampcheck.core.subject import Subject
+from ampcheck.numerics.compiled import eagerly
+from ampcheck.numerics.measure import LOSS_SCALES
+from ampcheck.torchtools.copying import modules_of, prepare
+from ampcheck.torchtools.pytree import tensors
+
+STRIDE = 2.0**-7
+"""How far the plain gradient descent that replaces an optimizer moves the weights in one step, relative to their
+norm: one step of bfloat16, the least that 16-bit weights can keep."""
+
+
+def plans(
+    subject: Subject,
+    device: str,
+    autocast: torch.dtype | None,
+    narrow: torch.dtype,
+    steps: int,
+    optimizer: Optimizer | None,
+    *,
+    backward: bool = True,
+) -> list[Plan]:
+    """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any."""
+    leaves = _leaves(subject, every=False)
+    plan = Plan(device, autocast, subject.loss, steps, optimizer, leaves=leaves, backward=backward)
+    floating = any(t.is_floating_point() for c in subject.calls for _, t in tensors((c.args, dict(c.kwargs))))
+    if not backward or leaves or trains(subject) or not floating:
+        return [_probed(subject, plan, narrow)]
+    every = replace(plan, leaves=_leaves(subject, every=True), optimizer=None)
+    return [replace(plan, backward=False), _probed(subject, every, narrow)]
+
+
+def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
+    """The plan with what a plain eager run tells: the loss scale without overflow, the rate, whether all is finite."""
+    for scale in LOSS_SCALES if narrow is torch.float16 else (1.0,):
+        probe = replace(plan, steps=min(plan.steps, 2), optimizer=None, scale=scale)
+        prepared = prepare(subject, device=plan.device)
+        seen = run_plan(probe, prepared, around=[eagerly()])
+        gradients = [t.double() / scale for key, t in seen.values.items() if key[0] == "gradient" and key[2] == 0]
+        if seen.error is not None or all(bool(g.isfinite().all()) for g in gradients):
+            break
+    if seen.error is not None and seen.phase == "backward" and plan.loss is None:
+        return replace(plan, backward=False)  # the default loss is ours: a model for inference need not have a gradient
+    outputs = [t for key, t in seen.values.items() if key[0] == "output" and t.is_floating_point()]
+    if plan.loss is None and outputs and not any(bool(t.isfinite().any()) for t in outputs):
+        return replace(plan, backward=False)  # the default loss leaves out what is not finite: nothing would be left
+    rate = 0.0
+    if plan.steps * len(subject.calls) > 1 and prepared.root is not None:
+        weights = [p.detach().double() for p in prepared.root.parameters() if p.requires_grad and p.numel()]
+        steepness = math.hypot(*(float(g.norm()) for g in gradients if bool(g.isfinite().all())))
+        rate = STRIDE * math.hypot(*(float(w.norm()) for w in weights)) / steepness if steepness else 0.0
+    return replace(plan, scale=scale, finite_loss=not all(bool(t.isfinite().all()) for t in outputs), rate=rate)
+
+
+def trains(subject: Subject) -> bool:
+    """Whether anything in the subject is trained."""
+    return any(p.requires_grad for module in modules_of(subject.model) for p in module.parameters())
+
+
+def _leaves(subject: Subject, *, every: bool) -> frozenset[str]:
+    """The floating inputs that the user wants gradients of; `every`: all of them."""
+    named = {n: t for number, c in enumerate(subject.calls) for n, t in input_names(c, number).items()}
+    return frozenset(n for n, t in named.items() if every or t.requires_grad)

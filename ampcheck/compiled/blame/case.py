@@ -1,0 +1,160 @@
+"""One subject in one dtype: its eager run, and compiled runs at every stage of the compiler, judged as elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ampcheck.autocast.missing import lacking
+from ampcheck.catalog.compiled import COMPILED_EXCEPTION
+from ampcheck.catalog.numerics import (
+    FLUSH,
+    INTEGER_CAST,
+    LOW_PRECISION_ERROR,
+    NONFINITE_GRADIENT,
+    OVERFLOW,
+    PRECISION_LOSS,
+    SILENT_ZERO,
+)
+from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
+from ampcheck.compiled.accuracy.plans import plans
+from ampcheck.compiled.accuracy.stats import AOT_EAGER
+from ampcheck.compiled.blame.bisect import Backend, Bisected, first_failing_node
+from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.subject import Subject
+from ampcheck.numerics import Measured, NumericsStats, arm_name, check_numerics, measure_numerics
+from ampcheck.shadow import Fault
+from ampcheck.shadow.compare import ResultError
+from ampcheck.torchtools.copying import Prepared
+from ampcheck.torchtools.dynamo import backend
+
+CHECKS = frozenset(
+    check.slug
+    for check in (
+        LOW_PRECISION_ERROR,
+        COMPILED_EXCEPTION,
+        OVERFLOW,
+        NONFINITE_GRADIENT,
+        PRECISION_LOSS,
+        SILENT_ZERO,
+        FLUSH,
+        INTEGER_CAST,
+    )
+)
+"""The checks of low precision whose failures have a cause to search for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One subject in one dtype: under autocast, or as it is when it is `native` (`float32`: as it is, too)."""
+
+    subject: Subject
+    low: torch.dtype
+    native: bool
+    device: str
+    limits: Limits
+    steps: int = 1
+
+    @property
+    def name(self) -> str:
+        """As findings name it: `model [float16]`."""
+        arm = arm_name(self.low, self.native and self.low.itemsize <= 2, compiled=False)
+        return f"{self.subject.name} [{arm.replace(', eager', '')}]"
+
+    @property
+    def judges_eager(self) -> bool:
+        """Whether there is an eager run in low precision to judge; one in float32 is what a model is."""
+        return self.low.itemsize <= 2
+
+    def eager(self, subject: Subject) -> tuple[Measured, list[Finding]]:
+        """The eager run of the subject, or of a changed copy, and the failures of the audit that can be blamed."""
+        measured = measure_numerics(subject, self.low, device=self.device, native=self.native)
+        return measured, self.failures(measured.stats)
+
+    def failures(self, stats: NumericsStats) -> list[Finding]:
+        """What fails in a run, of what can be blamed."""
+        return [f for f in check_numerics(stats, self.limits) if f.verdict is Verdict.FAIL and f.check in CHECKS]
+
+    def shadowed(self, subject: Subject) -> Iterator[EagerRun]:
+        """What compiled runs of the subject are compared with: as the user runs it, then with gradients of inputs."""
+        autocast = None if self.native else self.low
+        for plan in plans(subject, self.device, autocast, self.low, self.steps, None):
+            yield run_eager(subject, plan, self.low)
+
+
+def run_stage(eager: EagerRun, stage: str, **options: Any) -> tuple[CompiledRun, tuple[ResultError, ...] | None]:
+    """One stage of the compiler, and what fails there; None where nothing does, empty where it raises."""
+    run = run_compiled(eager, stage, **options)
+    if run.raised:
+        return run, None if run.outcome.error is not None and lacking(run.outcome.error) else ()
+    return run, stats_of(eager, run).failures() or None
+
+
+def passes_with(eager: EagerRun, stage: str, settings: Mapping[str, Any]) -> bool:
+    """Whether the stage passes under these settings of the compiler."""
+    try:
+        return run_stage(eager, stage, settings=settings)[1] is None
+    except UsageError:  # this release has no such setting
+        return False
+
+
+def bisect(eager: EagerRun, stage: str, failing: Sequence[ResultError]) -> Bisected:
+    """Which node of the graphs brings the failure of this stage.
+
+    failing: what was beyond its limit there; empty for a stage that raises.
+    """
+    paths: dict[int, str] = {}
+    keys = {error.key for error in failing}
+
+    def name(prepared: Prepared) -> None:
+        paths.clear()
+        if prepared.root is not None:
+            paths.update((id(module), path) for path, module in prepared.root.named_modules())
+
+    def fails(cut: Backend) -> bool:
+        run, again = run_stage(eager, stage, blocks=_compiler(cut), change=name)
+        return bool(again and keys & {e.key for e in again}) if keys else bool(run.raised)
+
+    return first_failing_node(fails, backend("aot_eager" if stage == AOT_EAGER else "inductor"), paths)
+
+
+def passes_without(eager: EagerRun, stage: str, module: str) -> bool:
+    """Whether the stage runs to its end and passes where one module is left out of compilation."""
+
+    def leave_out(prepared: Prepared) -> None:
+        assert prepared.root is not None
+        left = prepared.root.get_submodule(module)
+        left.forward = torch.compiler.disable(left.forward)  # type: ignore[no-untyped-call]
+
+    how = "aot_eager" if stage == AOT_EAGER else "inductor"
+    run, failing = run_stage(eager, stage, blocks=_compiler(how), change=leave_out)
+    return not run.raised and failing is None
+
+
+def _compiler(how: Backend | str) -> Callable[[Prepared], Sequence[Any]]:
+    return lambda prepared: [torch.compile(block, backend=how) for block in prepared.blocks]
+
+
+def faults_to_blame(stats: NumericsStats, failures: Sequence[Finding]) -> list[Fault]:
+    """The faults of an eager run that are left in results or that a failure names, in the order in which they ran.
+
+    Where only gradients fail, what happened in forward did not reach an output: faults of backward alone, if any.
+    """
+    named = {finding.where for finding in failures}
+    faults = sorted((f for f in stats.faults if f.reaches or f.where in named), key=lambda fault: fault.index)
+    if all(f.where.phase == "backward" for f in failures):
+        return [fault for fault in faults if fault.where.phase == "backward"] or faults
+    return faults
+
+
+def first_cause(stats: NumericsStats, failures: Sequence[Finding]) -> Where:
+    """The first op that is at fault."""
+    if stats.raised is not None:
+        return stats.raised.where
+    faults = faults_to_blame(stats, failures)
+    return faults[0].where if faults else next((finding.where for finding in failures), Where())
