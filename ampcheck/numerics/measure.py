@@ -21,7 +21,7 @@ from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.run import Outcome, run_subject
-from ampcheck.numerics.stats import LOST, NumericsStats, Raised, TensorError, Values, gradient_module, is_ruined
+from ampcheck.numerics.stats import LOST, NumericsStats, Raised, TensorError, Values, gradient_module
 from ampcheck.shadow import Examination, Reference, Shadow
 from ampcheck.shadow.bounds import JUDGED_UNIT
 from ampcheck.shadow.companions import roundoff
@@ -173,7 +173,8 @@ class _ShadowedRun:
         companions = self.shadow.store.known(tensor) if self.lost_in is None else None
         if companions is not None and companions.unit >= JUDGED_UNIT:
             reference = Reference(self.shadow.exact(tensor), self.shadow.moved(tensor), companions.unit)
-            if is_ruined(reference.examine(tensor), companions.unit, LOST / 2):
+            seen = reference.examine(tensor)
+            if seen.error > LOST / 2 and seen.spread * roundoff(torch.float32) <= companions.unit * LOST / 2:
                 self.lost_in = name
 
     def _note(self, key: tuple[str, str], tensor: torch.Tensor) -> None:

@@ -69,6 +69,9 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if any(error.nonfinite for error in stats.errors):
         text = "values that are inf or NaN have no error: see overflow and nonfinite-gradient"
         return [check.skip(who(stats), text)]
+    if named := _named(stats):
+        text = f"what is lost begins as {named[0].kind} at {op_text(named[0].where)}: see there"
+        return [check.skip(who(stats), text)]
     if stats.uncompared:
         text = "no output has an element that is finite in float64: see nonfinite-reference"
         return [incomplete(stats, check, text)]
@@ -148,9 +151,9 @@ def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:
     return findings
 
 
-def _named(stats: NumericsStats) -> bool:
-    """Whether another check names the op behind an error."""
-    return any(fault.reaches for fault in faults_of(stats, (faults.OVERFLOW, faults.ZERO, faults.FLUSH)))
+def _named(stats: NumericsStats) -> list[Fault]:
+    """The faults behind errors that other checks name."""
+    return [fault for fault in faults_of(stats, (faults.OVERFLOW, faults.ZERO, faults.FLUSH)) if fault.reaches]
 
 
 def _beyond(stats: NumericsStats, worst: TensorError, count: int, total: int, limits: Limits) -> Finding:

@@ -10,6 +10,7 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.health import TensorHealth
 from ampcheck.shadow import Examination, Fault
 from ampcheck.shadow.bounds import FLOOR, SLACK, UNKNOWABLE
+from ampcheck.shadow.companions import MOVE
 from ampcheck.telemetry.stats import TelemetryStats
 
 LOST = 0.25
@@ -173,9 +174,9 @@ class NumericsStats:
 
 
 def is_ruined(seen: Examination, unit: float, lost: float) -> bool:
-    """Whether a value is further off than `lost`, and the data determine it in float32: the format is too coarse."""
-    in_float32 = seen.spread * format_of("float32").unit_roundoff / max(unit, 1e-300)
-    return seen.error > lost and in_float32 <= LOST / 2
+    """Whether a value is further off than `lost`, and determined by data that are moved by `MOVE` alone: the format of
+    the data is too coarse for it, and float32 is not."""
+    return seen.error > lost and seen.spread * MOVE <= 0.75 * unit
 
 
 def gradient_module(name: str) -> str:

@@ -79,7 +79,7 @@ def test_a_planted_error_fails_and_names_the_first_module_that_has_it(dtype: str
 
 
 def test_the_limit_of_a_repository_is_used() -> None:
-    model = nn.Sequential(nn.Linear(32, 32), Rough(100), nn.Linear(32, 32))
+    model = nn.Sequential(nn.Linear(32, 32), Rough(20), nn.Linear(32, 32))
     subject = Subject((model, torch.randn(16, 32)), limits={"precision": 100.0})
     assert not _bad(audit(subject, dtype="bfloat16", compile=False), "precision-loss")
 

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
-from ampcheck.catalog.numerics import LOW_PRECISION_ERROR, NONFINITE_GRADIENT, OVERFLOW, PRECISION_LOSS
+from ampcheck.catalog.numerics import (
+    FLUSH,
+    LOW_PRECISION_ERROR,
+    NONFINITE_GRADIENT,
+    OVERFLOW,
+    PRECISION_LOSS,
+    SILENT_ZERO,
+)
 from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.judge import measure_accuracy
 from ampcheck.core.errors import UsageError, as_result, brief
@@ -25,7 +32,7 @@ from ampcheck.numerics import NumericsStats, check_numerics, measure_numerics
 from ampcheck.speed.steps import EAGER, PRECISIONS, Optimizer
 from ampcheck.speed.tf32 import tf32
 
-VALUES = tuple(map(str, (PRECISION_LOSS, OVERFLOW, NONFINITE_GRADIENT, LOW_PRECISION_ERROR)))
+VALUES = tuple(map(str, (PRECISION_LOSS, OVERFLOW, NONFINITE_GRADIENT, SILENT_ZERO, FLUSH, LOW_PRECISION_ERROR)))
 COMPILED = tuple(map(str, (COMPILED_ERROR, COMPILED_GRADIENT, COMPILED_DTYPE, COMPILED_EXCEPTION)))
 
 _ORDER = (*(verdict for verdict in SEVERITY if verdict is not Verdict.SKIP), Verdict.SKIP)
@@ -88,7 +95,8 @@ class Judge:
         ).stats
         if not self.trains:
             errors = tuple(error for error in stats.errors if error.kind != "gradient")
-            stats = replace(stats, errors=errors, no_backward="nothing is trained", prevented=False)
+            faults = tuple(fault for fault in stats.faults if fault.where.phase != "backward")
+            stats = replace(stats, errors=errors, faults=faults, no_backward="nothing is trained", prevented=False)
         findings = check_numerics(stats, self._limits(), VALUES)
         if precision == "float32":  # the user's own precision: its lost digits are no fault of a cell
             lossy = [finding.check == PRECISION_LOSS.slug and finding.verdict is Verdict.FAIL for finding in findings]
