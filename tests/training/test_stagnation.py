@@ -27,7 +27,7 @@ from torch import nn
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.stagnation.accounts import Decay, TensorUpdates
+from ampcheck.training.stagnation.updates import Decay, TensorUpdates
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import (
     StagnationStats,

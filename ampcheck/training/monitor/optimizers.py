@@ -10,7 +10,7 @@ import torch
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.torchtools.storage import local
-from ampcheck.training.stagnation.shadows import spacing
+from ampcheck.torchtools.spacing import spacing
 
 _SAMPLE = 4096
 
