@@ -103,7 +103,10 @@ class CompanionStore:
         moves: the values are data, whose conditioning is measured, and no result of the run.
         """
         companions = self.known(tensor)
-        return companions if companions is not None else self._enter(tensor, moves)
+        if companions is None:
+            with torch.inference_mode(False):  # else what enters inside it could not be written outside
+                companions = self._enter(tensor, moves)
+        return companions
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """The exact companion of a tensor: float64, same shape."""
