@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ampcheck.core.errors import brief
@@ -134,6 +135,8 @@ class Shadow(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             self.unruled[f"what runs inside {func}"] += 1
             return func(*args, **kwargs)
+        if any(issubclass(t, FakeTensor) for t in types):
+            return func(*args, **kwargs)  # a DTensor that works out the shape of a result
         if any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types):
             return NotImplemented  # a subclass unwraps itself first; its inner ops come here
         schema = op_schema(func)
