@@ -179,6 +179,8 @@ class Additions:
 class Lineage(TorchDispatchMode):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
+    written: by storage what was done to the tensors of the loop. drawn: the origin of random numbers.
+
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
     """
@@ -196,12 +198,13 @@ class Lineage(TorchDispatchMode):
         self._origins: dict[int, Resident] = {}
         self._bits: dict[int, int] = {}
         self._count = 0
-        self._parameters = self._residents = 0
+        self._parameters = self._residents = self.drawn = 0
 
     def begin(self, residents: Sequence[Resident]) -> None:
         """A step begins: its origins are the narrow ones of these tensors."""
         self._forms, self._alive, self._origins, self._bits, self.written = {}, {}, {}, {}, {}
-        self._count = self._parameters = self._residents = 0
+        self._count = self._parameters = 0
+        self._residents = self.drawn = self.new_origin()
         for resident in residents:
             number = storage_number(resident.tensor)
             if resident.tensor.dtype in NARROW and resident.role is not Role.GRADIENT and number is not None:
@@ -242,9 +245,12 @@ class Lineage(TorchDispatchMode):
             self._alive[number] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self._forms[number] = form
 
-    def keep(self, alive: StorageWeakRef, form: Form) -> None:
-        """Note the form of a whole storage."""
-        self._alive[int(alive.cdata)], self._forms[int(alive.cdata)] = alive, form
+    def add_origin(self, alive: StorageWeakRef) -> int:
+        """The bit of a new origin, on which all that a storage holds depends."""
+        number, bit = int(alive.cdata), self.new_origin()
+        form = self._forms.get(number, Form())
+        self._alive[number], self._forms[number] = alive, Form(form.mask | bit, form.gains, form.pure)
+        return bit
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -279,6 +285,9 @@ class Lineage(TorchDispatchMode):
             for position, name in call.schema.writes
             for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name))
         ]
+        if call.schema.random:
+            drawn = Form(self.drawn)
+            return lambda done: (_Note(t, drawn) for t in ([t for _, t in written] or leaves(done.out)))
         if not any(self.form(t).mask for t in leaves((call.args, tuple(call.kwargs.values())))):
             return lambda _: (_Note(tensor, Form()) for _, tensor in written)
         base = _base(call)
@@ -291,8 +300,7 @@ class Lineage(TorchDispatchMode):
         for position, tensor in written:
             operands = self._operands(call, base, counts[position])
             counts[position] += 1
-            own = self.bit_of(tensor)
-            form = _without(self._result(call, base, operands, tensor), hidden & ~(own & ~self._parameters))
+            form = _without(self._result(call, base, operands, tensor), hidden & ~self.bit_of(tensor))
             scaled = self._bare(call, base, operands, tensor, form)
             old = tensor.detach().clone() if 0.0 < scaled < 1.0 and tensor.dtype in NARROW else None
             notes.append(_Note(tensor, form, scaled, old))
@@ -372,7 +380,7 @@ class Lineage(TorchDispatchMode):
 
     def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""
-        if _base(call) not in _GUARDS or bit or result.dtype not in NARROW or not form.mask & self._residents:
+        if _base(call) not in _GUARDS or bit or result.dtype not in NARROW or not form.mask & self._residents & ~self.drawn:
             return
         values = [v for v in (*call.args[1:2], call.kwargs.get("min")) if isinstance(v, (int, float))]
         constant = float(values[0]) * _number(call, "alpha") if values else 0.0

@@ -119,10 +119,9 @@ class ReductionWatch(Additions):
         self._norms.forget()
         self._purge()
         for number, sums in self._sums.items():
-            mask, alive = lineage.new_origin(), self._alive[number]
+            mask = lineage.add_origin(self._alive[number])
             for total in sums.values():
                 total.mask = mask
-            lineage.keep(alive, Form(mask))
 
     def _purge(self) -> None:
         for number in [n for n, alive in self._alive.items() if alive.expired()]:  # type: ignore[no-untyped-call]

@@ -26,6 +26,9 @@ _SAMPLED_STEPS = 16
 _COMPARED = 1024
 _CARRIED_FROM = 0.1
 
+_NOISY = 0.1
+"""In spacings, between an update that gets lost and the quarter that noise for rounding has on average."""
+
 _SMALL = 0.24
 """In spacings, updates that rounding to nearest never lets move a value, not even at a power of two."""
 
@@ -226,6 +229,9 @@ class UpdateWatch:
         moved = torch.isfinite(update) & (update.abs() > _NOISE * old.abs())
         lost = moved & (new == old)
         updates.moved += int(moved.sum())
+        noise = (update.abs() / spacing(old, format_of(updates.dtype))).clamp(max=0.5)
+        if form.mask & lineage.drawn and float(noise.mean()) > _NOISY:
+            lost = torch.zeros_like(lost)  # noise over a whole spacing was added: it rounds at random
         missed = int(lost.sum())
         if missed > _CARRIED_FROM * int(moved.sum()):
             carrier = carriers.of(resident, before.exact + update, new)
