@@ -114,10 +114,6 @@ class Following:
         if same:
             self.exact[number] = same[-1]
 
-    def place(self, number: int) -> Where | None:
-        """Where a step first made an infinity or a NaN; of a place that is known from an earlier step, that one."""
-        return next((self.places[step] for step in range(number, -1, -1) if step in self.places), None)
-
     def _nonfinite(self) -> list[Where]:
         return list(self.shadow.judge.nonfinite) if self.shadow.judge is not None else []
 

@@ -207,13 +207,14 @@ class Lineage(TorchDispatchMode):
         self._residents = self.drawn = self.new_origin()
         for resident in residents:
             number = storage_number(resident.tensor)
-            if resident.tensor.dtype in NARROW and resident.role is not Role.GRADIENT and number is not None:
-                if number not in self._bits:
-                    bit = self._bits[number] = self.new_origin()
-                    self._origins[bit] = resident
-                    self._residents |= bit
-                    self._parameters |= bit if resident.role is Role.PARAMETER else 0
-                    self.put(resident.tensor, itself(bit))
+            if resident.tensor.dtype not in NARROW or resident.role is Role.GRADIENT or number is None:
+                continue
+            if number not in self._bits:
+                bit = self._bits[number] = self.new_origin()
+                self._origins[bit] = resident
+                self._residents |= bit
+                self._parameters |= bit if resident.role is Role.PARAMETER else 0
+                self.put(resident.tensor, itself(bit))
         if self._additions is not None:
             self._additions.begin(self)
 
@@ -346,9 +347,7 @@ class Lineage(TorchDispatchMode):
             base = "index_add" if call.argument("accumulate") else "mixed"
         return combined(base, operands, _number(call, "alpha"), _number(call, "beta"))
 
-    def _bare(
-        self, call: Call, base: str, operands: list[Operand], target: torch.Tensor | None, form: Form
-    ) -> float:
+    def _bare(self, call: Call, base: str, operands: list[Operand], target: torch.Tensor | None, form: Form) -> float:
         """The factor where a tensor of the loop is multiplied by a number and nothing is added; else 0."""
         bit = self.bit_of(target) if target is not None else 0
         if not bit or target is None or not operands or "batch_norm" in base or base.startswith("_fused_"):
@@ -380,7 +379,12 @@ class Lineage(TorchDispatchMode):
 
     def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""
-        if _base(call) not in _GUARDS or bit or result.dtype not in NARROW or not form.mask & self._residents & ~self.drawn:
+        if (
+            _base(call) not in _GUARDS
+            or bit
+            or result.dtype not in NARROW
+            or not form.mask & self._residents & ~self.drawn
+        ):
             return
         values = [v for v in (*call.args[1:2], call.kwargs.get("min")) if isinstance(v, (int, float))]
         constant = float(values[0]) * _number(call, "alpha") if values else 0.0

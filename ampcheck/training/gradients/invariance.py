@@ -1,8 +1,8 @@
 """Does the update depend on the loss scale? It must not: the scale is divided out before anything looks at gradients.
 
-The same steps run at scale 1, at a large scale, and with a scale that grows in every step, in float64, where no scale
-overflows and a power of two is exact. So gradients, and what the step returns, must be equal to the last digits;
-whatever differs (clipping before unscale_, a penalty on scaled gradients, a loss divided by a scale of another time)
+The same steps run at scale 1, at a large scale, and with a scale that grows in every step. Their exact companions are
+compared, to which a power of two is exact: gradients, and what the step returns, must be equal to the last digits.
+Whatever differs (clipping before unscale_, a penalty on scaled gradients, a loss divided by a scale of another time)
 differs in training too.
 """
 
@@ -21,10 +21,9 @@ from ampcheck.catalog.training import SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.distributed.ranks import agreed
-from ampcheck.training.float64_mode import shadowed
-from ampcheck.training.gradients.capture import plain_values
-from ampcheck.training.gradients.underflow import SHARDED, quiet
-from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
+from ampcheck.training.following import LoopShadow
+from ampcheck.training.gradients.watch import SHARDED
+from ampcheck.training.loop import Snapshot, StepError, TrainingLoop, plain_values, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 
@@ -123,7 +122,7 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     first = _arm(loop, start, "scale 1", steps, 1.0, _NEVER)
     if first.stopped is not None:
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
-        return nothing(f"a step does not run in float64: {first.stopped.message}{where}")
+        return nothing(f"a step did not come to its end: {first.stopped.message}{where}")
     if agreed(not first.gradients) and steps < ACCUMULATED:  # gradients accumulate over more steps
         start.restore()
         return measure_invariance(loop, ACCUMULATED)
@@ -144,8 +143,8 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     compared = [(other, min(first.end, other.end)) for other in (large, growing)]
     compared = [(other, end) for other, end in compared if any(key[0] < end for key in first.gradients)]
     if not compared:
-        why = "the first step with gradients was skipped at every scale: they are not finite in float64 either"
-        return nothing(why, "mend what is infinite or NaN in float64: see overflow and nonfinite-gradient")
+        why = "the first step with gradients was skipped at every scale: they are not finite"
+        return nothing(why, "mend what is infinite or NaN: see overflow and nonfinite-gradient")
     found = [d for other, end in compared for d in _differences(first, other, end)]
     last = max(end for _, end in compared)
     worst: dict[str, Difference] = {}
@@ -171,6 +170,7 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
     arm = _Arm(name, {}, {}, recorder.events)
     names = {id(parameter): path for path, parameter in loop.parameters()}
     calls = [0]
+    shadow = LoopShadow(judge=False, exactly=True)
 
     def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
         calls[0] += 1
@@ -181,9 +181,9 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         key = (recorder.step, calls[0], names.get(id(parameter), "?"))
-                        arm.gradients[key] = plain_values(parameter.grad).double().clone() / inside
+                        arm.gradients[key] = _exact(shadow, parameter.grad) / inside
 
-    with quiet(), shadowed(loop, torch.float64), recorder.listening():
+    with quiet(), recorder.listening(), shadow:
         handle = register_optimizer_step_pre_hook(keep)
         try:
             for recorder.step in range(steps):
@@ -200,6 +200,13 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
             handle.remove()
     arm.scaled = recorder.scaled
     return arm
+
+
+def _exact(shadow: LoopShadow, gradient: torch.Tensor) -> torch.Tensor:
+    """The exact values of a gradient; of one that has none, such as a sparse one, the real ones."""
+    values = plain_values(gradient)
+    known = gradient.layout is torch.strided and shadow.store.known(gradient) is not None
+    return plain_values(shadow.exact(gradient)).clone() if known else values.double()
 
 
 def _differences(one: _Arm, other: _Arm, end: int) -> list[Difference]:
@@ -255,7 +262,7 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
         first, second = one.arms
         message = (
             f"the same steps must give the same at every loss scale; {what} is {one.ratio:.4g} times as large with "
-            f"{second} as with {first} (in float64, step {one.step})"
+            f"{second} as with {first} (exact values, step {one.step})"
         )
         where = Where("update", one.name.rpartition(".")[0], step=one.step)
         shown = Evidence(where=where, observed=one.error, limit=_EQUAL, unit="relative", hint=hint)

@@ -238,7 +238,11 @@ class GradientWatch:
         if not is_usable(scale):
             why = f"the loss scale is {scale:g} in step {number}, which leaves nothing of the gradients"
             return GradientStats(
-                name, number, skipped=why, prevented=True, hint="give the scaler a positive finite scale: see loss-scale"
+                name,
+                number,
+                skipped=why,
+                prevented=True,
+                hint="give the scaler a positive finite scale: see loss-scale",
             )
         gradients = sorted(losses.values(), key=lambda loss: (loss.kind != "parameter", -loss.lost))
         halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in if g.kind == "parameter" else "")}
@@ -289,14 +293,15 @@ def _largest(shadow: Shadow, start: int) -> tuple[float, str]:
 
 
 def _underflow(gradients: Iterable[GradientLoss], scale: float, largest: float) -> Underflow | None:
-    """What the step would save at a larger loss scale. None where gradients are exact enough, or no worse than there."""
+    """What the step would save at a larger loss scale; None where gradients are exact enough, or as bad there."""
     weights = [loss for loss in gradients if loss.kind == "parameter"]
     size = math.sqrt(sum(loss.squares for loss in weights))
     off, flushed = (sum(getattr(loss, name) for loss in weights) for name in ("off_squares", "flushed_squares"))
     room = math.floor(math.log2(format_of("float16").max / largest)) if largest > 0 else 0
     if not size or room < 1 or not math.isfinite(off) or any(loss.nonfinite for loss in weights):
         return None
-    error, cured = math.sqrt(off) / size, math.sqrt(max(off - flushed, 0.0)) / size
+    rounding = format_of("float16").unit_roundoff  # remains at every scale
+    error, cured = math.sqrt(off) / size, max(math.sqrt(max(off - flushed, 0.0)) / size, rounding)
     if error <= _LEAST_ERROR or cured * _CURED >= error:
         return None
     return Underflow(error, math.ldexp(scale, room), cured)
@@ -313,9 +318,7 @@ def _worst(losses: Iterable[GradientLoss]) -> tuple[float, bool]:
 
 
 @contextmanager
-def captured(
-    loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None], *, outputs: bool
-) -> Iterator[None]:
+def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None], *, outputs: bool) -> Iterator[None]:
     """Give `seen` every gradient of the backward passes inside, with its kind (`parameter`, or `output` of a module)
     and name, as autograd makes it: scaled, before it is added up. What it keeps it must copy."""
 

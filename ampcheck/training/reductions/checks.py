@@ -13,9 +13,9 @@ from ampcheck.core.errors import require_ran
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Scalar, Table, Verdict, Where
-from ampcheck.training.reductions.norms import NormStats
 from ampcheck.shadow import Shadow
 from ampcheck.training.lineage import Lineage
+from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import FEWEST, ReductionWatch, SumStats
 
 _ROWS = 40
@@ -155,8 +155,7 @@ def reduction_table(stats: ReductionStats) -> Table | None:
     sums = sorted(stats.sums, key=lambda one: (not _judged(one), -one.ratio))[:_ROWS]
     norms = sorted(stats.norms, key=lambda one: (not one.grouped, not one.low))[: max(_ROWS - len(sums), 0)]
     rows: list[tuple[Scalar, ...]] = [
-        (f"running sum ({one.kind})", _place(one), one.format, one.addends, one.error, one.once)
-        for one in sums
+        (f"running sum ({one.kind})", _place(one), one.format, one.addends, one.error, one.once) for one in sums
     ]
     rows += [
         ("total norm", _place(one), one.format, one.terms, one.error, format_of(one.format).unit_roundoff)

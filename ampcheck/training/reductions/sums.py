@@ -274,7 +274,9 @@ def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:
 
 def _sums_up(tensor: torch.Tensor) -> bool:
     """Whether a tensor can be part of a running sum that is followed."""
-    return has_companions(tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.numel() > 0
+    return (
+        has_companions(tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.numel() > 0
+    )
 
 
 def _kind(accumulator: torch.Tensor) -> str:

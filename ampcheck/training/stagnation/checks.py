@@ -10,8 +10,8 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
-from ampcheck.training.stagnation.cures import AS_IS, WIDE
 from ampcheck.training.lineage import VanishedConstant
+from ampcheck.training.stagnation.cures import AS_IS, WIDE
 from ampcheck.training.stagnation.measure import StagnationStats
 from ampcheck.training.stagnation.updates import TensorUpdates
 

@@ -101,8 +101,8 @@ class TensorUpdates:
     high: float = 0.0
     squared_updates: float = 0.0
     squared_values: float = 0.0
-    decay: Decay = Decay()  # noqa: RUF009  # it is frozen
-    merged: Decay = Decay()  # noqa: RUF009
+    decay: Decay = Decay()  # it is frozen
+    merged: Decay = Decay()
     samples: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     jumped: int = 0
     expected: float = 0.0
