@@ -31,7 +31,7 @@ UPDATES = 4
 _RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
 
 
-class LoopShadow(Shadow):
+class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
     """A shadow that keeps the exact values of numbers that leave the run.
 
     numbers: the last ones, with their exact values. exactly: give the run the exact values instead of its own.
@@ -74,7 +74,7 @@ class Following:
         self.shadow = LoopShadow()
         self.sums = ReductionWatch(self.shadow)
         self.lineage = Lineage(self.sums)
-        self.updates = UpdateWatch(loop, self.shadow, self.lineage)
+        self.updates = UpdateWatch(self.shadow, self.lineage)
         self.gradients = gradients
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}

@@ -17,11 +17,10 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.demo import CharTransformer, batch
-from ampcheck.training.gradients.underflow import measure_gradients
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.loss_scale_window import FEW, ScaleWindow
-from ampcheck.training.protocol.recorder import Recorder
+from ampcheck.training.observed import observe
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.measure import measure_loss_scale
 
@@ -30,13 +29,9 @@ LIMITS = Limits()
 
 def window_of(subject: Subject) -> ScaleWindow:
     loop = TrainingLoop(subject)
-    with loop.preserved() as start:
-        recorder = Recorder(loop)
-        with recorder.listening():
-            loop.take(0)
-        start.restore()
-        stats, shadow = measure_gradients(loop, 0)
-        (scales,) = measure_loss_scale(loop, stats, shadow, recorder.events, LIMITS)
+    with loop.preserved():
+        seen = observe(loop, 1)
+    (scales,) = measure_loss_scale(loop, seen.gradients, seen.events, LIMITS)
     assert scales.window is not None
     return scales.window
 
@@ -149,8 +144,7 @@ def test_a_step_that_is_skipped_names_the_parameter_and_the_op():
 def test_bfloat16_needs_no_window():
     loop = TrainingLoop(Subject(amp_loop(dtype=torch.bfloat16)))
     with loop.preserved():
-        stats, shadow = measure_gradients(loop, 0)
-        (scales,) = measure_loss_scale(loop, stats, shadow, [], LIMITS)
+        (scales,) = measure_loss_scale(loop, observe(loop, 1).gradients, [], LIMITS)
     assert scales.window is None
     assert [f.verdict for f in check_loss_scale(scales, LIMITS)] == [Verdict.SKIP]
 

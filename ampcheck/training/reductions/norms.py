@@ -161,14 +161,14 @@ class NormWatch:
         number = storage_number(tensor) if isinstance(tensor, torch.Tensor) else None
         if number is None or not isinstance(tensor, torch.Tensor):
             return ()
-        entry = self._norms.get((number, tensor.storage_offset()))
+        entry = self._norms.get((number, int(tensor.storage_offset())))
         return entry[1] if entry is not None else ()
 
     def _keep(self, tensor: torch.Tensor, norms: tuple[_Norm, ...]) -> None:
         number = storage_number(tensor)
         if number is not None:  # while the weak reference is here no other storage gets the same number
             alive = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-            self._norms[number, tensor.storage_offset()] = alive, norms
+            self._norms[number, int(tensor.storage_offset())] = alive, norms
 
 
 def _together(norms: tuple[_Norm, ...], out: torch.Tensor) -> _Norm:

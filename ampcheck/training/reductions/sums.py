@@ -149,9 +149,9 @@ class ReductionWatch(Additions):
                 self._keep(total, result, lineage, rounded=True)
         if call.name in _COPIES and results:
             source, copied = call.args[1] if call.name == "copy_" else call.args[0], results[0]
-            total = self._of(source)
-            if total is not None:
-                self._keep(replace(total), copied, lineage, rounded=copied.dtype != source.dtype)
+            copy = self._of(source)
+            if copy is not None:
+                self._keep(replace(copy), copied, lineage, rounded=copied.dtype != source.dtype)
         if call.name == "sum":
             self._summed(call.args[0], call.out, place)
 
@@ -195,7 +195,7 @@ class ReductionWatch(Additions):
         total.kept = tensor.detach() if total.addends >= FEWEST or over else None
         if number not in self._alive:
             self._alive[number] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._sums.setdefault(number, {})[tensor.storage_offset(), tensor.numel()] = total
+        self._sums.setdefault(number, {})[int(tensor.storage_offset()), tensor.numel()] = total
         lineage.put(tensor, Form(lineage.form(tensor).mask | total.mask, lineage.form(tensor).gains))
         if over:
             self._book(total)
@@ -204,7 +204,7 @@ class ReductionWatch(Additions):
         number = storage_number(tensor) if isinstance(tensor, torch.Tensor) else None
         if number is None or number not in self._sums or not isinstance(tensor, torch.Tensor):
             return None
-        return self._sums[number].get((tensor.storage_offset(), tensor.numel()))
+        return self._sums[number].get((int(tensor.storage_offset()), tensor.numel()))
 
     def _close(self, number: int) -> None:
         for total in self._sums.pop(number, {}).values():

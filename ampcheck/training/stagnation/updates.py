@@ -15,7 +15,7 @@ from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Lineage, VanishedConstant, Written
-from ampcheck.training.loop import Resident, Role, TrainingLoop
+from ampcheck.training.loop import Resident, Role
 from ampcheck.training.stagnation.cures import Cure
 
 _NOISE = 1e-12
@@ -165,12 +165,12 @@ class UpdateWatch:
     looked: tensors that live across steps; narrow: those of them narrower than float32.
     """
 
-    def __init__(self, loop: TrainingLoop, shadow: Shadow, lineage: Lineage) -> None:
+    def __init__(self, shadow: Shadow, lineage: Lineage) -> None:
         self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = lineage.vanished
         self.unseen: Counter[str] = Counter()
         self.looked = self.narrow = self.steps = 0
-        self._loop, self._shadow, self._lineage = loop, shadow, lineage
+        self._shadow, self._lineage = shadow, lineage
         self._before: list[_Before] = []
         self._versions: dict[int, int] = {}
 
@@ -301,8 +301,8 @@ class _Carriers:
         if not group:
             return ""
         if true.numel() not in self._rows:
-            rows = [_spread(other.tensor.detach().double(), _COMPARED).to(true.device) for other in group]
-            self._rows[true.numel()] = torch.stack(rows)
+            of_each = [_spread(other.tensor.detach().double(), _COMPARED).to(true.device) for other in group]
+            self._rows[true.numel()] = torch.stack(of_each)
         rows, wanted, present = self._rows[true.numel()], _spread(true, _COMPARED), _spread(new, _COMPARED)
         missing = (present - wanted).abs().sum()
         ways = (rows, present + rows, present - rows)
