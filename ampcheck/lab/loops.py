@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ampcheck.core.run import Where
 from ampcheck.demo import CharTransformer, corpus
-from ampcheck.numerics.ops import OpWatch
-from ampcheck.torchtools.trace import Trace
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.faults import OVERFLOW
 
 BATCH, LENGTH = 8, 64
 TOKENS = BATCH * LENGTH
@@ -187,18 +187,18 @@ class Loop:
             part.load_state_dict(saved)
         self.optimizer.zero_grad()
         for update in (False, True):
-            watch = OpWatch()
-            with warnings.catch_warnings(), Trace(None if update else self.model, observers=(watch,)):
+            shadow = Shadow(None if update else self.model)
+            with warnings.catch_warnings(), shadow:
                 warnings.simplefilter("ignore")
                 if update:
                     self.scaler.step(self.optimizer)
                 else:
                     self.scaler.scale(self.forward(number, self.model)).backward()  # type: ignore[no-untyped-call]
-            for fact in watch.facts():
-                if fact.produced:
+            for fault in shadow.faults:
+                if fault.kind == OVERFLOW:
                     # In the update no module runs, and the source line is the lab's own.
-                    where = Where("update", op=fact.where.op) if update else fact.where
-                    return Culprit(where, fact.dtype, fact.produced)
+                    where = Where("update", op=fault.where.op) if update else fault.where
+                    return Culprit(where, fault.dtype, fault.elements)
         return None
 
 

@@ -10,18 +10,15 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.run import Where
-from ampcheck.shadow import Shadow
-from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import Resident, Role, TrainingLoop
+from ampcheck.training.loop_shadow import LoopShadow
 from ampcheck.training.reductions.sums import ReductionWatch
 from ampcheck.training.stagnation.updates import UpdateWatch
 
@@ -29,38 +26,6 @@ UPDATES = 4
 """How many steps are followed update by update."""
 
 _RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
-
-
-class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
-    """A shadow that keeps the exact values of numbers that leave the run.
-
-    numbers: the last ones, with their exact values. exactly: give the run the exact values instead of its own.
-    """
-
-    def __init__(self, *, judge: bool = True, exactly: bool = False) -> None:
-        super().__init__(judge=judge)
-        self.numbers: list[tuple[float, float]] = []
-        self._exactly = exactly
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        if func is torch.ops.aten._local_scalar_dense.default and has_companions(args[0]) and type(out) is float:
-            exact = float(self.exact(args[0]))
-            self.numbers.append((out, exact))
-            out = exact if self._exactly else out
-        return out
-
-    def renew(self, tensor: torch.Tensor) -> None:
-        """Let a tensor go on with the values that it really has."""
-        companions = self.store.known(tensor) if has_companions(tensor) and tensor.numel() else None
-        if companions is None:
-            return
-        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            whole = tensor.is_complex() or bool((tensor == tensor.round()).all())
-            self.store.lift(tensor.detach(), moves=not whole)
-        companions.faults, companions.trail = frozenset(), None
 
 
 class Following:

@@ -179,7 +179,8 @@ class Additions:
 class Lineage(TorchDispatchMode):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
-    written: by storage what was done to the tensors of the loop. drawn: the origin of random numbers.
+    written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
+    part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers.
 
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
@@ -190,6 +191,7 @@ class Lineage(TorchDispatchMode):
     def __init__(self, additions: Additions | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops = 0
+        self.overwritten: Callable[[torch.Tensor], None] | None = None
         self.written: dict[int, Written] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = {}
         self._additions = additions
@@ -367,6 +369,8 @@ class Lineage(TorchDispatchMode):
         self.put(result, form)
         if not bit or number is None:
             return
+        if not form.mask & bit and self.overwritten is not None:
+            self.overwritten(result)
         if number not in self.written:
             parameter = self._origins[bit].role is Role.PARAMETER
             file, line = ("", None) if parameter else users_line(sys._getframe())

@@ -21,9 +21,9 @@ from ampcheck.catalog.training import SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.distributed.ranks import agreed
-from ampcheck.training.following import LoopShadow
 from ampcheck.training.gradients.watch import SHARDED
 from ampcheck.training.loop import Snapshot, StepError, TrainingLoop, plain_values, quiet
+from ampcheck.training.loop_shadow import LoopShadow
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 
@@ -108,7 +108,9 @@ class _Arm:
 
 def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStats:
     """Run the first steps of a loop at scale 1, at 65536 (or the largest power of 16 below it that no step skips), and
-    with a scale that doubles after every step. Use it inside `loop.preserved()`.
+    with a scale that doubles after every step.
+
+    Use it inside `loop.preserved()`.
     """
 
     def nothing(why: str, hint: str = "") -> InvarianceStats:

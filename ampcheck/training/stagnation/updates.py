@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import torch
 
 from ampcheck.core.formats import format_of
-from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Lineage, VanishedConstant, Written
 from ampcheck.training.loop import Resident, Role
+from ampcheck.training.loop_shadow import LoopShadow
 from ampcheck.training.stagnation.cures import Cure
 
 _NOISE = 1e-12
@@ -165,12 +165,13 @@ class UpdateWatch:
     looked: tensors that live across steps; narrow: those of them narrower than float32.
     """
 
-    def __init__(self, shadow: Shadow, lineage: Lineage) -> None:
+    def __init__(self, shadow: LoopShadow, lineage: Lineage) -> None:
         self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = lineage.vanished
         self.unseen: Counter[str] = Counter()
         self.looked = self.narrow = self.steps = 0
         self._shadow, self._lineage = shadow, lineage
+        lineage.overwritten = shadow.renew  # what is given a value anew has lost nothing by rounding it
         self._before: list[_Before] = []
         self._versions: dict[int, int] = {}
 

@@ -1,0 +1,54 @@
+"""A shadow whose tensors can go on with the values that they really have, and that sees numbers leave the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.companions import has_companions
+
+
+class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
+    """A shadow that keeps the exact values of numbers that leave the run.
+
+    numbers: the last ones, with their exact values. exactly: give the run the exact values, and let it compare
+    by them. A scaler still skips the steps that overflow.
+    """
+
+    def __init__(self, *, judge: bool = True, exactly: bool = False) -> None:
+        super().__init__(judge=judge)
+        self.numbers: list[tuple[float, float]] = []
+        self._exactly = exactly
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default and has_companions(args[0]) and type(out) is float:
+            exact = float(self.exact(args[0]))
+            self.numbers.append((out, exact))
+            return exact if self._exactly else out
+        if self._exactly and out is not NotImplemented:
+            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+                self._compare_exactly(func, args, kwargs or {}, out)
+        return out
+
+    def _compare_exactly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Replace the comparisons of an op by those of its exact inputs."""
+        if isinstance(out, torch.Tensor) and out.dtype is torch.bool and not out._is_view():
+            if any(has_companions(value) for value in args):
+                exact = [self.store.exact(value) if has_companions(value) else value for value in args]
+                out.copy_(func(*exact, **kwargs))
+
+    def renew(self, tensor: torch.Tensor) -> None:
+        """Let a tensor go on with the values that it really has."""
+        companions = self.store.known(tensor) if has_companions(tensor) and tensor.numel() else None
+        if companions is None:
+            return
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            whole = tensor.is_complex() or bool((tensor == tensor.round()).all())
+            self.store.lift(tensor.detach(), moves=not whole)
+        companions.faults, companions.trail = frozenset(), None
