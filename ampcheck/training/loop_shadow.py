@@ -38,10 +38,10 @@ class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
 
     def _compare_exactly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Replace the comparisons of an op by those of its exact inputs."""
-        if isinstance(out, torch.Tensor) and out.dtype is torch.bool and not out._is_view():
-            if any(has_companions(value) for value in args):
-                exact = [self.store.exact(value) if has_companions(value) else value for value in args]
-                out.copy_(func(*exact, **kwargs))
+        compares = isinstance(out, torch.Tensor) and out.dtype is torch.bool and not out._is_view()
+        if compares and any(has_companions(value) for value in args):
+            exact = [self.store.exact(value) if has_companions(value) else value for value in args]
+            out.copy_(func(*exact, **kwargs))
 
     def renew(self, tensor: torch.Tensor) -> None:
         """Let a tensor go on with the values that it really has."""
