@@ -15,7 +15,8 @@ from ampcheck.shadow.bounds import SLACK
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.torchtools.storage import storage_number
-from ampcheck.training.lineage import Additions, Form, Lineage
+from ampcheck.training.forms import Form
+from ampcheck.training.lineage import Additions, Lineage
 from ampcheck.training.reductions.norms import NormStats, NormWatch
 
 FEWEST = 8

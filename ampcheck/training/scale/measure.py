@@ -98,8 +98,8 @@ def measure_loss_scale(
             window = replace(window, allowed=allowed, allowed_by=gradients.largest_at)
     lost = {loss.name: loss.lost for loss in gradients.gradients if loss.kind == "parameter" and loss.known}
     attempts = gradients.attempts
-    if first_op is None or first_op.phase == "backward":  # a smaller scale mends it: what overflows says nothing else
-        attempts = tuple(attempt for attempt in attempts if not attempt[2]) or attempts
+    if scalers and first_op is not None and first_op.phase == "backward":
+        attempts = tuple(attempt for attempt in attempts if not attempt[2])  # a smaller scale mends what overflowed
     stats = (
         loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=attempts)
         for scaler in (scalers or (None,))
