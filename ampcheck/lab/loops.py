@@ -18,6 +18,7 @@ from ampcheck.core.run import Where
 from ampcheck.demo import CharTransformer, corpus
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.faults import OVERFLOW
+from ampcheck.training.loop_shadow import first_nonfinite
 
 BATCH, LENGTH = 8, 64
 TOKENS = BATCH * LENGTH
@@ -194,12 +195,20 @@ class Loop:
                     self.scaler.step(self.optimizer)
                 else:
                     self.scaler.scale(self.forward(number, self.model)).backward()  # type: ignore[no-untyped-call]
-            for fault in shadow.faults:
-                if fault.kind == OVERFLOW:
-                    # In the update no module runs, and the source line is the lab's own.
-                    where = Where("update", op=fault.where.op) if update else fault.where
-                    return Culprit(where, fault.dtype, fault.elements)
+            lost = next((f for f in shadow.faults if f.kind == OVERFLOW), None)
+            if lost is not None:
+                return self._culprit(lost.where, lost.dtype, lost.elements, update)
+            for parameter in self.model.parameters():
+                place = first_nonfinite(shadow, (parameter,))
+                if place is not None:
+                    dtype = str(parameter.dtype).removeprefix("torch.")
+                    return self._culprit(place, dtype, int((~parameter.isfinite()).sum()), update)
         return None
+
+    @staticmethod
+    def _culprit(where: Where, dtype: str, elements: int, update: bool) -> Culprit:
+        """In the update no module runs, and the source line is the lab's own."""
+        return Culprit(Where("update", op=where.op) if update else where, dtype, elements)
 
 
 def train(loop: Loop, steps: int) -> TrainingRun:

@@ -18,7 +18,7 @@ from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import Resident, Role, TrainingLoop
-from ampcheck.training.loop_shadow import LoopShadow
+from ampcheck.training.loop_shadow import LoopShadow, first_nonfinite
 from ampcheck.training.reductions.sums import ReductionWatch
 from ampcheck.training.stagnation.updates import UpdateWatch
 
@@ -68,6 +68,7 @@ class Following:
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
         place = next(overflows, next(iter(self._nonfinite()[nonfinite:]), None))
+        place = place or first_nonfinite(self.shadow, (t for _, p in self._loop.parameters() for t in (p, p.grad)))
         if place is not None:
             self.places[number] = place
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.core.run import Where
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
 
@@ -52,3 +54,14 @@ class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
             whole = tensor.is_complex() or bool((tensor == tensor.round()).all())
             self.store.lift(tensor.detach(), moves=not whole)
         companions.faults, companions.trail = frozenset(), None
+
+
+def first_nonfinite(shadow: Shadow, values: Iterable[torch.Tensor | None]) -> Where | None:
+    """Where an infinity or a NaN in one of these tensors came from, also where its inputs had lost digits before."""
+    for value in values:
+        if value is not None and has_companions(value) and not bool(value.detach().isfinite().all()):
+            steps = shadow.trail(value.detach())
+            place = next((step.where for step in steps if step.error == torch.inf), None)
+            if place is not None:
+                return place
+    return None
