@@ -7,7 +7,9 @@ that a bad row does not hide behind the others.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -18,7 +20,10 @@ SLACK = 8.0
 """Honest errors reach a few times what a sample shows: standard deviations."""
 
 FLOOR = 4.0
-"""Roundings of its own that every value may have, in unit roundoffs."""
+"""The honest error of a value by roundings on the way to it, in unit roundoffs: at most this, see `floor_of`."""
+
+_LEAST = 1.0
+"""The same of a value that was rounded once or a few times."""
 
 UNKNOWABLE = 0.3
 """A relative spread beyond which the data determine nothing of a value: a gradient that is zero by mathematics."""
@@ -72,6 +77,11 @@ def slack_of(elements: int) -> float:
     return max(SLACK, _FEW.get(elements, 0.0))
 
 
+def floor_of(depth: int) -> float:
+    """The honest error, in unit roundoffs, of a value after so many roundings in a row: they add like a random walk."""
+    return min(FLOOR, max(_LEAST, 0.5 * math.sqrt(depth)))
+
+
 def group_dims(shape: torch.Size) -> tuple[int, ...]:
     """The dimensions that a group spans: columns of narrow tensors (boxes, coordinates), rows of others."""
     dims = len(shape)
@@ -90,26 +100,43 @@ def _are_columns(shape: torch.Size) -> bool:
     return len(shape) > 1 and shape[-1] <= 8 and shape.numel() >= _GROUP * shape[-1]
 
 
-def _typical(size: torch.Tensor) -> float:
-    """The median norm of the groups that are not zero."""
-    present = size[size > 0]
-    return float(present.median()) if present.numel() else 0.0
+def _pooled(spread: torch.Tensor, size: torch.Tensor) -> float:
+    """The relative spread of rows. One sample is too small in some of many rows: a peaked softmax has one direction."""
+    known = size > 0
+    return float((spread[known] / size[known]).clamp(max=1.0).square().mean().sqrt()) if bool(known.any()) else 0.0
+
+
+class Look(NamedTuple):
+    """within: the value is within its bound. emptier: more of its elements are zero than of exact. largest: the largest
+    magnitude of a value of 16 bits, NaN where there is one."""
+
+    within: bool
+    emptier: bool = False
+    largest: float = 0.0
 
 
 def look(
     value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float, *, whole: bool, floor: float = FLOOR
-) -> bool:
-    """A fast look in float32: whether a value is within its bound. Whether one that is not is at fault, and how,
-    `examine` decides. whole: take the tensor as one group."""
+) -> Look:
+    """A fast look in float32: what seems wrong with a value; `examine` decides whether it is, and how.
+
+    whole: take the tensor as one group.
+    """
     if unit < JUDGED_UNIT:
-        return bool(value.sum().isfinite())
+        return Look(bool(value.sum().isfinite()))
     dims = None if whole else group_dims(value.shape)
     reference = exact.to(torch.float32)
     size = torch.linalg.vector_norm(reference, dim=dims)
     spread = torch.linalg.vector_norm(moved - reference, dim=dims)
-    error = torch.linalg.vector_norm(reference.sub_(value), dim=dims)
+    emptier, largest = False, 0.0
+    if value.dtype.itemsize == 2:
+        smallest, largest = (float(v) for v in torch.aminmax(value.abs()))  # a few times as fast as counting zeros
+        emptier = smallest == 0.0 and int(value.count_nonzero()) < int(reference.count_nonzero())
+    reference -= value if value.dtype.itemsize > 1 else value.float()  # formats of 8 bits have no arithmetic
+    error = torch.linalg.vector_norm(reference, dim=dims)
     bound = spread.mul_(SLACK * unit / MOVE).add_(size, alpha=SLACK * floor * unit)
-    return bool((error <= bound).all())  # a NaN is not within
+    within = (error <= bound) & error.isfinite()  # the bound is infinite where moved is
+    return Look(bool(within.all()), emptier, largest)
 
 
 def examine(
@@ -122,12 +149,14 @@ def examine(
     whole: bool,
     floor: float = FLOOR,
     digits: bool | None = None,
+    single: bool = False,
+    strict: bool = False,
 ) -> Examination:
     """Compare a value with its companions in float64.
 
-    form: the format of the value. whole: take the tensor as one group, as
-    gradients are, whose rows flip with the kinks (relu) of forward. floor: see `FLOOR`. digits: whether to judge more
-    than what is not finite, by default where a format coarser than float32 is in the history.
+    form: the format of the value. whole: take the tensor as one group, as gradients are, whose rows flip with the kinks (relu) of forward. floor: see `FLOOR`. digits: whether to judge more
+    than what is not finite, by default where a format coarser than float32 is in the history. single: take each element
+    as a group. strict: the value was made of one that is beyond its bound: what the data do not determine is no excuse.
     """
     if value.is_complex():
         value, exact, moved = (torch.view_as_real(t.resolve_conj()) for t in (value, exact, moved))
@@ -145,14 +174,21 @@ def examine(
     difference = torch.where(both, wide - exact, 0.0)
     reference = torch.where(both, exact, 0.0)
     apart = torch.where(both & moved.isfinite(), moved - exact, 0.0) * (unit / MOVE)
-    dims = tuple(range(value.dim())) if whole else group_dims(value.shape)
-    norms = [torch.linalg.vector_norm(t, dim=dims).reshape(-1) for t in (reference, difference, apart)]
+    dims = tuple(range(value.dim())) if whole else () if single else group_dims(value.shape)
+    norms = [
+        (t.abs() if single else torch.linalg.vector_norm(t, dim=dims)).reshape(-1)
+        for t in (reference, difference, apart)
+    ]
     size, error, spread = norms
     elements = max(1, value.numel() // max(1, size.numel()))
-    # The error of a small row is often that of the larger ones that it was made with, as in the backward of attention.
-    scale = size if _are_columns(value.shape) else size.clamp_min(_typical(size))
-    bound = slack_of(elements) * spread + SLACK * floor * unit * scale
-    flags = (error > bound) & (spread <= UNKNOWABLE * size)
+    known_well = spread <= UNKNOWABLE * size
+    if strict:
+        spread, known_well = torch.where(known_well, spread, 0.0), torch.ones_like(known_well)
+    slack = slack_of(elements)
+    if size.numel() > 1 and not (single or _are_columns(value.shape)):
+        slack, spread = 2 * slack, torch.maximum(spread, _pooled(spread, size) * size)
+    bound = slack * spread + SLACK * floor * unit * size
+    flags = (error > bound) & known_well
     if not (unit >= JUDGED_UNIT if digits is None else digits):
         flags = torch.zeros_like(flags)
     total = float(torch.linalg.vector_norm(size))
@@ -165,7 +201,7 @@ def examine(
         return replace(result, exact_nan=unknown[0], exact_inf=unknown[1])
     worst = int(torch.where(flags, error / size.clamp_min(1e-300), -1.0).argmax())
     worst_size = max(float(size[worst]), 1e-300)
-    shape = [1 if d in dims else n for d, n in enumerate(value.shape)]
+    shape = [1 if d in dims and not single else n for d, n in enumerate(value.shape)]
     in_flagged = flags.reshape(shape).expand(value.shape) if value.dim() else flags.reshape(())
     below = in_flagged & (exact != 0) & (exact.abs() < form.smallest_normal)
     gone = below & (wide == 0)

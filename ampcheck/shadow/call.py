@@ -31,6 +31,7 @@ _RESETS = frozenset(
 
 _EXACT = frozenset(
     "add sub rsub mul add_ sub_ mul_ arange linspace floor round ceil trunc cumsum sum max min amax amin maximum "
+    "mm bmm mv dot addmm baddbmm "
     "minimum clamp clamp_min clamp_max sort topk _to_copy copy_ full full_like scalar_tensor range floor_divide".split()
 )
 """Arithmetic that gives whole numbers for whole numbers."""

@@ -7,7 +7,9 @@ rule: the companion of a view is the same view of the companion of its storage.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 
@@ -19,6 +21,9 @@ MOVE = 2.0**-11
 
 _SIGNS = (1 << 18) + 3
 """Elements of the pattern of random signs. It is applied from a random position on, and repeated."""
+
+Key: TypeAlias = Hashable
+"""Of a fault, see `ampcheck.shadow.faults`."""
 
 _ROUNDOFF: dict[torch.dtype, float] = {}
 
@@ -39,24 +44,29 @@ class Companions:
     exact: float64. moved: float32. unit: the unit roundoff of the coarsest format in the history of the values.
     whole: every element is a whole number that came from integers. faults: keys of the faults that the values suffer
     from; trail: how they got there. updates: writes in a row that build on the previous value; site: the op that
-    writes an accumulator which is no single tensor (`total = total + x`). consumed: an op has read the values. written:
-    an op of this run wrote the values; else they entered as data.
+    writes an accumulator which is no single tensor (`total = total + x`). used: an op has read the values; consumed:
+    one with floating results. written: an op of this run wrote the values; else they entered as data. depth: roundings
+    to 16 bits on the longest way from data. vanished, masked: keys of the places where elements became zero, or
+    negative infinities of a mask, which do no harm by themselves.
     """
 
     __slots__ = (
-        "alive", "consumed", "exact", "faults", "moved", "site", "start", "trail", "unit", "updates", "whole",
-        "written",
+        "alive", "consumed", "depth", "exact", "faults", "masked", "moved", "site", "start", "trail", "unit",
+        "updates", "used", "vanished", "whole", "written",
     )  # fmt: skip
 
     def __init__(self, exact: Flat, moved: Flat, unit: float, *, whole: bool = False, written: bool = False) -> None:
         self.exact, self.moved = exact, moved
         self.unit, self.whole, self.written = unit, whole, written
-        self.faults: frozenset[object] = frozenset()
+        self.faults: frozenset[Key] = frozenset()
         self.trail: object = None
         self.updates = 0
         self.site: Where | None = None
         self.start: object = None
-        self.consumed = False
+        self.consumed = self.used = False
+        self.depth = 0
+        self.vanished: Key | None = None
+        self.masked: Key | None = None
         self.alive: weakref.ref[torch.UntypedStorage] | None = None
 
     def own(self) -> None:
@@ -80,7 +90,6 @@ class CompanionStore:
         self._by_storage: dict[int, Companions] = {}
         self._seed = seed
         self._entered = 0
-        self._patterns: dict[torch.device, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._by_storage)
@@ -107,6 +116,12 @@ class CompanionStore:
             with torch.inference_mode(False):  # else what enters inside it could not be written outside
                 companions = self._enter(tensor, moves)
         return companions
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drop the companions of a tensor's storage."""
+        companions = self._by_storage.pop(tensor.untyped_storage()._cdata, None)
+        if companions is not None:
+            companions.release()
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """The exact companion of a tensor: float64, same shape."""
@@ -191,11 +206,7 @@ class CompanionStore:
 
     def _factors(self, numel: int, device: torch.device) -> torch.Tensor:
         """1 plus or minus `MOVE`, with random signs of our own generator."""
-        pattern = self._patterns.get(device)
-        if pattern is None:
-            generator = torch.Generator().manual_seed(self._seed)
-            signs = torch.randint(0, 2, (_SIGNS,), generator=generator, dtype=torch.float32).mul_(2).sub_(1)
-            pattern = self._patterns[device] = signs.mul_(MOVE).add_(1).to(device)
+        pattern = _pattern(self._seed, device)
         self._entered += 1
         first = (self._entered * 40503) % _SIGNS
         if first + numel <= _SIGNS:
@@ -216,6 +227,14 @@ class CompanionStore:
         companions.alive = weakref.ref(storage, forget)
         self._by_storage[number] = companions
         return companions
+
+
+@lru_cache(maxsize=8)
+def _pattern(seed: int, device: torch.device) -> torch.Tensor:
+    """Random factors 1 plus or minus `MOVE`; drawing them takes longer than a small model runs."""
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (_SIGNS,), generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+    return signs.mul_(MOVE).add_(1).to(device)
 
 
 def view_of(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK
+from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, floor_of
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
+from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, roundoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,35 @@ class Decided:
     limit: float
 
 
-_Margin = Callable[[Call, CompanionStore], "tuple[torch.Tensor, torch.Tensor] | None"]
-_MARGINS: dict[str, _Margin] = {}
+_FEWEST = 4
+"""Decisions of one op from which a share of them says something."""
+
+_CLEARLY = 0.05
+"""A part of the deviation of the values by which one that is selected may miss the best."""
+
+_MANY = 0.2
+"""The share of decisions above which such misses are no near ties: the format is too coarse for the values."""
 
 
-def _decides(*names: str) -> Callable[[_Margin], _Margin]:
-    def register(function: _Margin) -> _Margin:
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """What exact loses by each decision of the run.
+
+    margin: how far the decision of the run lies from a tie, 0 where exact decides alike. scale: the magnitude of the
+    values that were compared. width: how far these values lie apart; None where decisions have nothing in common.
+    """
+
+    margin: torch.Tensor
+    scale: torch.Tensor
+    width: torch.Tensor | None = None
+
+
+_Measure = Callable[[Call, CompanionStore], "Margins | None"]
+_MARGINS: dict[str, _Measure] = {}
+
+
+def _decides(*names: str) -> Callable[[_Measure], _Measure]:
+    def register(function: _Measure) -> _Measure:
         _MARGINS.update(dict.fromkeys(names, function))
         return function
 
@@ -50,15 +73,20 @@ def examine_decision(call: Call, store: CompanionStore) -> Decided | None:
     if unit < JUDGED_UNIT:
         return None
     margins = _MARGINS[call.name](call, store)
-    if margins is None:
+    if margins is None or not margins.margin.numel():
         return None
-    margin, scale = margins
-    limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
-    wrong = margin > limit * scale
+    if all(store.of(t).whole for t in call.inputs):
+        limit = 0.0  # whole numbers have no honest error
+    else:
+        limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
+    wrong = margins.margin > limit * margins.scale
+    if margins.width is not None and margins.margin.numel() >= _FEWEST:
+        clearly = margins.margin > _CLEARLY * margins.width
+        wrong |= clearly & (clearly.double().mean() > _MANY)
     if not bool(wrong.any()):
         return None
-    worst = (margin / scale.clamp_min(1e-300)).where(wrong, 0.0)
-    return Decided(int(wrong.sum()), margin.numel(), float(worst.max()), limit)
+    worst = (margins.margin / margins.scale.clamp_min(1e-300)).where(wrong, 0.0)
+    return Decided(int(wrong.sum()), margins.margin.numel(), float(worst.max()), limit)
 
 
 def _doubt(tensor: torch.Tensor, store: CompanionStore, unit: float) -> float:
@@ -67,7 +95,8 @@ def _doubt(tensor: torch.Tensor, store: CompanionStore, unit: float) -> float:
     known = exact.isfinite() & moved.isfinite()
     size = float(torch.linalg.vector_norm(torch.where(known, exact, 0.0)))
     spread = float(torch.linalg.vector_norm(torch.where(known, moved - exact, 0.0)))
-    return SLACK * (spread / max(size, 1e-300) * unit / MOVE + FLOOR * unit)
+    floor = floor_of(store.of(tensor).depth)
+    return SLACK * (spread / max(size, 1e-300) * unit / MOVE + floor * unit)
 
 
 def _scale(exact: torch.Tensor) -> torch.Tensor:
@@ -77,7 +106,7 @@ def _scale(exact: torch.Tensor) -> torch.Tensor:
 
 
 @_decides("lt", "le", "gt", "ge")
-def _compared(call: Call, store: CompanionStore) -> tuple[torch.Tensor, torch.Tensor]:
+def _compared(call: Call, store: CompanionStore) -> Margins:
     """Margin: how far apart the two sides are where exact compares otherwise."""
     left, right = (store.exact(v) if has_companions(v) else torch.as_tensor(v) for v in call.args[:2])
     expected = call.op(left, call.args[1] if not isinstance(call.args[1], torch.Tensor) else right)
@@ -86,11 +115,11 @@ def _compared(call: Call, store: CompanionStore) -> tuple[torch.Tensor, torch.Te
     scale = torch.maximum(
         _scale(left.double()), right.double().abs() if not has_companions(call.args[1]) else _scale(right)
     )
-    return margin, scale.expand(margin.shape)
+    return Margins(margin, scale.expand(margin.shape))
 
 
 @_decides("argmax", "argmin")
-def _best(call: Call, store: CompanionStore) -> tuple[torch.Tensor, torch.Tensor]:
+def _best(call: Call, store: CompanionStore) -> Margins:
     """Margin: what exact loses by the choice of the run."""
     exact, dim = store.exact(call.args[0]), call.argument("dim")
     if dim is None:
@@ -98,21 +127,23 @@ def _best(call: Call, store: CompanionStore) -> tuple[torch.Tensor, torch.Tensor
     else:
         index = call.out if call.argument("keepdim") else call.out.unsqueeze(dim)
     best = exact.amax(dim, keepdim=True) if call.name == "argmax" else exact.amin(dim, keepdim=True)
-    return _lost(best, exact.gather(dim, index), exact)
+    return _lost(best, exact.gather(dim, index), exact, dim)
 
 
 @_decides("topk", "sort", "kthvalue", "median", "max", "min")
-def _selected(call: Call, store: CompanionStore) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _selected(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how far the values at the indices of the run are from those that exact selects."""
     if not isinstance(call.out, (list, tuple)) or len(call.out) != 2 or not has_companions(call.args[0]):
         return None
     exact = store.exact(call.args[0])
     own = call.op(exact, *call.args[1:], **call.kwargs)[0]
-    return _lost(own, store.exact(call.out[0]), exact)
+    own, picked = own.reshape(call.out[0].shape), store.exact(call.out[0])
+    dim = call.argument("dim", -1)
+    return _lost(own, picked, exact, dim if own.dim() == exact.dim() else None)
 
 
 @_decides("searchsorted", "bucketize")
-def _placed(call: Call, store: CompanionStore) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _placed(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how far outside of its interval exact puts a value."""
     first, second = (
         v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=torch.float64) for v in call.args[:2]
@@ -124,11 +155,12 @@ def _placed(call: Call, store: CompanionStore) -> tuple[torch.Tensor, torch.Tens
     padded = torch.cat([edges.new_tensor([-torch.inf]), edges, edges.new_tensor([torch.inf])])
     low, high = padded[call.out], padded[call.out + 1]
     margin = torch.maximum(low - values, values - high).clamp_min(0.0)
-    return margin, _scale(values)
+    gap = (edges[-1] - edges[0]).abs() / len(edges)
+    return Margins(margin, _scale(values), 10 * gap)  # half of the distance between neighbours is clear
 
 
 @_decides("_to_copy")
-def _truncated(call: Call, store: CompanionStore) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _truncated(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how far exact lies outside of the values that truncate to the integer of the run."""
     dtype = call.kwargs.get("dtype")
     if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
@@ -137,10 +169,14 @@ def _truncated(call: Call, store: CompanionStore) -> tuple[torch.Tensor, torch.T
     low = torch.where(number > 0, number, number - 1)
     high = torch.where(number < 0, number, number + 1)
     margin = torch.maximum(low - exact, exact - high).clamp_min(0.0)
-    return torch.where(margin.isfinite(), margin, 0.0), _scale(exact)
+    coarse = (number.abs() * roundoff(call.args[0].dtype) >= 0.5) & (margin >= 1)  # the format skips integers there
+    return Margins(torch.where(margin.isfinite(), margin, 0.0), torch.where(coarse, 0.0, _scale(exact)))
 
 
-def _lost(best: torch.Tensor, picked: torch.Tensor, exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _lost(best: torch.Tensor, picked: torch.Tensor, exact: torch.Tensor, dim: int | None) -> Margins:
     margin = torch.where((best - picked).isfinite(), (best - picked).abs(), 0.0)
-    typical = float(torch.where(exact.isfinite(), exact, 0.0).square().mean().sqrt()) if exact.numel() else 0.0
-    return margin, torch.maximum(best.abs(), picked.abs()).nan_to_num(0.0, 0.0, 0.0).clamp_min(typical)
+    known = torch.where(exact.isfinite(), exact, 0.0)
+    typical = float(known.square().mean().sqrt()) if exact.numel() else 0.0
+    scale = torch.maximum(best.abs(), picked.abs()).nan_to_num(0.0, 0.0, 0.0).clamp_min(typical)
+    width = known.std(dim, correction=0, keepdim=True) if dim is not None and exact.dim() else known.std(correction=0)
+    return Margins(margin, scale, width)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from ampcheck.core.run import Where
 from ampcheck.shadow.bounds import Examination
-
-Key: TypeAlias = Hashable
+from ampcheck.shadow.companions import Key
 
 OVERFLOW = "overflow"
 MASK = "mask"

@@ -1,30 +1,26 @@
-"""Compare every result of the run with its companions, and name the op that is at fault."""
+"""Compare every result of the run with its companions, and record the ops that are at fault."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
-from ampcheck.shadow.bounds import FLOOR, Examination, examine, look
-from ampcheck.shadow.call import Call, Side, leaves
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff, view_of
+from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
+from ampcheck.shadow.call import Call
+from ampcheck.shadow.cause import follows_from_inputs, kind_of, largest_input, largest_of, sums_in_16_bits
+from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.decisions import decides, examine_decision
-from ampcheck.shadow.faults import Fault, Key, Step, extended
+from ampcheck.shadow.faults import Fault, Step, extended
+from ampcheck.shadow.integers import IDENTITIES, ROUNDS, examine_integers
 from ampcheck.torchtools.origin import Origin
 from ampcheck.torchtools.source import op_name
-
-_LARGEST = 2.0**53
-"""Beyond it not even float64 holds every integer; a mask such as finfo.min is no count."""
-
-_COUNTED = 1 << 22
-"""Elements among which collisions are counted, at the most."""
 
 _NEAR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
@@ -32,8 +28,23 @@ _NEAR = 16.0
 _ACCUMULATES = 8
 """Writes in a row from which a tensor counts as an accumulator."""
 
-_ACCUMULATED = FLOOR / 8
-"""`FLOOR` of an accumulator in 16 bits: accumulated in float32 and rounded once, its error would be one rounding."""
+_ACCUMULATED = 1.0
+"""The honest error of an accumulator of 16 bits, in unit roundoffs: added in float32 and rounded once, it has one."""
+
+_DEEP = 64
+"""Roundings in a row beyond which more make no difference."""
+
+_WRITES = frozenset(
+    "full full_like new_full fill fill_ masked_fill masked_fill_ index_fill index_fill_ scalar_tensor "
+    "constant_pad_nd".split()
+)
+"""Ops that write a constant."""
+
+_RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
+"""Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
+
+_FEW = 64
+"""Elements up to which an error heals only if each of them is within its bound."""
 
 
 class Judge:
@@ -44,45 +55,47 @@ class Judge:
     finite magnitude of a result, and that of its inputs where the result comes near the end of the format.
     """
 
+    decides = staticmethod(decides)
+
     def __init__(self, store: CompanionStore) -> None:
         self.judged = self.low = self.whole = 0
         self.nonfinite: dict[Where, Examination] = {}
         self.largest: dict[tuple[Where, str], tuple[float, float]] = {}
         self._store = store
         self._faults: dict[Key, Fault] = {}
-        self._reached: defaultdict[Hashable, dict[str, float]] = defaultdict(dict)
-        self._collided: list[tuple[Key, Companions]] = []
+        self._suspects: dict[Key, Fault] = {}
+        self._reached: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+        self._collided: list[tuple[Key, Companions, bool]] = []
 
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The faults in the order in which they first happened, with what they reached."""
-        used = {key for key, companions in self._collided if companions.consumed}
-        for key in used:
-            self._reached[key].setdefault("later ops", 1.0)
-        found = (replace(fault, reaches=dict(self._reached.get(key, {}))) for key, fault in self._faults.items())
-        return tuple(sorted(found, key=lambda fault: fault.index))
-
-    decides = staticmethod(decides)
+        recorded = (replace(fault, reaches=dict(self._reached.get(key, {}))) for key, fault in self._faults.items())
+        return tuple(sorted(recorded, key=lambda fault: fault.index))
 
     def judge(
         self,
         call: Call,
         origin: Origin,
-        before: list[Companions],
+        before: Sequence[Companions],
         inherited: frozenset[Key],
         ruled: bool,
         index: int,
     ) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
         where = origin.where(op_name(call.op))
-        if not call.fresh and not call.written:
-            self._decision(call, where, inherited, index)
-            return
-        if not ruled:
-            return
         if decides(call):
-            self._decision(call, where, inherited, index)
-        if call.schema.moves and not inherited and not call.written:
+            self._decision(call, where, before, inherited, index)
+        elif call.name == "_local_scalar_dense":
+            for key in inherited:
+                self._reached[key][f"a number that left the run at {where.file}:{where.line}"] = 1.0
+        if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
+            self._compared_integers(before)
+        results = call.written + call.fresh
+        if not results:
+            return
+        self._pass_on(call, results, before)
+        if not ruled or (call.schema.moves and not inherited and not call.written):
             return
         statistics = call.name.startswith("native_") and not call.name.endswith("backward")
         for tensor in call.written + (call.fresh[:1] if statistics else call.fresh):
@@ -114,13 +127,27 @@ class Judge:
             if not companions.consumed:
                 for key in companions.faults:
                     self._reached[key].setdefault("a result that is still in use", 1.0)
+        for key, companions, _ in self._collided:
+            if not companions.used and companions.alive is not None and companions.alive() is not None:
+                self._reached[key].setdefault("a result that is still in use", 1.0)
+
+    def _pass_on(self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions]) -> None:
+        """Let results inherit how often their values were rounded, and what may yet do harm."""
+        depth = max((c.depth for c in before), default=0)
+        vanished = next((c.vanished for c in before if c.vanished), None)
+        masked = next((c.masked for c in before if c.masked), None)
+        for tensor in results:
+            companions = self._store.of(tensor)
+            rounds = tensor.dtype.itemsize <= 2 and not call.schema.moves
+            companions.depth = min(_DEEP, max(depth, companions.depth if call.written else 0) + rounds)
+            companions.vanished, companions.masked = vanished, masked
 
     def _result(
         self,
         call: Call,
         tensor: torch.Tensor,
         where: Where,
-        before: list[Companions],
+        before: Sequence[Companions],
         inherited: frozenset[Key],
         index: int,
     ) -> None:
@@ -129,86 +156,77 @@ class Judge:
         whole, unit = where.phase == "backward", companions.unit
         low = tensor.dtype.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
-        floor = _ACCUMULATED if accumulates else FLOOR
+        floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
         self.low += low
+        companions.whole |= call.name in ROUNDS
+        self.whole += low and companions.whole
+        if companions.whole:
+            self._integers(call, tensor, companions, where, index)
+        if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.exact.values.numel():
+            companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
+        single = bool(inherited) and tensor.numel() <= _FEW
+        seen_at_once = Look(False, largest=math.nan)
+        if not tensor.is_complex() and not single:
+            seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor)
         if low:
-            self._note_largest(call, tensor, where)
-            if companions.whole:
-                self.whole += 1
-                self._collision(call, tensor, exact, companions, where, index)
-        companions.faults, companions.trail = frozenset(), None
-        if not tensor.is_complex() and look(tensor, exact, moved, unit, whole=whole, floor=floor):
+            self._note_largest(call, tensor, where, seen_at_once.largest)
+        if seen_at_once.emptier or single:
+            self._note_zeros(call, tensor, exact, companions, where, index)
+        else:
+            companions.vanished = None
+        if seen_at_once.within:
+            companions.masked = None
             return
         form = format_of(torch.float32 if tensor.is_complex() else tensor.dtype)
-        seen = examine(tensor, exact, moved, unit, form=form, whole=whole, floor=floor)
-        if (seen.exact_nan or seen.exact_inf) and not any(_nonfinite(self._store, t) for t in call.inputs):
-            self.nonfinite.setdefault(where, seen)
+        seen = examine(
+            tensor, exact, moved, unit, form=form, whole=whole, floor=floor, single=single, strict=bool(inherited)
+        )
+        self._note_nonfinite(call, seen, where)
         if not seen.beyond:
+            companions.masked = None
             return
         if inherited:
             companions.faults = inherited
-            before_it = next((c.trail for c in before if c.faults and isinstance(c.trail, Step)), None)
-        else:
-            fault = self._fault(call, tensor, exact, seen, where, form, index)
+            earlier = next((c.trail for c in before if c.faults and isinstance(c.trail, Step)), None)
+            companions.trail = extended(where, torch.inf if seen.lost else seen.error, earlier)
+            return
+        fault = self._fault(call, tensor, exact, seen, where, accumulates, index)
+        if fault.kind == faults.MASK:
+            if companions.masked is None:
+                companions.masked = fault.key
+                self._suspects[fault.key] = fault
             self._add(fault)
-            companions.faults = frozenset([fault.key]) if fault.kind != faults.MASK else frozenset()
-            before_it = None
-        companions.trail = extended(where, torch.inf if seen.lost else seen.error, before_it)
+            return
+        if seen.lost and (suspect := self._suspect(before)) and follows_from_inputs(call, tensor, self._store):
+            fault = _attributed(fault, suspect)
+        self._add(fault)
+        if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
+            self._reached[fault.key]["the accumulator"] = seen.impact
+        companions.faults = frozenset([fault.key])
+        companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
 
-    def _decision(self, call: Call, where: Where, inherited: frozenset[Key], index: int) -> None:
-        if call.name == "_local_scalar_dense":
-            for key in inherited:
-                self._reached[key][f"a number that left the run at {where.file}:{where.line}"] = 1.0
-            return
-        if not decides(call):
-            return
-        decided = examine_decision(call, self._store)
-        if decided is None:
-            return
-        for key in inherited:
-            self._reached[key][f"a decision of {where.op}"] = 1.0
-        if not inherited:
-            source = call.inputs[0]
-            seen = Examination(decided.numel, error=decided.margin, limit=decided.limit)
-            fault = Fault(
-                faults.DECISION, where, _name(source), seen, tuple(source.shape), _amax(source),
-                elements=decided.elements, index=index,
-            )  # fmt: skip
-            self._add(fault)
-            self._reached[fault.key]["the decision"] = decided.elements / max(1, decided.numel)
+    def _suspect(self, before: Sequence[Companions]) -> Fault | None:
+        """What happened to the inputs of an op and may do harm now: a mask that is infinite, elements that vanished."""
+        keys = [key for c in before for key in (c.masked, c.vanished) if key is not None]
+        return next((self._suspects[key] for key in keys if key in self._suspects), None)
 
-    def _collision(
+    def _note_zeros(
         self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions, where: Where, index: int
     ) -> None:
-        """Record different whole numbers that became equal."""
-        if not 1 < tensor.numel() <= _COUNTED:
-            return
-        largest = float(exact.abs().amax())
-        if not 0.5 <= largest * roundoff(tensor.dtype) < _LARGEST * roundoff(tensor.dtype):
-            return
-        lost = _different(exact) - _different(tensor)
-        if lost <= 0:
-            return
-        fault = Fault(
-            faults.COLLISION, where, _name(tensor), Examination(tensor.numel()), tuple(tensor.shape),
-            largest, _amax(tensor), largest, lost, index=index,
-        )  # fmt: skip
-        self._add(fault)
-        self._collided.append((fault.key, companions))
-
-    def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where) -> None:
-        """Record how large the values of 16 bits became at each place."""
-        largest = float(torch.linalg.vector_norm(tensor.detach(), torch.inf, dtype=torch.float32))
-        if not math.isfinite(largest):
-            largest = _amax(tensor)
-        key = (where, _name(tensor))
-        if largest > self.largest.get(key, (-1.0, 0.0))[0]:
-            near = largest * _NEAR > format_of(tensor.dtype).max
-            self.largest[key] = largest, _largest_input(call) if near else 0.0
-
-    def _add(self, fault: Fault) -> None:
-        self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
+        """Record elements that are zero here and not in exact: harmless until something divides by them."""
+        gone = (tensor == 0) & (exact != 0) & exact.isfinite()
+        count = int(gone.sum())
+        if not count:
+            companions.vanished = None
+        elif tensor.dtype.itemsize <= 2 and (companions.vanished is None or call.name in _RESCUES):
+            seen = Examination(tensor.numel(), zeroed=count, emptied=count == tensor.numel())
+            fault = Fault(
+                faults.ZERO, where, _name(tensor), seen, tuple(tensor.shape), largest_input(call), largest_of(tensor),
+                largest_of(exact[gone]), count, index=index,
+            )  # fmt: skip
+            self._suspects[fault.key] = fault
+            companions.vanished = fault.key
 
     def _fault(
         self,
@@ -217,82 +235,99 @@ class Judge:
         exact: torch.Tensor,
         seen: Examination,
         where: Where,
-        form: FloatFormat,
+        accumulates: bool,
         index: int,
     ) -> Fault:
-        accumulates = bool(call.written) or self._store.of(tensor).updates >= _ACCUMULATES
+        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates or bool(call.written))
+        coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         return Fault(
-            self._kind(call, tensor, seen, accumulates),
+            kind,
             where,
             _name(tensor),
             seen,
             tuple(tensor.shape),
-            amax_in=_largest_input(call),
-            amax_out=_amax(tensor),
-            exact_amax=_amax(exact),
+            amax_in=largest_input(call),
+            amax_out=largest_of(tensor),
+            exact_amax=largest_of(exact),
             elements=seen.lost or seen.zeroed,
             index=index,
+            note="a kernel of this CPU that sums in 16 bits" if coarse else "",
         )
 
-    def _kind(self, call: Call, tensor: torch.Tensor, seen: Examination, accumulates: bool) -> str:
-        if seen.lost:
-            return faults.MASK if seen.masked else faults.OVERFLOW
-        if seen.flushed > 0.5:
-            return faults.ZERO if seen.emptied else faults.FLUSH
-        if accumulates:
-            return faults.DRIFT
-        return faults.ROUNDING if self._rounds(call, tensor, seen) else faults.CANCELLATION
+    def _decision(
+        self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], index: int
+    ) -> None:
+        decided = examine_decision(call, self._store)
+        if decided is None:
+            return
+        for key in inherited:
+            self._reached[key][f"a decision of {where.op}"] = 1.0
+        if inherited:
+            return
+        source = call.inputs[0]
+        seen = Examination(decided.numel, error=decided.margin, limit=decided.limit)
+        fault = Fault(
+            faults.DECISION, where, _name(source), seen, tuple(source.shape), largest_of(source),
+            elements=decided.elements, index=index,
+        )  # fmt: skip
+        self._add(fault)
+        self._reached[fault.key]["the decision"] = decided.elements / max(1, decided.numel)
 
-    def _rounds(self, call: Call, tensor: torch.Tensor, seen: Examination) -> bool:
-        """Whether the op itself loses the digits: float64 on the same inputs gives something else."""
-        try:
-            alone = _Alone(self._store, "exact").run(call)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-            return True
-        same = [r for r in leaves(alone) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
-        if not same:
-            return True
-        wide = tensor.to(same[0].dtype)
-        own = min(float(torch.linalg.vector_norm(wide - r)) for r in same)
-        size = min(float(torch.linalg.vector_norm(r)) for r in same)
-        return not own <= 0.3 * seen.impact * size
+    def _integers(self, call: Call, tensor: torch.Tensor, companions: Companions, where: Where, index: int) -> None:
+        """Record different whole numbers that became equal."""
+        lost = examine_integers(call, tensor, self._store)
+        if lost is None:
+            return
+        fault = Fault(
+            faults.COLLISION, where, _name(tensor), Examination(tensor.numel()), tuple(tensor.shape),
+            lost.largest, largest_of(tensor), lost.largest, lost.collided, index=index,
+        )  # fmt: skip
+        self._add(fault)
+        self._collided.append((fault.key, companions, lost.consecutive))
+        if lost.consecutive:
+            self._reached[fault.key]["positions or ids"] = lost.collided / tensor.numel()
+
+    def _compared_integers(self, before: Sequence[Companions]) -> None:
+        """Record that numbers which collided serve as identities."""
+        for key, companions, _ in self._collided:
+            if any(companions is c for c in before):
+                self._reached[key]["a comparison or an index"] = 1.0
+
+    def _note_nonfinite(self, call: Call, seen: Examination, where: Where) -> None:
+        """Record an op by which exact itself becomes NaN, or infinite; constants that are written are no such op."""
+        if not (seen.exact_nan or seen.exact_inf) or call.name in _WRITES:
+            return
+        sources = [self._store.exact(t) for t in call.inputs]
+        made_nan = seen.exact_nan and not any(bool(t.isnan().any()) for t in sources)
+        if made_nan or (seen.exact_inf and all(bool(t.isfinite().all()) for t in sources)):
+            self.nonfinite.setdefault(where, seen)
+
+    def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where, largest: float) -> None:
+        """Record how large the values of 16 bits became at each place."""
+        if not math.isfinite(largest):
+            largest = largest_of(tensor)
+        key = (where, _name(tensor))
+        if largest > self.largest.get(key, (-1.0, 0.0))[0]:
+            near = largest * _NEAR > format_of(tensor.dtype).max
+            self.largest[key] = largest, largest_input(call) if near else 0.0
+
+    def _add(self, fault: Fault) -> None:
+        self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
 
 
-class _Alone(Side):
-    """The real inputs of one op, converted to float64."""
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.convert(tensor)
-
-
-def _nonfinite(store: CompanionStore, tensor: torch.Tensor) -> bool:
-    return not bool(store.exact(tensor).isfinite().all())
-
-
-def _different(values: torch.Tensor) -> int:
-    return int(torch.unique(values).numel())
-
-
-def _largest_input(call: Call) -> float:
-    """The largest finite magnitude among the arguments, numbers included, without those that were overwritten."""
-    written = {t.untyped_storage()._cdata for t in call.written}
-    tensors = [_amax(t) for t in call.inputs if t.untyped_storage()._cdata not in written]
-    numbers = [abs(v) for v in (*call.args, *call.kwargs.values()) if type(v) in (int, float) and math.isfinite(v)]
-    return float(max(tensors + numbers, default=0.0))
+def _attributed(fault: Fault, suspect: Fault) -> Fault:
+    """The fault at the place where it began."""
+    place = f"{fault.where.op} at {fault.where.file}:{fault.where.line}" if fault.where.file else fault.where.op
+    note = f"{place} makes {fault.examination.lost:,} elements of it infinite or NaN"
+    kind = faults.OVERFLOW if suspect.kind == faults.MASK else suspect.kind
+    seen = replace(suspect.examination, lost=fault.examination.lost, nan=fault.examination.nan, masked=False)
+    return replace(suspect, kind=kind, examination=seen, note=note)
 
 
 def _square(values: torch.Tensor) -> float:
     """The sum of the squares; infinite for values that are not finite."""
     total = float(torch.linalg.vector_norm(values)) ** 2
     return total if total == total else torch.inf
-
-
-def _amax(tensor: torch.Tensor) -> float:
-    """The largest finite magnitude."""
-    if not tensor.numel():
-        return 0.0
-    magnitude = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64).abs()
-    return float(torch.where(magnitude.isfinite(), magnitude, 0.0).amax())
 
 
 def _name(tensor: torch.Tensor) -> str:

@@ -22,6 +22,7 @@ from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rules import RULES
 from ampcheck.torchtools.origin import Origins
+from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
 
 _AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
@@ -53,7 +54,7 @@ class Shadow(TorchDispatchMode):
         self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._model = model
-        self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step)
+        self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step, on_output=self._after_root)
         self._origins = Origins(self._scopes)
         self._open = ExitStack()
 
@@ -89,6 +90,13 @@ class Shadow(TorchDispatchMode):
         with _aside():
             return self.store.moved(tensor)
 
+    def renew(self, tensor: torch.Tensor) -> None:
+        """Let a tensor enter anew with its present values, as data; the error that it had is forgotten."""
+        with _aside():
+            updates = self.store.of(tensor).updates
+            self.store.forget(tensor)
+            self.store.of(tensor).updates = updates
+
     def reference(self, tensor: torch.Tensor) -> Reference:
         """A copy of the companions of a tensor, with which other runs of the same call can be compared."""
         with _aside():
@@ -112,6 +120,10 @@ class Shadow(TorchDispatchMode):
             self.reach({**parameters, **dict(root.named_buffers())}, _gradients(parameters))
         if self.judge is not None:
             self.judge.reach_ends()
+
+    def _after_root(self, module: torch.nn.Module, output: object) -> None:
+        results = {path: t for path, t in tensors(output) if t.is_floating_point()}
+        self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()})
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         names = {id(p): name for root in self._scopes.roots for name, p in root.named_parameters()}
@@ -157,7 +169,8 @@ class Shadow(TorchDispatchMode):
             return call.out
         self.ops += 1
         for companions in before:
-            companions.consumed = True
+            companions.used = True
+            companions.consumed |= bool(call.fresh or call.written)
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST), torch.inference_mode(False), torch.no_grad():
             origin = self._origins.current(sys._getframe(1))
             inherited = frozenset[Any]().union(*(c.faults for c in before))
@@ -167,7 +180,10 @@ class Shadow(TorchDispatchMode):
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
-                self.judge.judge(call, origin, before, inherited, ruled, self.ops)
+                try:
+                    self.judge.judge(call, origin, before, inherited, ruled, self.ops)
+                except _FAILURES as error:  # what we cannot judge must not pose as a failure of the run
+                    self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
         return call.out
 
     def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -183,12 +199,13 @@ class Shadow(TorchDispatchMode):
         schema = call.schema
         unit = max([c.unit for c in before], default=0.0)
         whole = all(c.whole for c in before) and (bool(before) or not schema.random)
+        whole = whole and not any(isinstance(v, float) and not v.is_integer() for v in call.args)
         for tensor in call.written:
             companions = self.store.of(tensor)
             companions.own()
             companions.unit = max(unit, roundoff(tensor.dtype))
             companions.whole = companions.whole and whole
-            companions.consumed = False
+            companions.consumed = companions.used = False
             companions.updates = 0 if schema.resets else companions.updates + 1
         rule = RULES.get(schema.name)
         if schema.unset or (schema.random and rule is None):

@@ -38,8 +38,8 @@ class Scopes:
     """The module of a model that runs in this thread, from hooks on every module.
 
     everywhere: follow the modules of any model instead, by their paths in the outermost module that runs, and the
-    optimizers, whose steps are of phase `update`. on_step: called with an optimizer before its step. roots: the
-    outermost modules that ran.
+    optimizers, whose steps are of phase `update`. on_step: called with an optimizer before its step; on_output: with
+    an outermost module and its output. roots: the outermost modules that ran.
     """
 
     def __init__(
@@ -48,9 +48,10 @@ class Scopes:
         *,
         everywhere: bool = False,
         on_step: Callable[[torch.optim.Optimizer], None] | None = None,
+        on_output: Callable[[torch.nn.Module, object], None] | None = None,
     ) -> None:
         self.roots: WeakSet[torch.nn.Module] = WeakSet()
-        self._on_step = on_step
+        self._on_step, self._on_output = on_step, on_output
         self._model = model
         self._everywhere = everywhere
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
@@ -98,6 +99,8 @@ class Scopes:
 
         def leave(module: torch.nn.Module, args: object, output: object) -> None:
             self._leave(self._names.get(module, type(module).__name__), module, args, output)
+            if self._on_output is not None and not self._stack.entered:
+                self._on_output(module, output)
 
         def start(optimizer: torch.optim.Optimizer, *_: object) -> None:
             if self._on_step is not None:

@@ -1,0 +1,79 @@
+"""Why a result is beyond its bound: what the op did to it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ampcheck.shadow import faults
+from ampcheck.shadow.bounds import Examination
+from ampcheck.shadow.call import Call, Side, leaves
+from ampcheck.shadow.companions import CompanionStore, roundoff
+
+
+def kind_of(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, *, accumulates: bool) -> str:
+    """The kind of a fault, one of the constants of `ampcheck.shadow.faults`."""
+    if seen.lost:
+        return faults.MASK if seen.masked else faults.OVERFLOW
+    if seen.flushed > 0.5:
+        return faults.ZERO if seen.emptied else faults.FLUSH
+    if accumulates:
+        return faults.DRIFT
+    return faults.ROUNDING if _rounds(call, tensor, seen, store) else faults.CANCELLATION
+
+
+def sums_in_16_bits(call: Call, tensor: torch.Tensor, seen: Examination) -> bool:
+    """Whether a sum of that many terms in the format of the result has this error. GPU kernels add in float32."""
+    terms = max((t.numel() for t in call.inputs), default=1) / max(1, tensor.numel())
+    return terms > 1 and seen.error <= 2 * math.sqrt(terms) * roundoff(tensor.dtype)
+
+
+def largest_of(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude."""
+    if not tensor.numel():
+        return 0.0
+    magnitude = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64).abs()
+    return float(torch.where(magnitude.isfinite(), magnitude, 0.0).amax())
+
+
+def largest_input(call: Call) -> float:
+    """The largest finite magnitude among the arguments, numbers included, without those that were overwritten."""
+    written = {t.untyped_storage()._cdata for t in call.written}
+    tensors = [largest_of(t) for t in call.inputs if t.untyped_storage()._cdata not in written]
+    numbers = [abs(v) for v in (*call.args, *call.kwargs.values()) if type(v) in (int, float) and math.isfinite(v)]
+    return float(max(tensors + numbers, default=0.0))
+
+
+def follows_from_inputs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
+    """Whether float64 makes no finite result of the same inputs either: they are at fault, and not the range."""
+    return any(not bool(result.isfinite().all()) for result in _alone(call, tensor, store))
+
+
+def _alone(call: Call, tensor: torch.Tensor, store: CompanionStore) -> list[torch.Tensor]:
+    """The results of the op in float64 on the same inputs that may be this one; none where it does not run."""
+    if call.written:  # an input is overwritten
+        return []
+    try:
+        alone = _Alone(store, "exact").run(call)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return []
+    return [r for r in leaves(alone) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
+
+
+def _rounds(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore) -> bool:
+    """Whether the op itself loses the digits: float64 on the same inputs gives something else."""
+    same = _alone(call, tensor, store)
+    if not same:
+        return True
+    wide = tensor.to(same[0].dtype)
+    own = min(float(torch.linalg.vector_norm(wide - r)) for r in same)
+    size = min(float(torch.linalg.vector_norm(r)) for r in same)
+    return not own <= 0.3 * seen.impact * size
+
+
+class _Alone(Side):
+    """The real inputs of one op, converted to float64."""
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.convert(tensor)
