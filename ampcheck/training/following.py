@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from ampcheck.core.run import Where
+from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
@@ -50,7 +51,7 @@ class Following:
         """Follow the step that runs inside."""
         residents = floating_residents(self._loop)
         for resident in residents:
-            if resident.role in _RENEWED:
+            if resident.role in _RENEWED and has_companions(resident.tensor):
                 self.shadow.renew(resident.tensor)
         before, nonfinite = self.shadow.ops, len(self._nonfinite())
         self.shadow.numbers.clear()

@@ -45,15 +45,11 @@ class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
             exact = [self.store.exact(value) if has_companions(value) else value for value in args]
             out.copy_(func(*exact, **kwargs))
 
-    def renew(self, tensor: torch.Tensor) -> None:
-        """Let a tensor go on with the values that it really has."""
-        companions = self.store.known(tensor) if has_companions(tensor) and tensor.numel() else None
-        if companions is None:
-            return
-        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            whole = tensor.is_complex() or bool((tensor == tensor.round()).all())
-            self.store.lift(tensor.detach(), moves=not whole)
-        companions.faults, companions.trail = frozenset(), None
+    def accept(self, tensor: torch.Tensor) -> None:
+        """Let a tensor, which may be a part of its memory, go on with the values that it really has."""
+        if has_companions(tensor) and self.store.known(tensor) is not None:
+            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+                self.store.lift(tensor.detach())
 
 
 def first_nonfinite(shadow: Shadow, values: Iterable[torch.Tensor | None]) -> Where | None:

@@ -171,7 +171,7 @@ class UpdateWatch:
         self.unseen: Counter[str] = Counter()
         self.looked = self.narrow = self.steps = 0
         self._shadow, self._lineage = shadow, lineage
-        lineage.overwritten = shadow.renew  # what is given a value anew has lost nothing by rounding it
+        lineage.overwritten = shadow.accept  # what is given a value anew has lost nothing by rounding it
         self._before: list[_Before] = []
         self._versions: dict[int, int] = {}
 
