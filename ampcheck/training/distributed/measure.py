@@ -15,7 +15,6 @@ from ampcheck.core.environment import environment
 from ampcheck.core.run import Coverage
 from ampcheck.health import TensorHealth, Unmeasured, health_of
 from ampcheck.health.values import values_of
-from ampcheck.shadow import Shadow
 from ampcheck.torchtools.source import hookable
 from ampcheck.torchtools.storage import holds_first_copy, is_pending, placements
 from ampcheck.training.distributed.collectives import CollectiveMode
@@ -25,6 +24,7 @@ from ampcheck.training.distributed.stats import DistributedStats, RankState
 from ampcheck.training.distributed.sums import compare_sums
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import StepError, TrainingLoop
+from ampcheck.training.loop_shadow import LoopShadow
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import ReductionWatch, SumStats
 
@@ -75,14 +75,14 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
     mine = _RankRecord(settings={name: str(v) for name, v in environment("cpu").items() if name in _SETTINGS})
     states: dict[str, set[str]] = defaultdict(set)
     gradients: dict[str, LocalHealth | Unmeasured] = {}
-    collectives, shadow = CollectiveMode(), Shadow(judge=False)
+    collectives, shadow = CollectiveMode(), LoopShadow(judge=False)
     reductions = ReductionWatch(shadow)
     lineage = Lineage(reductions)
     lineage.begin(())
     taken = 0
     with loop.preserved(), _measured_gradients(loop, gradients), _recorded_forwards(loop, states, collectives):
         for number in range(steps):
-            with collectives, shadow, lineage:
+            with shadow, lineage, collectives:
                 outcome = loop.take(number)
             taken += 1
             if isinstance(outcome, StepError) and outcome.rank in (None, rank()):
