@@ -14,7 +14,10 @@ from ampcheck.shadow.call import Call, leaves
 from ampcheck.torchtools.storage import storage_number
 
 _ON_NORMS = frozenset(
-    ("pow", "sqrt", "square", "mul", "_to_copy", "clone", "sum", "add", "allreduce", "all_reduce", "wait_tensor")
+    (
+        *("pow", "sqrt", "square", "mul", "_to_copy", "clone", "sum", "add"),
+        *("allreduce", "all_reduce", "wait_tensor", "_wrap_tensor_autograd"),
+    )
 )
 
 
@@ -130,7 +133,7 @@ class NormWatch:
         result = next(leaves(call.out), first)
         low = _is_low(result)
         followed: tuple[_Norm, ...] = ()
-        if base in ("_to_copy", "clone", "wait_tensor") or (base == "add" and other == 0):
+        if base in ("_to_copy", "clone", "wait_tensor", "_wrap_tensor_autograd") or (base == "add" and other == 0):
             followed = norms
         elif (base == "pow" and other == order) or (
             order == 2 and not power and (base == "square" or (base == "mul" and other is first))
@@ -144,10 +147,17 @@ class NormWatch:
             followed = tuple(replace(norm, power=False, done=True) for norm in norms)
             if len(norms) == 1 and norms[0].terms > 1:
                 self._total(followed[0], result, place, norms[0].terms)
-        elif base in ("allreduce", "all_reduce") and power and len(norms) == 1:
-            grouped = norms[0].grouped or norms[0].low or low
-            terms = norms[0].terms + 1
-            followed = (replace(norms[0], low=norms[0].low or low, grouped=grouped, terms=terms, sharded=True),)
+        elif base in ("allreduce", "all_reduce") and power:
+            followed = tuple(
+                replace(
+                    norm,
+                    terms=norm.terms + 1,
+                    low=norm.low or low,
+                    grouped=norm.grouped or norm.low or low,
+                    sharded=True,
+                )
+                for norm in norms
+            )
         if followed:
             self._keep(result, followed)
 
