@@ -87,11 +87,11 @@ class Following:
 
 def floating_residents(loop: TrainingLoop) -> list[Resident]:
     """The floating tensors that live across steps; of a DTensor the local shard, which is what its ops run on."""
-    found = []
+    floating = []
     with torch.no_grad():
         for resident in loop.residents():
             tensor = resident.tensor
             if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta:
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-                found.append(replace(resident, tensor=local))
-    return found
+                floating.append(replace(resident, tensor=local))
+    return floating

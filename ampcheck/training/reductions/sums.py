@@ -268,7 +268,7 @@ def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:
     first, second = call.args[:2]
     if isinstance(first, (list, tuple)):
         if isinstance(second, (list, tuple)) and len(first) == len(second):
-            yield from ((one, other, sign) for one, other in zip(first, second, strict=True))
+            yield from ((total, addend, sign) for total, addend in zip(first, second, strict=True))
     elif isinstance(first, torch.Tensor) and isinstance(second, (torch.Tensor, int, float)):
         yield first, second, sign
 
