@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from narrow_loops import B16, F16, F32, kahan, loop, net, sgd, with_optimizer
+from narrow_loops import B16, F16, F32, kahan, loop, measure_stagnation, net, sgd, with_optimizer
 from torch import nn
 
 from ampcheck.core.subject import Subject
@@ -11,7 +11,6 @@ from ampcheck.training.forms import Form, itself, mixed
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import Resident, Role, TrainingLoop
 from ampcheck.training.loop_shadow import LoopShadow
-from ampcheck.training.stagnation.measure import measure_stagnation
 from ampcheck.training.stagnation.updates import UpdateWatch
 
 

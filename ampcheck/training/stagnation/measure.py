@@ -12,9 +12,8 @@ from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Table
 from ampcheck.torchtools.storage import local
-from ampcheck.training.following import Following
 from ampcheck.training.lineage import VanishedConstant
-from ampcheck.training.loop import Role, StepError, TrainingLoop
+from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.cures import measure_cures
 from ampcheck.training.stagnation.updates import Accumulation, TensorUpdates, UpdateWatch, rounds_at_random
 
@@ -42,20 +41,6 @@ class StagnationStats:
     vanished: tuple[VanishedConstant, ...] = ()
     error: str = ""
     coverage: Coverage = field(default_factory=Coverage)
-
-
-def measure_stagnation(loop: TrainingLoop, steps: int) -> StagnationStats:
-    """Follow the steps 0 to `steps - 1` of a loop, which is afterwards as it was. A step that raises ends them."""
-    following, error = Following(loop, updates=steps), ""
-    with loop.preserved():
-        for number in range(steps):
-            with following.step(number):
-                value = loop.take(number)
-            if isinstance(value, StepError) and value.kind != "value":
-                error = f"step {value.step}: {value.message}"
-                break
-            following.ended(number, math.nan if isinstance(value, StepError) else value)
-        return stagnation_stats(loop, following.updates, error)
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
