@@ -122,13 +122,13 @@ STAGNATION = Check(
     "Float64 is carried along with every tensor of the first steps. For each tensor narrower than float32 that lives "
     "across steps (parameters, optimizer state, copies, buffers, tensors of the step's own; of a DTensor the local "
     "shard) it says what the step's update should have been. An element whose update is not zero there, and which "
-    "holds the same value afterwards, has lost it. What another tensor holds instead (a float32 copy, a "
-    "compensation) is not lost; what is rounded at random or overwritten from elsewhere is no update. A decay is "
-    "judged by its own multiplication, so that it is found in the first steps. A sum that only grows is "
-    "extrapolated to where its increment is half of the spacing. Compiled code is not measured, and reported as such. ampcheck.watch "
-    "compares 16-bit weights before and after each measured step, where the gradient is nonzero and the learning "
-    "rate is not, and with their values at the first of them, so that Kahan summation and stochastic rounding "
-    "count as movement; a float32 copy in the optimizer's state is no stagnation.",
+    "holds the same value afterwards, has lost it. What another tensor holds instead (a float32 copy, a compensation) "
+    "is not lost; what is rounded at random or overwritten from elsewhere is no update. A decay is judged by its own "
+    "multiplication, so that it is found in the first steps. A sum that only grows is extrapolated to where its "
+    "increment is half of the spacing. Compiled code is not measured, and reported as such. ampcheck.watch compares "
+    "16-bit weights before and after each measured step, where the gradient is nonzero and the learning rate is not, "
+    "and with their values at the first of them, so that Kahan summation and stochastic rounding count as movement; a "
+    "float32 copy in the optimizer's state is no stagnation.",
     "Weights in bfloat16 with a small learning rate: an element moves from about 1/256 of its value on. beta2 = "
     "0.999 and averages of decay 0.999 in bfloat16. self.step += 1 in a buffer that model.bfloat16() casts: it "
     "stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16.",
