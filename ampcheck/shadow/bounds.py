@@ -154,9 +154,10 @@ def examine(
 ) -> Examination:
     """Compare a value with its companions in float64.
 
-    form: the format of the value. whole: take the tensor as one group, as gradients are, whose rows flip with the kinks (relu) of forward. floor: see `FLOOR`. digits: whether to judge more
-    than what is not finite, by default where a format coarser than float32 is in the history. single: take each element
-    as a group. strict: the value was made of one that is beyond its bound: what the data do not determine is no excuse.
+    form: the format of the value. whole: take the tensor as one group, as gradients are. floor: see `FLOOR`. digits:
+    whether to judge more than what is not finite, by default where a format coarser than float32 is in the history.
+    single: take each element as a group. strict: the value was made of one that is beyond its bound: what the data do
+    not determine is no excuse.
     """
     if value.is_complex():
         value, exact, moved = (torch.view_as_real(t.resolve_conj()) for t in (value, exact, moved))

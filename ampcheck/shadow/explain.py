@@ -1,0 +1,44 @@
+"""The way of an error, from the op that lost the digits to a tensor that is wrong."""
+
+from __future__ import annotations
+
+import linecache
+import math
+
+import torch
+
+from ampcheck.core.run import Where
+from ampcheck.shadow.faults import Step
+from ampcheck.shadow.mode import Shadow
+
+
+def explain_error(shadow: Shadow, tensor: torch.Tensor) -> str:
+    """The ops through which the error of a tensor came, first to last, a line each, as a traceback shows them.
+
+    The first is at fault: its inputs were within their bounds. Each line has the relative error of the op's result. A
+    tensor within its bound has one line that says so; so has one that the shadow has not seen.
+    """
+    if shadow.store.known(tensor) is None:
+        return "the shadow has not seen this tensor: it was made outside of the block, or no op has read it"
+    steps = shadow.trail(tensor)
+    if not steps:
+        exact = shadow.exact(tensor)
+        error = float(torch.linalg.vector_norm(tensor.detach().to(exact.dtype) - exact))
+        size = float(torch.linalg.vector_norm(exact))
+        return f"the tensor is within its bound: its relative error is {error / max(size, 1e-300):.2g}"
+    lines = ["the error began at the first of these ops and went through the others:"]
+    for number, step in enumerate(steps):
+        lines += _step(step, "lost here" if not number else "")
+    return "\n".join(lines)
+
+
+def _step(step: Step, mark: str) -> list[str]:
+    error = "not finite" if math.isinf(step.error) else f"error {step.error:.2g}"
+    head = f"  {step.where.file or '?'}:{step.where.line or '?'}, {_place(step.where)}: {error}"
+    source = linecache.getline(step.where.file, step.where.line or 0).strip()
+    return [head, f"    {source}{'   <- ' + mark if mark else ''}"] if source else [head]
+
+
+def _place(where: Where) -> str:
+    inside = f" in {where.module}" if where.module else ""
+    return f"{where.phase}, {where.op}{inside}"
