@@ -112,16 +112,18 @@ def resident(key: str) -> int:
 
 
 def shadowed(training: Training) -> int:
-    """Run the step's gradient shadow; the bytes that it says it kept."""
+    """Run a step under the shadow of the audit; the bytes of the companions that are alive afterwards."""
     from ampcheck.core.subject import Subject
-    from ampcheck.training.gradients.underflow import measure_gradients
+    from ampcheck.training.following import Following
     from ampcheck.training.loop import TrainingLoop
 
     shape = {"model": training.model, "optimizer": training.optimizer, "scaler": training.scaler, "step": training.step}
     loop = TrainingLoop(Subject(shape, name="demo"))
+    following = Following(loop)
     with loop.preserved():
-        _, shadow = measure_gradients(loop)
-    return 0 if shadow is None else int(shadow.bytes)
+        with following.step(0):
+            loop.take(0)
+        return int(following.shadow.store.nbytes())
 
 
 def peak(arm: str, dtype: str, shape: dict[str, int]) -> dict[str, Any]:

@@ -11,10 +11,11 @@ GRADIENT_UNDERFLOW = Check(
     "What is nonzero in float64 stays nonzero: no parameter loses more than `underflow` of the elements of its "
     "gradient to zero, and no module's output more than that of its gradient's norm. An output that loses elements "
     "but little of its norm warns, as the tiny gradients of a softmax over many classes do.",
-    "The step runs again in float64 and in float32, op by op below autocast, from the same state and at the same "
-    "loss scale, and each gradient is compared element by element. Only elements that agree in float32 are "
-    "counted. Elements that are zero in float64 but not in low precision estimate the noise, which is "
-    "subtracted. ampcheck.watch has no reference: it warns where a gradient has many zeros and the rest ends "
+    "Float64 is carried along with every tensor of the step, and each gradient of the first step that the scaler "
+    "does not skip is compared element by element. Only elements that the data determine are counted: moving the "
+    "data by one rounding must leave half of them. Elements that are zero in float64 but not in low precision "
+    "estimate the noise, which is subtracted. ampcheck.watch has no reference: it warns where a gradient has many "
+    "zeros and the rest ends "
     "abruptly at the smallest number of float16 at the loss scale in use (also after clipping down to an "
     "eighth), and where a gradient is zero in every measured step.",
     "float16 autocast without a GradScaler, a scale that is too small, a loss that is divided by much or has a "
@@ -35,8 +36,8 @@ LOSS_SCALE = Check(
     "exceeding the window are normal for a GradScaler and are not reported.",
     "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by whole "
     "binades and rounding is monotone, so the counts give for each scale what rounds to zero (up to half of the "
-    "smallest subnormal) and what overflows (from 65520 on). The window is the interval of scales that do neither; "
-    "real backward passes at its ends confirm or move them. gradient-underflow counts what one real backward pass "
+    "smallest subnormal) and what overflows (from 65520 on), the largest value of the whole backward pass included. "
+    "The window is the interval of scales that do neither. gradient-underflow counts what the real backward pass "
     "loses, roundings on the way included, so that its shares can be larger. Every call of scaler.step and "
     "scaler.update is followed: scale, growth, back-off, skipped steps, the parameters that were not finite and "
     "the op where it began. ampcheck.watch follows the scale and the skipped steps of every step: it fails when "
@@ -86,8 +87,9 @@ SCALE_INVARIANCE = Check(
     "scale-invariance",
     "training",
     "The gradients that an optimizer sees, and what the step returns, do not depend on the loss scale.",
-    "The same steps run at scale 1, at 65536, and with a scale that doubles in each step, in float64, where no "
-    "scale overflows and a power of two is exact. What differs by more than 1e-4 fails.",
+    "The same steps run at scale 1, at 65536 (or below, where that overflows), and with a scale that doubles in each "
+    "step. The float64 values carried along are compared, for which a power of two is exact. What differs by more "
+    "than 1e-4 fails.",
     "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an update "
     "between two optimizers, a logged loss that is divided by the scale after the update.",
     "Unscale gradients before they are read; scale every loss; return the loss from before it was scaled.",
@@ -117,16 +119,16 @@ STAGNATION = Check(
     "narrower than float32 change nothing, where a decay (weight decay, beta2, an average) leaves the values as "
     "they are, where a sum or counter will stop, and where an optimizer's eps is zero in the format; warns where "
     "more than half of the updates are lost.",
-    "The steps run under a dispatch mode. Every op that writes to a tensor narrower than float32 that lives across "
-    "steps (parameters, optimizer state, copies, buffers, tensors of the step's own; of a DTensor the local shard) "
-    "runs a second time on float64 copies. An element whose update is not zero there, and which holds the same "
-    "value afterwards, has lost it. What another tensor holds instead (a float32 copy, a compensation) is not "
-    "lost; what is rounded at random or overwritten from elsewhere is no update. A decay is judged by its own "
+    "Float64 is carried along with every tensor of the first steps. For each tensor narrower than float32 that lives "
+    "across steps (parameters, optimizer state, copies, buffers, tensors of the step's own; of a DTensor the local "
+    "shard) it says what the step's update should have been. An element whose update is not zero there, and which "
+    "holds the same value afterwards, has lost it. What another tensor holds instead (a float32 copy, a compensation) "
+    "is not lost; what is rounded at random or overwritten from elsewhere is no update. A decay is judged by its own "
     "multiplication, so that it is found in the first steps. A sum that only grows is extrapolated to where its "
-    "increment is half of the spacing. Compiled code is not measured, and reported as such. ampcheck.watch "
-    "compares 16-bit weights before and after each measured step, where the gradient is nonzero and the learning "
-    "rate is not, and with their values at the first of them, so that Kahan summation and stochastic rounding "
-    "count as movement; a float32 copy in the optimizer's state is no stagnation.",
+    "increment is half of the spacing. Compiled code is not measured, and reported as such. ampcheck.watch compares "
+    "16-bit weights before and after each measured step, where the gradient is nonzero and the learning rate is not, "
+    "and with their values at the first of them, so that Kahan summation and stochastic rounding count as movement; a "
+    "float32 copy in the optimizer's state is no stagnation.",
     "Weights in bfloat16 with a small learning rate: an element moves from about 1/256 of its value on. beta2 = "
     "0.999 and averages of decay 0.999 in bfloat16. self.step += 1 in a buffer that model.bfloat16() casts: it "
     "stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16.",
@@ -187,8 +189,8 @@ REDUCE_PRECISION = Check(
     "that were rounded to 16 bits are put together again; warns for a single 16-bit total norm, for long 16-bit "
     "sums inside a graph, and for a reduction over ranks that would fail at up to 1024 processes.",
     "Ops are recorded below autograd. A running sum is a chain of additions, casts between them included, whose "
-    "addends were not computed from the partial sum; up to 256 of its elements are followed in float64 and "
-    "float32, from 8 addends on. Norms are followed from the tensors through stack, powers and sums, and over "
+    "addends were not computed from the partial sum; from 8 addends on it is compared with the float64 sum carried "
+    "along. Norms are followed from the tensors through stack, powers and sums, and over "
     "shards. Under DDP and FSDP2 every all_reduce, reduce_scatter and reduce that adds up is seen, those of "
     "DDP's reducer and of communication hooks too: a sample of each rank's addends (as they were before a hook "
     "cast them) is added in float64 and compared with the result. For more processes a ring is emulated with "

@@ -17,7 +17,7 @@ from ampcheck.core.run import Chart, Finding, Run, Scalar, Series, Table
 from ampcheck.lab.expectations import Expectations, run_of
 from ampcheck.lab.loops import AMP_BFLOAT16, FLOAT32, Loop
 from ampcheck.torchtools.global_state import read_state, restore_state
-from ampcheck.training.stagnation.shadows import spacing
+from ampcheck.torchtools.spacing import spacing
 from ampcheck.training.tf32.settings import (
     ConfounderStats,
     check_tf32,

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ampcheck.core.run import Where
 from ampcheck.demo import CharTransformer, corpus
-from ampcheck.numerics.ops import OpWatch
-from ampcheck.torchtools.trace import Trace
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.faults import OVERFLOW
+from ampcheck.training.loop_shadow import first_nonfinite
 
 BATCH, LENGTH = 8, 64
 TOKENS = BATCH * LENGTH
@@ -187,19 +188,27 @@ class Loop:
             part.load_state_dict(saved)
         self.optimizer.zero_grad()
         for update in (False, True):
-            watch = OpWatch()
-            with warnings.catch_warnings(), Trace(None if update else self.model, observers=(watch,)):
+            shadow = Shadow(None if update else self.model)
+            with warnings.catch_warnings(), shadow:
                 warnings.simplefilter("ignore")
                 if update:
                     self.scaler.step(self.optimizer)
                 else:
                     self.scaler.scale(self.forward(number, self.model)).backward()  # type: ignore[no-untyped-call]
-            for fact in watch.facts():
-                if fact.produced:
-                    # In the update no module runs, and the source line is the lab's own.
-                    where = Where("update", op=fact.where.op) if update else fact.where
-                    return Culprit(where, fact.dtype, fact.produced)
+            lost = next((f for f in shadow.faults if f.kind == OVERFLOW), None)
+            if lost is not None:
+                return self._culprit(lost.where, lost.dtype, lost.elements, update)
+            for parameter in self.model.parameters():
+                place = first_nonfinite(shadow, (parameter,))
+                if place is not None:
+                    dtype = str(parameter.dtype).removeprefix("torch.")
+                    return self._culprit(place, dtype, int((~parameter.isfinite()).sum()), update)
         return None
+
+    @staticmethod
+    def _culprit(where: Where, dtype: str, elements: int, update: bool) -> Culprit:
+        """In the update no module runs, and the source line is the lab's own."""
+        return Culprit(Where("update", op=where.op) if update else where, dtype, elements)
 
 
 def train(loop: Loop, steps: int) -> TrainingRun:

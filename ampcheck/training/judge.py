@@ -20,8 +20,7 @@ from ampcheck.core.run import Run, Verdict, merge, verify
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.torchtools.restore import restoring
 from ampcheck.training.distributed.ranks import agreed, ending_alike, settled
-from ampcheck.training.gradients.underflow import quiet
-from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.loop import TrainingLoop, quiet
 from ampcheck.training.observed import Observed, unjudged
 from ampcheck.training.stages import CHECKS, STAGES, Context, Stage, observe_steps
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ampcheck.torchtools.reachable import reach
 from ampcheck.torchtools.snapshot import Snapshot as Snapshot
 from ampcheck.torchtools.snapshot import preserved
 from ampcheck.torchtools.source import users_place
+from ampcheck.torchtools.storage import local
 
 _OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """PyTorch before 2.5 has that of CUDA alone."""
@@ -226,6 +228,22 @@ class TrainingLoop:
                 shown = f"{type(value).__name__} of shape {tuple(value.shape)}"
             return StepError(number, "value", f"step({number}) returned {shown}")
         return float(value)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of steps that are run for a measurement; the user's own run shows them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def plain_values(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor on this process, dense and real, detached."""
+    tensor = local(tensor)
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def same_loss(first: float, second: float) -> bool:

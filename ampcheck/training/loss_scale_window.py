@@ -232,6 +232,11 @@ def scale_window(
     return ScaleWindow(kind.name, share, histograms, names, needed, allowed, needed_by, allowed_by)
 
 
+def largest_scale(magnitude: float, dtype: str) -> int:
+    """log2 of the largest loss scale at which a value of this unscaled magnitude stays finite in a format."""
+    return _allowed(magnitude, format_of(dtype).overflows_at)
+
+
 def is_usable(scale: float) -> bool:
     """Whether gradients can be multiplied by a loss scale and divided by it again: positive, with a finite inverse.
 

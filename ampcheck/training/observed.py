@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -12,12 +13,13 @@ from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, RESUME, SCALER_PROTOCOL, STAGNATION
 from ampcheck.core.run import Chart, Finding, Series, Verdict, Where
 from ampcheck.core.text import listed
-from ampcheck.training.gradients.capture import plain_values
-from ampcheck.training.gradients.underflow import quiet
-from ampcheck.training.loop import Role, StepError, TrainingLoop
+from ampcheck.training.following import Following
+from ampcheck.training.gradients.watch import GradientStats, GradientWatch
+from ampcheck.training.loop import Role, StepError, TrainingLoop, plain_values, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.stagnation.measure import Restarts
+from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
+from ampcheck.training.stagnation.measure import Restarts, StagnationStats, stagnation_stats
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
 
 _LISTED = 3
@@ -61,8 +63,7 @@ class Observed:
     """What a loop did when it ran by itself.
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
-    model. restarted: 16-bit tensors that became smaller now and then. changed: whether any weight changed. moved:
-    whether a tensor narrower than float32 was given an update. narrow: whether backward ran in 16 bits; None where
+    model. changed: whether any weight changed. narrow: whether backward ran in 16 bits; None where
     compiled code hides it. disabled: scalers that do nothing; unused: enabled scalers that no step uses. empty: whether
     there is nothing that a step could change.
     """
@@ -73,25 +74,25 @@ class Observed:
     stopped: StepError | None = None
     residency: StateDtypeStats | None = None
     replaced: tuple[str, ...] = ()
-    restarted: frozenset[str] = frozenset()
     changed: bool = True
-    moved: bool = False
     narrow: bool | None = None
     disabled: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     empty: bool = False
+    gradients: GradientStats | None = None
+    updates: StagnationStats | None = None
+    sums: ReductionStats | None = None
+    places: Mapping[int, Where] = field(default_factory=dict)
+    exact: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
         """How many steps came to their end."""
         return len(self.losses)
 
-    @property
-    def settled(self) -> int:
-        """The first step in which every optimizer step was taken; 0 where there is none."""
-        skipped = {event.step for event in self.events if event.act is Act.SCALER_STEP and event.skipped}
-        passes = {event.step for event in self.events if event.act is Act.BACKWARD}
-        return min(passes - skipped, default=0)
+    def place(self, step: int) -> Where | None:
+        """Where a step first made an infinity or a NaN; of a place that is known from an earlier step, that one."""
+        return next((self.places[number] for number in range(step, -1, -1) if number in self.places), None)
 
     @property
     def all_skipped(self) -> bool:
@@ -104,23 +105,27 @@ class Observed:
         return any(event.act is Act.BACKWARD for event in self.events)
 
 
-def observe(loop: TrainingLoop, steps: int, *, restarts: bool = True) -> Observed:
-    """Run the first steps and record their events. restarts: look for 16-bit sums that are reset."""
+def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
+    """Run the first steps and record their events. follow: under a shadow, which compares what they compute."""
     in_modules = {id(parameter) for module in loop.reached.modules.values() for parameter in module.parameters()}
     owned = {name: parameter for name, parameter in loop.parameters() if id(parameter) in in_modules}
     sums, residency = _sums(loop), measure_state_dtypes(loop, after_step=False)
     recorder, watch = Recorder(loop), Restarts()
+    gradients = GradientWatch(loop, recorder, outputs=not loop.reached.compiled)
+    following = Following(loop, gradients) if follow else None
     losses: list[float] = []
     stopped: StepError | None = None
     with quiet(), recorder.listening():
         for recorder.step in range(steps):
-            taken = loop.take(recorder.step)
+            with following.step(recorder.step) if following is not None else nullcontext():
+                taken = loop.take(recorder.step)
             recorder.forget_graphs()
             if isinstance(taken, StepError):
                 stopped = taken
                 break
             losses.append(taken)
-            if restarts:
+            if following is not None:
+                following.ended(recorder.step, taken)
                 watch.look(loop)
     events, scalers = tuple(recorder.events), loop.reached.scalers
     in_modules = {id(parameter) for module in loop.reached.modules.values() for parameter in module.parameters()}
@@ -139,13 +144,27 @@ def observe(loop: TrainingLoop, steps: int, *, restarts: bool = True) -> Observe
         stopped,
         residency=measure_state_dtypes(loop, after_step=bool(losses), before=residency),
         replaced=replaced,
-        restarted=frozenset(watch.names),
+        gradients=None if following is None else gradients.result(len(losses)),
+        updates=None if following is None else _updates(loop, following, watch, stopped),
+        sums=None if following is None else reduction_stats(following.sums, following.lineage.ops, loop.name),
+        places={} if following is None else following.places,
+        exact={} if following is None else following.exact,
         changed=stepped or bool(replaced) or _sums(loop) != sums,
         narrow=True if low else None if loop.reached.compiled else False,
         disabled=disabled,
         unused=() if recorder.scaled else tuple(path for path in scalers if path not in disabled),
         empty=loop.empty,
     )
+
+
+def _updates(
+    loop: TrainingLoop, following: Following, restarts: Restarts, stopped: StepError | None
+) -> StagnationStats:
+    stats = stagnation_stats(loop, following.updates, f"step {stopped.step}: {stopped.message}" if stopped else "")
+    for updates in stats.tensors:
+        if updates.name in restarts.names:
+            updates.accumulation = None
+    return stats
 
 
 def _all_skipped(events: Iterable[Event]) -> bool:
@@ -187,7 +206,8 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
         return "", ""
     if not seen.learned and check in _OF_GRADIENTS:
         return f"no backward pass ran in {seen.steps} steps", _BACKWARD
-    aside = (check == STAGNATION.slug and seen.moved) or (check == RESUME.slug and finding.verdict is Verdict.SKIP)
+    moved = seen.updates is not None and any(updates.moved for updates in seen.updates.tensors)
+    aside = (check == STAGNATION.slug and moved) or (check == RESUME.slug and finding.verdict is Verdict.SKIP)
     if not seen.changed and check in _OF_UPDATES and not aside:
         why = "the scaler skipped every optimizer step, and " if seen.all_skipped else ""
         return f"{why}no weight changed in {seen.steps} steps", _SKIPPED if seen.all_skipped else _OPTIMIZER

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -12,7 +13,7 @@ from ampcheck.catalog import numerics as of_models
 from ampcheck.catalog import training as of_loops
 from ampcheck.core.check import Check
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.checkpoints import check_checkpoint_events
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
@@ -22,13 +23,11 @@ from ampcheck.training.gradients.checks import check_gradients, damage_text, gra
 from ampcheck.training.gradients.finite import (
     check_finite,
     check_loss,
+    loss_stats,
     measure_finite,
-    measure_loss,
     nonfinite_parameters,
-    nonfinite_place,
 )
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
-from ampcheck.training.gradients.underflow import measure_gradients
 from ampcheck.training.loop import StepError, TrainingLoop
 from ampcheck.training.observed import Observed, check_observed, loss_chart, observe, unjudged
 from ampcheck.training.protocol.checks import (
@@ -39,13 +38,13 @@ from ampcheck.training.protocol.checks import (
 )
 from ampcheck.training.protocol.events import Act, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
+from ampcheck.training.reductions.checks import check_reductions, reduction_table
 from ampcheck.training.resume import check_resume, measure_resume, resume_table
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.measure import first_skipped, measure_loss_scale
 from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.stagnation.checks import check_stagnation
-from ampcheck.training.stagnation.measure import measure_stagnation, stagnation_tables
+from ampcheck.training.stagnation.measure import stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
 from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32.settings import (
@@ -55,8 +54,14 @@ from ampcheck.training.tf32.settings import (
     measure_nondeterminism,
 )
 
-UPDATES = 4
-"""How many steps are followed update by update."""
+_FOLLOWED = frozenset(
+    str(check)
+    for check in (
+        *(of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL, of_loops.STAGNATION),
+        *(of_loops.REDUCE_PRECISION, of_models.OVERFLOW, of_models.LOSS_DTYPE),
+    )
+)
+"""The checks that compare what steps compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +80,12 @@ class Context:
 class Results:
     """What later stages use of earlier ones.
 
-    overflowed: the first step, on any rank, that ended in an infinity or a NaN. nonfinite: by step the op in which one
-    first appeared. lost, format, damage: of the gradients. invariant: whether the loop is invariant to the loss scale.
+    overflowed: the first step, on any rank, that ended in an infinity or a NaN. lost, format, damage: of the gradients.
+    invariant: whether the loop is invariant to the loss scale.
     """
 
     observed: Observed
     overflowed: int | None = None
-    nonfinite: Mapping[int, Where | None] = field(default_factory=dict)
     lost: float | None = None
     format: str = ""
     damage: str = ""
@@ -105,39 +109,30 @@ def observe_steps(context: Context) -> Outcome:
     """Run the plain steps, and report those that did not go as a step must."""
     loop, wanted = context.loop, context.wanted
     already_nonfinite = nonfinite_parameters(loop)
-    seen = observe(loop, context.steps, restarts=of_loops.STAGNATION.slug in wanted)
+    seen = observe(loop, context.steps, follow=not _FOLLOWED.isdisjoint(wanted))
     finite = measure_finite(loop, seen.losses, already_nonfinite)
     overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
-    nonfinite: dict[int, Where | None] = {}
-    if of_models.OVERFLOW.slug in wanted and overflowed is not None:
-        nonfinite[overflowed] = nonfinite_place(loop, context.start, overflowed)  # all ranks run that step again
-        finite = replace(finite, place=nonfinite[overflowed] if finite.overflowed == overflowed else None)
+    if finite.overflowed is not None:
+        finite = replace(finite, place=seen.place(finite.overflowed))
     findings = [*check_observed(seen), *unjudged([f for f in check_finite(finite) if f.check in wanted], seen)]
     unseen = {f"{name}, which cannot be restored": 1 for name in loop.reached.opaque}
     if loop.reached.unseen:
         unseen["what the step reaches beyond the first 20,000 values"] = 1
     coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
     run = Run(findings=tuple(findings), coverage=coverage, charts=loss_chart(seen))
-    return run, Results(seen, overflowed, nonfinite)
+    return run, Results(seen, overflowed)
 
 
 def _gradients(context: Context, results: Results) -> Outcome:
     """Gradients compared with float64, and the loss scales that keep them."""
     loop, limits, seen = context.loop, context.limits, results.observed
-    number = max(gather(seen.settled))  # all ranks run the same step
-    loss = seen.losses[number] if number < len(seen.losses) else None
-    first_op = None
-    if of_loops.LOSS_SCALE.slug in context.wanted:
-        skipped = first_skipped(seen.events)
-        skipped = results.overflowed if skipped is None else skipped
-        known = results.nonfinite
-        if skipped is not None:
-            first_op = known[skipped] if skipped in known else nonfinite_place(loop, context.start, skipped)
-    context.start.restore()
-    stats, shadow = measure_gradients(loop, number, observed=loss, outputs=not loop.reached.compiled)
-    if world_size() > 1:
-        shadow = None  # how often it runs depends on the measurements of this rank
-    scales = measure_loss_scale(loop, stats, shadow, seen.events, limits, first_op=first_op)
+    stats = seen.gradients
+    if stats is None:
+        return Run(), results
+    skipped = first_skipped(seen.events)
+    skipped = results.overflowed if skipped is None else skipped
+    first_op = seen.place(skipped) if skipped is not None else None
+    scales = measure_loss_scale(loop, stats, seen.events, limits, first_op=first_op)
     damage = damage_text(stats, limits)
     judged = [f for scale in scales for f in check_loss_scale(replace(scale, damage=damage), limits)]
     if stats.skipped:
@@ -159,12 +154,11 @@ def _gradients(context: Context, results: Results) -> Outcome:
 
 
 def _updates(context: Context, results: Results) -> Outcome:
-    stats = measure_stagnation(context.loop, UPDATES)
-    restarted = results.observed.restarted
-    tensors = tuple(replace(t, accumulation=None) if t.name in restarted else t for t in stats.tensors)
-    stats = replace(stats, tensors=tensors)
+    stats = results.observed.updates
+    if stats is None:
+        return Run(), results
     run = _run(check_stagnation(stats, context.limits), coverage=stats.coverage, tables=stagnation_tables(stats))
-    return run, replace(results, observed=replace(results.observed, moved=any(t.moved for t in tensors)))
+    return run, results
 
 
 def _scales(context: Context, results: Results) -> Outcome:
@@ -231,7 +225,9 @@ def _reductions(context: Context, results: Results) -> Outcome:
         ranks = measure_distributed(loop, world_size=loop.shape.get("world_size"))
         findings, tables = check_distributed(ranks, context.limits), tuple(distributed_tables(ranks))
         return _run(findings, coverage=ranks.coverage, tables=tables), results
-    stats = measure_reductions(lambda: [loop.take(number) for number in range(2)], loop.name)
+    stats = results.observed.sums
+    if stats is None:
+        return Run(), results
     table = reduction_table(stats)
     return _run(check_reductions(stats, context.limits), tables=(table,) if table else ()), results
 
@@ -244,7 +240,8 @@ def _state_dtypes(context: Context, results: Results) -> Outcome:
     computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
     findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed)
     if of_models.LOSS_DTYPE.slug in context.wanted:
-        nonfinite = check_loss(measure_loss(context.loop, context.start, seen.losses))
+        first = next((number for number, loss in enumerate(seen.losses) if not math.isfinite(loss)), 0)
+        nonfinite = check_loss(loss_stats(seen.subject, seen.losses, seen.exact, seen.place(first)))
         if nonfinite:
             findings = [*(f for f in findings if f.check != of_models.LOSS_DTYPE.slug), *nonfinite]
     return _run(findings, tables=state_dtype_tables(seen.residency)), results

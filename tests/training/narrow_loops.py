@@ -12,9 +12,10 @@ from torch import nn
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.following import Following
+from ampcheck.training.loop import StepError, TrainingLoop
 from ampcheck.training.stagnation.checks import check_stagnation
-from ampcheck.training.stagnation.measure import StagnationStats, measure_stagnation
+from ampcheck.training.stagnation.measure import StagnationStats, stagnation_stats
 
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 Change = Callable[[dict[str, Any], torch.Tensor, torch.Tensor, float], Any]
@@ -205,6 +206,20 @@ def in_backward(lr: float) -> dict[str, Any]:
         return loss.item()
 
     return {"model": model, "optimizer": list(optimizers.values()), "step": step}
+
+
+def measure_stagnation(loop: TrainingLoop, steps: int) -> StagnationStats:
+    """The updates of the first steps; the loop is afterwards as it was. A step that raises ends them."""
+    following, error = Following(loop, updates=steps), ""
+    with loop.preserved():
+        for number in range(steps):
+            with following.step(number):
+                value = loop.take(number)
+            if isinstance(value, StepError):
+                error = f"step {value.step}: {value.message}"
+                break
+            following.ended(number, value)
+        return stagnation_stats(loop, following.updates, error)
 
 
 def measured(parts: dict[str, Any], steps: int = 4) -> StagnationStats:

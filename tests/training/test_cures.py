@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.core.formats import format_of
+from ampcheck.training.lineage import NARROW
 from ampcheck.training.stagnation.cures import AS_IS, KAHAN, STOCHASTIC, WIDE, measure_cures, round_stochastically
-from ampcheck.training.stagnation.shadows import NARROW
 
 B16 = torch.bfloat16
 

@@ -15,14 +15,17 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.gradients.checks import check_gradients, gradient_table
-from ampcheck.training.gradients.underflow import GradientLoss, GradientStats, measure_gradients
+from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.observed import observe
 
 
-def measured(shape: Any, step: int = 0, **how: Any) -> GradientStats:
+def measured(shape: Any, steps: int = 1) -> GradientStats:
     loop = TrainingLoop(shape if isinstance(shape, Subject) else Subject(shape, name="loop"))
     with loop.preserved():
-        return measure_gradients(loop, step, **how)[0]
+        stats = observe(loop, steps).gradients
+    assert stats is not None
+    return stats
 
 
 def judged(shape: Any, **how: Any) -> Finding:
@@ -268,7 +271,7 @@ def test_compiled_models_are_judged_by_their_parameters():
 
     loss = step(0)
     optimizer.zero_grad()
-    stats = measured({**shape, "model": compiled, "step": step}, outputs=False)
+    stats = measured({**shape, "model": compiled, "step": step})
     assert loss == pytest.approx(loss)
     assert not stats.skipped
     found = check_gradients(stats, Limits())
@@ -276,7 +279,7 @@ def test_compiled_models_are_judged_by_their_parameters():
     assert "side" in found[0].message
 
 
-def test_a_loop_that_does_not_repeat_itself_is_not_judged():
+def test_a_loop_that_does_not_repeat_itself_is_judged_as_it_runs():
     batches = iter([torch.randn(8, 16) for _ in range(50)])
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -288,10 +291,7 @@ def test_a_loop_that_does_not_repeat_itself_is_not_judged():
         optimizer.step()
         return loss.item()
 
-    first = step(0)
-    found = judged({"model": model, "optimizer": optimizer, "step": step}, observed=first)
-    assert found.verdict is Verdict.INCOMPLETE
-    assert "iterator" in found.message
+    assert judged({"model": model, "optimizer": optimizer, "step": step}).verdict is Verdict.PASS
 
 
 def test_nothing_that_learns_is_not_judged():
@@ -301,11 +301,12 @@ def test_nothing_that_learns_is_not_judged():
     assert "no backward pass" in found.message
 
 
-def test_a_later_step_is_that_step():
-    shape = amp_loop(init_scale=1024.0)
-    stats = measured(shape, step=3)
-    assert stats.step == 3
-    assert check_gradients(stats, Limits())[0].where.step == 3
+def test_the_first_step_that_is_not_skipped_is_judged():
+    shape = amp_loop(init_scale=2.0**20, factor=2.0**6)
+    stats = measured(shape, steps=16)
+    assert 0 < stats.step < 16
+    assert [over for _, _, over in stats.attempts] == [True] * stats.step + [False]
+    assert check_gradients(stats, Limits())[0].where.step == stats.step
 
 
 def test_accumulated_micro_batches_count_each():

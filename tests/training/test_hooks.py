@@ -11,7 +11,7 @@ from ampcheck.core.subject import as_subject
 from ampcheck.torchtools.hooks import MODULE_TABLES, TENSOR_TABLES
 from ampcheck.torchtools.reachable import reach
 from ampcheck.torchtools.snapshot import preserved
-from ampcheck.training.gradients.capture import captured
+from ampcheck.training.gradients.watch import captured
 from ampcheck.training.loop import TrainingLoop
 
 OF_MODULES = {
@@ -92,7 +92,7 @@ def test_our_own_hooks_neither_go_nor_come_back(inside):
         model(torch.ones(1, model[0].in_features)).sum().backward()
 
     outer = loop.snapshot()
-    with captured(loop, lambda spot, grad: seen.append(spot.name), outputs=True):
+    with captured(loop, lambda kind, name, grad: seen.append(name), outputs=True):
         snapshot = loop.snapshot() if inside else outer
         step()
         first, seen[:] = list(seen), []

@@ -27,12 +27,12 @@ from torch import nn
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.stagnation.accounts import Decay, TensorUpdates
 from ampcheck.training.stagnation.checks import check_stagnation
 from ampcheck.training.stagnation.measure import (
     StagnationStats,
     stagnation_tables,
 )
+from ampcheck.training.stagnation.updates import Decay, TensorUpdates
 
 
 def adamw(dtype=B16, lr=2e-2, betas=(0.9, 0.95), weight_decay=0.0, **more):

@@ -12,7 +12,7 @@ from training_loops import mlp
 
 from ampcheck.core.subject import as_subject
 from ampcheck.torchtools.snapshot import preserved
-from ampcheck.training.gradients.capture import captured
+from ampcheck.training.gradients.watch import captured
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol import recorder as recording
 from ampcheck.training.protocol.events import Act
@@ -91,7 +91,7 @@ def test_a_step_may_save_and_copy_the_whole_model_while_its_gradients_are_captur
         return 0.0
 
     loop = loop_of(model, step)
-    with preserved(loop.reached), captured(loop, lambda spot, grad: seen.append(spot), outputs=True):
+    with preserved(loop.reached), captured(loop, lambda kind, name, grad: seen.append(name), outputs=True):
         taken = loop.take(0)
         assert taken == 0.0, taken
         heard = len(seen)

@@ -3,30 +3,29 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from narrow_loops import B16, F16, F32, kahan, loop, net, sgd, with_optimizer
+from narrow_loops import B16, F16, F32, kahan, loop, measure_stagnation, net, sgd, with_optimizer
 from torch import nn
 
 from ampcheck.core.subject import Subject
+from ampcheck.training.forms import Form, itself, mixed
+from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import Resident, Role, TrainingLoop
-from ampcheck.training.stagnation.accounts import Accounts
-from ampcheck.training.stagnation.calls import Form, added, itself, mixed, scaled
-from ampcheck.training.stagnation.measure import measure_stagnation
-from ampcheck.training.stagnation.shadows import Shadows
+from ampcheck.training.loop_shadow import LoopShadow
 from ampcheck.training.stagnation.updates import UpdateWatch
 
 
 def watched(tensor, change, role=Role.PARAMETER, steps=1):
-    """The account of one tensor that `change(tensor)` changes in place, or gives a new value that it returns."""
-    accounts = Accounts()
+    """The updates of one tensor that `change(tensor)` changes in place, or gives a new value that it returns."""
+    shadow, lineage = LoopShadow(judge=False), Lineage()
+    watch = UpdateWatch(shadow, lineage)
     for _ in range(steps):
-        residents = [Resident(role, "it", tensor)]
-        watch = UpdateWatch(residents)
-        accounts.open(residents)
-        with torch.no_grad(), watch:
+        shadow.renew(tensor)
+        watch.begin([Resident(role, "it", tensor)])
+        with torch.no_grad(), shadow, lineage:
             new = change(tensor)
         tensor = tensor if new is None else new
-        accounts.close([Resident(role, "it", tensor)], watch)
-    return accounts.tensors[role, "it"]
+        watch.end([Resident(role, "it", tensor)])
+    return watch.tensors[role, "it"]
 
 
 def _none(value):
@@ -136,34 +135,13 @@ def test_a_decay_on_its_own_is_told_with_the_elements_that_it_leaves():
     assert account.decay.stuck == int(stuck.sum()) > 0
 
 
-def test_two_tensors_in_one_storage_have_their_own_gains():
-    flat = torch.ones(8, dtype=B16)
-    one, other = flat[:4], flat[4:]
-    residents = [Resident(Role.COPY, "one", one), Resident(Role.COPY, "other", other)]
-    accounts, watch = Accounts(), UpdateWatch(residents)
-    accounts.open(residents)
-    with watch:
-        one.mul_(0.5)
-        other.add_(1.0)
-    accounts.close(residents, watch)
-    assert {name: account.gains for (_, name), account in accounts.tensors.items()} == {"one": [0.5], "other": [1.0]}
-
-
-def test_a_new_tensor_in_the_memory_of_an_old_one_has_no_twin():
-    shadows = Shadows()
-    for _ in range(50):
-        tensor = torch.zeros(1000, dtype=B16)
-        assert not shadows.touches(tensor)
-        shadows.seed(tensor)
-        del tensor
-
-
 @given(st.floats(-4, 4), st.floats(-4, 4))
 def test_forms_are_linear(a, b):
-    here, there = (1, 0, 4), (2, 0, 4)
-    form = added(scaled(itself(here), a), scaled(itself(there), 2.0), b)
-    assert (form.gain(here), form.gain(there), form.gain((3, 0, 1))) == (a, 2.0 * b, 0.0)
-    assert [one.pure for one in (form, scaled(itself(here), a), added(itself(here), itself(here), b))] == [0, 1, 1]
+    here, there, elsewhere = 1, 2, 4
+    form = itself(here).times(a).plus(itself(there).times(2.0), b)
+    assert (form.gain(here), form.gain(there), form.gain(elsewhere)) == (a, 2.0 * b, 0.0)
+    forms = (form, itself(here).times(a), itself(here).plus(itself(here), b))
+    assert [f.pure for f in forms] == [False, True, True]
     assert mixed((form, Form())).gain(here) is None
 
 

@@ -22,7 +22,9 @@ from ampcheck.training.distributed.ranks import by_value, gather, on_first, rank
 from ampcheck.training.distributed.ranks import world_size as group_size
 from ampcheck.training.distributed.stats import DistributedStats, RankState
 from ampcheck.training.distributed.sums import compare_sums
+from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import StepError, TrainingLoop
+from ampcheck.training.loop_shadow import LoopShadow
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import ReductionWatch, SumStats
 
@@ -73,11 +75,14 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
     mine = _RankRecord(settings={name: str(v) for name, v in environment("cpu").items() if name in _SETTINGS})
     states: dict[str, set[str]] = defaultdict(set)
     gradients: dict[str, LocalHealth | Unmeasured] = {}
-    collectives, reductions = CollectiveMode(), ReductionWatch()
+    collectives, shadow = CollectiveMode(), LoopShadow(judge=False)
+    reductions = ReductionWatch(shadow)
+    lineage = Lineage(reductions)
+    lineage.begin(())
     taken = 0
     with loop.preserved(), _measured_gradients(loop, gradients), _recorded_forwards(loop, states, collectives):
         for number in range(steps):
-            with collectives, reductions:
+            with shadow, lineage, collectives:
                 outcome = loop.take(number)
             taken += 1
             if isinstance(outcome, StepError) and outcome.rank in (None, rank()):

@@ -6,7 +6,7 @@ from ampcheck.catalog.training import GRADIENT_UNDERFLOW
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Table, Verdict, Where
-from ampcheck.training.gradients.underflow import GradientLoss, GradientStats
+from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 
 _LISTED = 5
 _ROWS = 40
@@ -103,5 +103,5 @@ def gradient_table(stats: GradientStats) -> Table | None:
         return None
     columns = ("gradient of", "kind", "dtype", "known", "zero here", "lost", "zero or subnormal", "norm lost")
     rows = [(o.name or "the model", o.kind, o.dtype, o.known, o.zero, o.lost, o.faint, o.norm) for o in worst]
-    note = f"step {stats.step}, loss scale {stats.scale:g}; known: nonzero in float64, and float32 agrees"
+    note = f"step {stats.step}, loss scale {stats.scale:g}; known: nonzero in float64, and determined by the data"
     return Table("gradients compared with float64", columns, rows, GRADIENT_UNDERFLOW.slug, note)

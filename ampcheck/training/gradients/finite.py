@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-
-import torch
 
 from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
 from ampcheck.core.run import Finding, Where
 from ampcheck.core.text import listed
-from ampcheck.numerics.ops import OpWatch
-from ampcheck.torchtools.trace import Trace
-from ampcheck.training.distributed.ranks import gather
-from ampcheck.training.float64_mode import shadowed
-from ampcheck.training.gradients.capture import plain_values
-from ampcheck.training.gradients.underflow import quiet
-from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
+from ampcheck.training.loop import TrainingLoop, plain_values
 
 LAST = 3
 """So many steps at the end with a loss that is not finite are no passing overflow any more."""
@@ -113,25 +105,6 @@ def _first_op(place: Where | None) -> str:
     return f"; the first value that is not finite comes from {place}" if place else ""
 
 
-def nonfinite_place(loop: TrainingLoop, start: Snapshot, step: int) -> Where | None:
-    """Run steps 0 to `step` again from `start`; return where the last one first makes an infinity or a NaN of finite
-    values, None where it does not. All ranks must call it for the same step. Use it inside `loop.preserved()`.
-    """
-    start.restore()
-    with quiet():
-        for number in range(step):
-            loop.take(number)
-        return _traced(loop, step)[1]
-
-
-def _traced(loop: TrainingLoop, step: int) -> tuple[float | StepError, Where | None]:
-    """Run a step; its result, and where it first makes an infinity or a NaN of finite values."""
-    watch = OpWatch(shadow=False)
-    with Trace(next(iter(loop.reached.modules.values()), None), observers=(watch,)):
-        taken = loop.take(step)
-    return taken, next((fact.where for fact in watch.facts() if fact.produced), None)
-
-
 def mend_nonfinite(place: Where) -> str:
     """The hint for an op that makes infinities or NaNs of finite values, by what sort of op it is and where it runs."""
     here = f"module {place.module}" if place.module else f"{place.file}:{place.line}" if place.file else "that op"
@@ -149,8 +122,8 @@ def mend_nonfinite(place: Where) -> str:
 class LossStats:
     """The first step that did not return a finite loss, compared with float64.
 
-    step: None where every step did. value: what it returned. exact: what the same step returns in float64, not finite
-    where that is nothing to compare with. many: how many of the observed steps returned such a loss. place: the op in
+    step: None where every step did. value: what it returned. exact: what it would have returned, not finite where that
+    is nothing to compare with. many: how many of the observed steps returned such a loss. place: the op in
     which a value first became infinite or NaN.
     """
 
@@ -163,31 +136,14 @@ class LossStats:
     place: Where | None = None
 
 
-def measure_loss(loop: TrainingLoop, start: Snapshot, losses: Sequence[float]) -> LossStats:
-    """Run the first step with a loss that is not finite again, unchanged and in float64.
-
-    losses: what the steps returned, from 0 on. start: the state before step 0. Use it inside `loop.preserved()`. A step
-    that returns a finite loss when it is run again (it draws on an iterator) is not judged.
-    """
-    here = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
-    step = min((number for number in gather(here) if number is not None), default=None)  # all ranks take the same steps
+def loss_stats(subject: str, losses: Sequence[float], exact: Mapping[int, float], place: Where | None) -> LossStats:
+    """What is known of the first loss that is not finite. losses, exact: what the steps returned, and what they would
+    have returned; place: the op of that step in which a value first became infinite or NaN."""
+    step = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if step is None:
-        return LossStats(loop.name, steps=len(losses))
-    start.restore()
-    with quiet():
-        for number in range(step):
-            loop.take(number)
-        before = loop.snapshot()
-        again, place = _traced(loop, step)
-        before.restore()
-        with shadowed(loop, torch.float64):
-            exact = loop.take(step)
-    if step != here:  # it is the loss of another rank
-        return LossStats(loop.name, steps=len(losses))
-    repeats = not isinstance(again, StepError) and not math.isfinite(again)
-    value = math.nan if isinstance(exact, StepError) or not repeats else exact
+        return LossStats(subject, steps=len(losses))
     many = sum(not math.isfinite(loss) for loss in losses)
-    return LossStats(loop.name, step, losses[step], value, many, len(losses), place)
+    return LossStats(subject, step, losses[step], exact.get(step, math.nan), many, len(losses), place)
 
 
 def check_loss(stats: LossStats) -> list[Finding]:

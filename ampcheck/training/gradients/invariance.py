@@ -1,8 +1,8 @@
 """Does the update depend on the loss scale? It must not: the scale is divided out before anything looks at gradients.
 
-The same steps run at scale 1, at a large scale, and with a scale that grows in every step, in float64, where no scale
-overflows and a power of two is exact. So gradients, and what the step returns, must be equal to the last digits;
-whatever differs (clipping before unscale_, a penalty on scaled gradients, a loss divided by a scale of another time)
+The same steps run at scale 1, at a large scale, and with a scale that grows in every step. Their exact companions are
+compared, to which a power of two is exact: gradients, and what the step returns, must be equal to the last digits.
+Whatever differs (clipping before unscale_, a penalty on scaled gradients, a loss divided by a scale of another time)
 differs in training too.
 """
 
@@ -21,10 +21,9 @@ from ampcheck.catalog.training import SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.distributed.ranks import agreed
-from ampcheck.training.float64_mode import shadowed
-from ampcheck.training.gradients.capture import plain_values
-from ampcheck.training.gradients.underflow import SHARDED, quiet
-from ampcheck.training.loop import Snapshot, StepError, TrainingLoop
+from ampcheck.training.gradients.watch import SHARDED
+from ampcheck.training.loop import Snapshot, StepError, TrainingLoop, plain_values, quiet
+from ampcheck.training.loop_shadow import LoopShadow
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 
@@ -32,15 +31,14 @@ LARGE = 65536.0
 """The scale at which torch.amp.GradScaler starts."""
 
 STEPS = 3
-"""Of each arm: a scale that changes after the first step shows in the second, and in what the first returns."""
+"""Of each repetition: a scale that changes after the first step shows in the second, and in what the first returns."""
 
 ACCUMULATED = 16
 """How many steps are tried where none of the first steps an optimizer."""
 
 _NEVER = 2**31 - 1
 _EQUAL = 1e-4
-"""Relative, in the Euclidean norm. Gradients are kept in float32 and summed in float64: what differs by chance is 1e-7;
-what a wrong scale does is a factor."""
+"""Relative, in the Euclidean norm. What differs by chance is 1e-7 at most; what a wrong scale does is a factor."""
 
 
 _NO_STEP = "let the mapping name the optimizer that steps these weights, and let it step within the observed steps"
@@ -51,14 +49,14 @@ _UNUSED = "write scaler.scale(loss).backward(), scaler.step(optimizer) and scale
 class Difference:
     """What depends on the scale. what: `gradient` or `value`; name: the parameter's; step: the first in which it shows.
 
-    arms: the two that differ. ratio: the norm (the value) in the second over that in the first; error: of their
+    runs: the two that differ. ratio: the norm (the value) in the second over that in the first; error: of their
     difference, relative to the first.
     """
 
     what: str
     name: str
     step: int
-    arms: tuple[str, str]
+    runs: tuple[str, str]
     ratio: float
     error: float
 
@@ -67,14 +65,14 @@ class Difference:
 class InvarianceStats:
     """The same steps at several scales.
 
-    arms: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values: how many
+    runs: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values: how many
     were, over all steps. differences: the worst of each kind. penalties: `torch.autograd.grad` on a scaled loss with a
     graph of its own. skipped: why there is nothing; prevented: whether the loop itself prevents it; hint: what to
     change about that.
     """
 
     subject: str
-    arms: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
     gradients: int = 0
     values: int = 0
     differences: tuple[Difference, ...] = ()
@@ -88,11 +86,11 @@ class InvarianceStats:
         """Whether gradients were equal at every scale; None where that was not seen."""
         if self.skipped or not self.gradients:
             return None
-        return not any(one.what == "gradient" for one in self.differences)
+        return not any(d.what == "gradient" for d in self.differences)
 
 
 @dataclass(slots=True)
-class _Arm:
+class _Repetition:
     name: str
     gradients: dict[tuple[int, int, str], torch.Tensor]
     values: dict[int, float]
@@ -102,14 +100,16 @@ class _Arm:
 
     @property
     def end(self) -> int:
-        """The first step that a scaler skipped: from there on arms are no longer in the same state."""
+        """The first step that a scaler skipped: from there on runs are no longer in the same state."""
         skipped = [event.step for event in self.events if event.act is Act.SCALER_STEP and event.skipped]
         return min(skipped, default=_NEVER)
 
 
 def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStats:
     """Run the first steps of a loop at scale 1, at 65536 (or the largest power of 16 below it that no step skips), and
-    with a scale that doubles after every step. Use it inside `loop.preserved()`.
+    with a scale that doubles after every step.
+
+    Use it inside `loop.preserved()`.
     """
 
     def nothing(why: str, hint: str = "") -> InvarianceStats:
@@ -120,10 +120,10 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     if loop.sharded:
         return nothing(SHARDED)
     start = loop.snapshot()
-    first = _arm(loop, start, "scale 1", steps, 1.0, _NEVER)
+    first = _repeat(loop, start, "scale 1", steps, 1.0, _NEVER)
     if first.stopped is not None:
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
-        return nothing(f"a step does not run in float64: {first.stopped.message}{where}")
+        return nothing(f"a step did not come to its end: {first.stopped.message}{where}")
     if agreed(not first.gradients) and steps < ACCUMULATED:  # gradients accumulate over more steps
         start.restore()
         return measure_invariance(loop, ACCUMULATED)
@@ -131,26 +131,26 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
         return nothing(f"no optimizer stepped a gradient in {steps} steps", _NO_STEP)
     if agreed(not first.scaled):
         return nothing(f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps", _UNUSED)
-    again = _arm(loop, start, "scale 1 again", steps, 1.0, _NEVER)
+    again = _repeat(loop, start, "scale 1 again", steps, 1.0, _NEVER)
     if agreed(bool(_differences(first, again, _NEVER))):
         why = "two runs from the same state differ: what a step draws on moves on"
         return nothing(why, "let step(i) depend on i alone: index or seed the batch by i")
     scale = LARGE
-    large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
+    large = _repeat(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
     while agreed(large.end < first.end) and scale > 16:
         scale /= 16
-        large = _arm(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
-    growing = _arm(loop, start, "a scale that doubles in each step", steps, min(scale, 1024.0), 1)
+        large = _repeat(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
+    growing = _repeat(loop, start, "a scale that doubles in each step", steps, min(scale, 1024.0), 1)
     compared = [(other, min(first.end, other.end)) for other in (large, growing)]
     compared = [(other, end) for other, end in compared if any(key[0] < end for key in first.gradients)]
     if not compared:
-        why = "the first step with gradients was skipped at every scale: they are not finite in float64 either"
-        return nothing(why, "mend what is infinite or NaN in float64: see overflow and nonfinite-gradient")
-    found = [d for other, end in compared for d in _differences(first, other, end)]
+        why = "the first step with gradients was skipped at every scale: they are not finite"
+        return nothing(why, "mend what is infinite or NaN: see overflow and nonfinite-gradient")
+    differences = [d for other, end in compared for d in _differences(first, other, end)]
     last = max(end for _, end in compared)
     worst: dict[str, Difference] = {}
-    for one in sorted(found, key=lambda d: -d.error):
-        worst.setdefault(one.what, one)
+    for difference in sorted(differences, key=lambda d: -d.error):
+        worst.setdefault(difference.what, difference)
     return InvarianceStats(
         loop.name,
         (first.name, *(other.name for other, _ in compared)),
@@ -161,16 +161,17 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     )
 
 
-def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: float, interval: int) -> _Arm:
+def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: float, interval: int) -> _Repetition:
     start.restore()
     for scaler in loop.reached.scalers.values():
         if scaler.is_enabled():
             wanted = {"scale": scale, "growth_interval": interval, "growth_factor": 2.0, "_growth_tracker": 0}
             scaler.load_state_dict({**scaler.state_dict(), **wanted})
     recorder = Recorder(loop)
-    arm = _Arm(name, {}, {}, recorder.events)
+    run = _Repetition(name, {}, {}, recorder.events)
     names = {id(parameter): path for path, parameter in loop.parameters()}
     calls = [0]
+    shadow = LoopShadow(judge=False, exactly=True)
 
     def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
         calls[0] += 1
@@ -181,9 +182,9 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         key = (recorder.step, calls[0], names.get(id(parameter), "?"))
-                        arm.gradients[key] = plain_values(parameter.grad).double().clone() / inside
+                        run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
-    with quiet(), shadowed(loop, torch.float64), recorder.listening():
+    with quiet(), recorder.listening(), shadow:
         handle = register_optimizer_step_pre_hook(keep)
         try:
             for recorder.step in range(steps):
@@ -192,43 +193,50 @@ def _arm(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: floa
                 recorder.forget_graphs()
                 if isinstance(taken, StepError):
                     if taken.kind != "value":
-                        arm.stopped = taken
+                        run.stopped = taken
                         break
                 else:
-                    arm.values[recorder.step] = taken
+                    run.values[recorder.step] = taken
         finally:
             handle.remove()
-    arm.scaled = recorder.scaled
-    return arm
+    run.scaled = recorder.scaled
+    return run
 
 
-def _differences(one: _Arm, other: _Arm, end: int) -> list[Difference]:
+def _exact(shadow: LoopShadow, gradient: torch.Tensor) -> torch.Tensor:
+    """The exact values of a gradient; of one that has none, such as a sparse one, the real ones."""
+    values = plain_values(gradient)
+    known = gradient.layout is torch.strided and shadow.store.known(gradient) is not None
+    return plain_values(shadow.exact(gradient)).clone() if known else values.double()
+
+
+def _differences(first: _Repetition, other: _Repetition, end: int) -> list[Difference]:
     """What differs before the step `end`."""
-    arms = (one.name, other.name)
-    found: list[Difference] = []
+    runs = (first.name, other.name)
+    differences: list[Difference] = []
     squares: dict[int, float] = defaultdict(float)
-    for (step, _, _), value in one.gradients.items():
+    for (step, _, _), value in first.gradients.items():
         squares[step] += float(value.square().sum())
-    for (step, call, name), value in one.gradients.items():
+    for (step, call, name), value in first.gradients.items():
         if step >= end:
             continue
-        twin = other.gradients.get((step, call, name))
-        if twin is None or twin.shape != value.shape:
-            found.append(Difference("gradient", name, step, arms, math.nan, math.inf))
+        counterpart = other.gradients.get((step, call, name))
+        if counterpart is None or counterpart.shape != value.shape:
+            differences.append(Difference("gradient", name, step, runs, math.nan, math.inf))
             continue
         norm = float(value.norm())
-        error = float((twin - value).norm())
+        error = float((counterpart - value).norm())
         # A gradient that is nothing but rounding differs by chance: it is compared with the whole gradient of the step.
         if error > _EQUAL * norm and error > 1e-6 * math.sqrt(squares[step]):
-            ratio = float(twin.norm()) / norm if norm else math.inf
-            found.append(Difference("gradient", name, step, arms, ratio, error / norm if norm else math.inf))
-    for step, here in one.values.items():
+            ratio = float(counterpart.norm()) / norm if norm else math.inf
+            differences.append(Difference("gradient", name, step, runs, ratio, error / norm if norm else math.inf))
+    for step, here in first.values.items():
         there = other.values.get(step, here)
         if step < end and abs(there - here) > _EQUAL * abs(here) and math.isfinite(here):
             ratio, error = (there / here, abs(there - here) / abs(here)) if here else (math.inf, math.inf)
-            found.append(Difference("value", "", step, arms, ratio, error))
-    earliest = min((d.step for d in found), default=0)
-    return [d for d in found if d.step == earliest]  # later ones follow from it
+            differences.append(Difference("value", "", step, runs, ratio, error))
+    earliest = min((d.step for d in differences), default=0)
+    return [d for d in differences if d.step == earliest]  # later ones follow from it
 
 
 def check_invariance(stats: InvarianceStats) -> list[Finding]:
@@ -237,11 +245,11 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
         verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
         return [SCALE_INVARIANCE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
     findings: list[Finding] = []
-    for one in stats.differences:
+    for difference in stats.differences:
         what = "what the step returns"
         hint = "return the loss before it is scaled, or keep scaler.get_scale() from before scaler.update()"
-        if one.what == "gradient":
-            what = f"the gradient of {one.name} that the optimizer sees"
+        if difference.what == "gradient":
+            what = f"the gradient of {difference.name} that the optimizer sees"
             hint = (
                 "unscale (scaler.unscale_) before gradients are clipped or read; scale every loss of the step; "
                 "call update once, after all optimizers"
@@ -252,15 +260,15 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
                     f"unscale what torch.autograd.grad gives of a scaled loss ({place.file}:{place.line}) before a "
                     "penalty is made of it: grad / scaler.get_scale(); and scale the sum of loss and penalty"
                 )
-        first, second = one.arms
+        first, second = difference.runs
         message = (
-            f"the same steps must give the same at every loss scale; {what} is {one.ratio:.4g} times as large with "
-            f"{second} as with {first} (in float64, step {one.step})"
+            f"the same steps must give the same at every loss scale; {what} is {difference.ratio:.4g} times as large "
+            f"with {second} as with {first} (exact values, step {difference.step})"
         )
-        where = Where("update", one.name.rpartition(".")[0], step=one.step)
-        shown = Evidence(where=where, observed=one.error, limit=_EQUAL, unit="relative", hint=hint)
+        where = Where("update", difference.name.rpartition(".")[0], step=difference.step)
+        shown = Evidence(where=where, observed=difference.error, limit=_EQUAL, unit="relative", hint=hint)
         findings.append(SCALE_INVARIANCE.fail(stats.subject, message, **shown))
     if findings:
         return findings
-    text = f"{stats.gradients} gradients and {stats.values} values are equal with {', with '.join(stats.arms)}"
+    text = f"{stats.gradients} gradients and {stats.values} values are equal with {', with '.join(stats.runs)}"
     return [SCALE_INVARIANCE.passed(stats.subject, text, stats.gradients + stats.values)]

@@ -9,8 +9,8 @@ import torch
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
+from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import local
-from ampcheck.training.stagnation.shadows import spacing
 
 _SAMPLE = 4096
 

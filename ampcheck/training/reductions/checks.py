@@ -13,6 +13,8 @@ from ampcheck.core.errors import require_ran
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Scalar, Table, Verdict, Where
+from ampcheck.shadow import Shadow
+from ampcheck.training.lineage import Lineage
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import FEWEST, ReductionWatch, SumStats
 
@@ -30,15 +32,22 @@ class ReductionStats:
 
 
 def measure_reductions(function: Callable[[], Any], subject: str = "") -> ReductionStats:
-    """Call `function()` and follow the running sums and norms that it computes, in any thread that runs its ops.
-
-    Inside compiled graphs nothing is seen. What the function raises is raised.
+    """Call `function()` under a shadow, and follow the running sums and norms that it computes, in any thread that runs
+    its ops. What the function raises is raised.
     """
-    with ReductionWatch() as watch:
+    shadow = Shadow(judge=False)
+    watch = ReductionWatch(shadow)
+    with shadow, Lineage(watch) as lineage:
+        lineage.begin(())
         require_ran(function(), subject)
+    return reduction_stats(watch, lineage.ops, subject or getattr(function, "__name__", "this function"))
+
+
+def reduction_stats(watch: ReductionWatch, ops: int, subject: str) -> ReductionStats:
+    """The sums and norms of a run that has ended."""
     sums, norms = tuple(watch.sums()), tuple(watch.norms())
-    seen = {"ops": watch.ops, "running sums": len(sums), "total norms": len(norms)}
-    return ReductionStats(subject or getattr(function, "__name__", "this function"), sums, norms, Coverage(seen))
+    seen = {"ops": ops, "running sums": len(sums), "total norms": len(norms)}
+    return ReductionStats(subject, sums, norms, Coverage(seen))
 
 
 def check_reductions(stats: ReductionStats, limits: Limits) -> list[Finding]:
@@ -83,8 +92,7 @@ def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
             if worst.overflowed
             else f"{worst.vanished:.0%} of the addends' nonzero values had become zero before they were added"
             if worst.vanished > limits.underflow
-            else f"its relative error is {worst.error:.2g}, that of {worst.ratio:.2g} roundings of the exact sum "
-            f"(float32: {worst.wide:.2g})"
+            else f"its relative error is {worst.error:.2g}, that of {worst.ratio:.2g} roundings of the exact sum"
         )
         message = (
             "a sum of many addends must be as exact as one rounding of it, within a factor of "
@@ -147,14 +155,13 @@ def reduction_table(stats: ReductionStats) -> Table | None:
     sums = sorted(stats.sums, key=lambda one: (not _judged(one), -one.ratio))[:_ROWS]
     norms = sorted(stats.norms, key=lambda one: (not one.grouped, not one.low))[: max(_ROWS - len(sums), 0)]
     rows: list[tuple[Scalar, ...]] = [
-        (f"running sum ({one.kind})", _place(one), one.format, one.addends, one.error, one.once, one.wide)
-        for one in sums
+        (f"running sum ({one.kind})", _place(one), one.format, one.addends, one.error, one.once) for one in sums
     ]
     rows += [
-        ("total norm", _place(one), one.format, one.terms, one.error, format_of(one.format).unit_roundoff, None)
+        ("total norm", _place(one), one.format, one.terms, one.error, format_of(one.format).unit_roundoff)
         for one in norms
     ]
-    columns = ("what", "where", "format", "addends", "relative error", "of one rounding", "in float32")
+    columns = ("what", "where", "format", "addends", "relative error", "of one rounding")
     left = len(stats.sums) + len(stats.norms) - len(rows)
     note = f"{left} more are not listed" if left else ""
     return Table("sums and norms in low precision", columns, rows, REDUCE_PRECISION.slug, note) if rows else None

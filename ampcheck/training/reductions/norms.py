@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampcheck.core.formats import format_of
-from ampcheck.health import Unmeasured
-from ampcheck.health.values import values_of
-from ampcheck.torchtools.storage import holds_first_copy, is_sharded
+from ampcheck.shadow.call import Call, leaves
+from ampcheck.torchtools.storage import storage_number
+
+_ON_NORMS = frozenset(
+    (
+        *("pow", "sqrt", "square", "mul", "_to_copy", "clone", "sum", "add"),
+        *("allreduce", "all_reduce", "wait_tensor", "_wrap_tensor_autograd"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class _Norm:
     low: it is a total of several, rounded to at most 16 bits. done: nothing is added to it any more.
     """
 
-    exact: float | None
+    exact: float
     order: float
     power: bool = False
     terms: int = 1
@@ -71,132 +77,124 @@ class _Norm:
 
 
 class NormWatch:
-    """Follows norms by what names their values; see `ReductionWatch.key`."""
+    """Follows norms from op to op. Of a sharded tensor that of the local part is followed, and the sums over processes
+    of its powers."""
 
     def __init__(self) -> None:
         self.totals: list[NormStats] = []
-        self._norms: dict[Any, tuple[_Norm, ...]] = {}
+        self._norms: dict[tuple[int, int], tuple[StorageWeakRef, tuple[_Norm, ...]]] = {}
 
-    def forget(self, gone: Collection[int]) -> None:
-        """Drop what storages held that are gone."""
-        self._norms = {key: one for key, one in self._norms.items() if key[0] not in gone}
+    def forget(self) -> None:
+        """Drop the norms of the step before."""
+        self._norms = {}
 
-    def see(
-        self,
-        name: str,
-        args: Any,
-        kwargs: Any,
-        out: Any,
-        key: Callable[[Any], Any],
-        place: tuple[str, int | None],
-    ) -> None:
+    def see(self, call: Call, place: tuple[str, int | None]) -> None:
         """Look at an op that ran. What is no norm, and was not computed from one, is left alone."""
-        base = name.rpartition("::")[2].partition(".")[0].removesuffix("_")
-        if base in ("linalg_vector_norm", "norm"):
-            order = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p", 2))
-            self._norm_of(args[0], order, out, key, place)
-        elif base == "_foreach_norm":
-            order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
-            for one, result in zip(args[0], out, strict=True):
-                self._norm_of(one, order, result, key, place)
+        base = call.name.rpartition("::")[2].removesuffix("_")
+        if base in ("linalg_vector_norm", "norm", "_foreach_norm"):
+            order = call.argument("ord", call.argument("p", 2))
+            tensors = call.args[0] if base == "_foreach_norm" else [call.args[0]]
+            for tensor, result in zip(tensors, leaves(call.out), strict=False):
+                self._norm_of(tensor, order, result, place)
         elif not self._norms:
             return
         elif base in ("stack", "cat"):
-            parts = [self._norms.get(key(one)) for one in args[0]]
+            parts = [self._of(tensor) for tensor in call.args[0]]
             if all(parts):
-                self._keep(key(out), tuple(norm for part in parts for norm in part or ()))
-        elif base in ("pow", "sqrt", "square", "mul", "_to_copy", "clone", "sum", "add", "allreduce", "all_reduce"):
-            self._power(base, args, out, key, place)
+                self._keep(call.out, tuple(norm for part in parts for norm in part))
+        elif base in _ON_NORMS:
+            self._power(base, call, place)
 
-    def _norm_of(self, tensor: Any, order: Any, out: Any, key: Callable[[Any], Any], place: Any) -> None:
-        if not isinstance(out, torch.Tensor) or out.numel() != 1 or not isinstance(order, (int, float, type(None))):
-            return
-        order = 2.0 if order is None else float(order)
-        if not 0 < order < math.inf:  # the largest magnitude is exact in every format
-            return
-        norms = self._norms.get(key(tensor))
-        if norms and not any(one.power for one in norms) and all(one.order == order for one in norms):
-            made = _together(norms, out)
-            if is_sharded(tensor) or any(one.sharded for one in norms):
-                made = replace(made, sharded=True, grouped=made.grouped or _is_low(out))
-            if len(norms) > 1 or made.sharded:
-                self._total(made, out, place, len(norms))
-            self._keep(key(out), (made,))
+    def _norm_of(self, tensor: torch.Tensor, order: Any, out: torch.Tensor, place: tuple[str, int | None]) -> None:
+        order = 2.0 if order is None else order
+        if out.numel() != 1 or not isinstance(order, (int, float)) or not 0 < order < math.inf:
+            return  # the largest magnitude is exact in every format
+        norms = self._of(tensor)
+        if norms and not any(norm.power or norm.order != order for norm in norms):
+            total = _together(norms, out)
+            if len(norms) > 1:
+                self._total(total, out, place, len(norms))
+            self._keep(out, (total,))
         elif tensor.is_floating_point() and tensor.numel() > 0:
-            self._keep(key(out), (_Norm(_exact(tensor, order), order, sharded=is_sharded(tensor)),))
+            wide = torch.float64 if tensor.device.type != "mps" else torch.float32
+            exact = float(torch.linalg.vector_norm(tensor.detach(), order, dtype=wide))
+            self._keep(out, (_Norm(exact, float(order)),))
 
-    def _power(self, base: str, args: Any, out: Any, key: Callable[[Any], Any], place: Any) -> None:
-        first = args[0][0] if isinstance(args[0], (list, tuple)) and args[0] else args[0]
-        norms = self._norms.get(key(first)) if isinstance(first, torch.Tensor) else None
-        other = args[1] if len(args) > 1 else None
+    def _power(self, base: str, call: Call, place: tuple[str, int | None]) -> None:
+        first = next(leaves(call.args[0]), None)
+        norms = self._of(first)
+        other = call.args[1] if len(call.args) > 1 else None
         if base == "add" and isinstance(other, torch.Tensor):
-            norms = (norms or ()) + (self._norms.get(key(other)) or ())
-            norms = norms if len(norms) == 2 else None
-        if not norms:
+            norms = norms + self._of(other)
+            norms = norms if len(norms) == 2 else ()
+        if not norms or first is None:
             return
-        order, power = norms[0].order, all(one.power for one in norms)
-        result = out if isinstance(out, torch.Tensor) else first
-        made: tuple[_Norm, ...] | None = None
-        if base in ("_to_copy", "clone") or (base == "add" and other == 0):
-            made = norms
+        order, power = norms[0].order, all(norm.power for norm in norms)
+        result = next(leaves(call.out), first)
+        low = _is_low(result)
+        followed: tuple[_Norm, ...] = ()
+        if base in ("_to_copy", "clone", "wait_tensor", "_wrap_tensor_autograd") or (base == "add" and other == 0):
+            followed = norms
         elif (base == "pow" and other == order) or (
             order == 2 and not power and (base == "square" or (base == "mul" and other is first))
         ):
-            made = tuple(replace(one, power=True) for one in norms)
-            if len(made) == 1 and result.numel() == 1 and _is_low(result) and not bool(result.isfinite()):
-                self._total(made[0], result, place, made[0].terms)
+            followed = tuple(replace(norm, power=True) for norm in norms)
+            if len(norms) == 1 and result.numel() == 1 and low and not bool(result.isfinite()):
+                self._total(followed[0], result, place, norms[0].terms)
         elif base in ("sum", "add") and power and result.numel() == 1:
-            made = (_together(norms, result),)
+            followed = (_together(norms, result),)
         elif power and ((base == "sqrt" and order == 2) or (base == "pow" and other == 1 / order)):
-            made = tuple(replace(one, power=False, done=True) for one in norms)
-            if len(made) == 1 and made[0].terms > 1:
-                self._total(made[0], result, place, made[0].terms)
-        elif base in ("allreduce", "all_reduce") and power and len(norms) == 1:
-            low = _is_low(result)
-            together = replace(norms[0], low=norms[0].low or low, grouped=norms[0].grouped or norms[0].low or low)
-            made = (replace(together, terms=norms[0].terms + 1, sharded=True),)
-        if made is not None:
-            self._keep(key(result), made)
+            followed = tuple(replace(norm, power=False, done=True) for norm in norms)
+            if len(norms) == 1 and norms[0].terms > 1:
+                self._total(followed[0], result, place, norms[0].terms)
+        elif base in ("allreduce", "all_reduce") and power:
+            followed = tuple(
+                replace(
+                    norm,
+                    terms=norm.terms + 1,
+                    low=norm.low or low,
+                    grouped=norm.grouped or norm.low or low,
+                    sharded=True,
+                )
+                for norm in norms
+            )
+        if followed:
+            self._keep(result, followed)
 
-    def _total(self, made: _Norm, out: Any, place: tuple[str, int | None], terms: int) -> None:
-        plain = values_of(out)
-        if isinstance(plain, Unmeasured):
-            return
-        value, name = float(plain.detach()), format_of(plain.dtype).name
-        self.totals.append(NormStats(name, terms, made.grouped, value, made.exact, made.order, made.sharded, *place))
+    def _total(self, norm: _Norm, out: torch.Tensor, place: tuple[str, int | None], terms: int) -> None:
+        name = format_of(out.dtype).name
+        self.totals.append(
+            NormStats(name, terms, norm.grouped, float(out.detach()), norm.exact, norm.order, norm.sharded, *place)
+        )
 
-    def _keep(self, key: object, norms: tuple[_Norm, ...]) -> None:
-        if key is not None:
-            self._norms[key] = norms
+    def _of(self, tensor: object) -> tuple[_Norm, ...]:
+        number = storage_number(tensor) if isinstance(tensor, torch.Tensor) else None
+        if number is None or not isinstance(tensor, torch.Tensor):
+            return ()
+        entry = self._norms.get((number, int(tensor.storage_offset())))
+        return entry[1] if entry is not None else ()
+
+    def _keep(self, tensor: torch.Tensor, norms: tuple[_Norm, ...]) -> None:
+        number = storage_number(tensor)
+        if number is not None:  # while the weak reference is here no other storage gets the same number
+            alive = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._norms[number, int(tensor.storage_offset())] = alive, norms
 
 
-def _together(norms: tuple[_Norm, ...], out: object) -> _Norm:
+def _together(norms: tuple[_Norm, ...], out: torch.Tensor) -> _Norm:
     """The total of several norms. A part that is a low total makes the outcome depend on the grouping."""
     order, power = norms[0].order, norms[0].power
-    parts = [one.exact for one in norms]
-    exact = None if any(part is None for part in parts) else sum(part**order for part in parts if part) ** (1 / order)
     return _Norm(
-        exact,
+        sum(norm.exact**order for norm in norms) ** (1 / order),
         order,
         power=power,
-        terms=sum(one.terms for one in norms),
-        low=(_is_low(out) and len(norms) > 1) or any(one.low for one in norms if not one.done or len(norms) == 1),
-        grouped=any(one.grouped or (one.low and one.done and len(norms) > 1) for one in norms),
-        sharded=any(one.sharded for one in norms),
+        terms=sum(norm.terms for norm in norms),
+        low=(_is_low(out) and len(norms) > 1) or any(n.low for n in norms if not n.done or len(norms) == 1),
+        grouped=any(norm.grouped or (norm.low and norm.done and len(norms) > 1) for norm in norms),
+        sharded=any(norm.sharded for norm in norms),
         done=not power,
     )
 
 
-def _is_low(tensor: object) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and format_of(tensor.dtype).bits <= 16
-
-
-def _exact(tensor: torch.Tensor, order: float) -> float | None:
-    """The norm in float64 of what this process counts of a tensor."""
-    plain = values_of(tensor)
-    if isinstance(plain, Unmeasured):
-        return None
-    if not holds_first_copy(tensor) and hasattr(tensor, "placements"):
-        return 0.0
-    wide = torch.float64 if plain.device.type != "mps" else torch.float32
-    return float(torch.linalg.vector_norm(plain.detach(), order, dtype=wide))
+def _is_low(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and format_of(tensor.dtype).bits <= 16

@@ -1,23 +1,22 @@
-"""Sums and norms as they are built up, op by op: what each should be in float64, and what it is."""
+"""Running sums as they are built up, op by op, compared with their exact companions."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.health import Unmeasured
-from ampcheck.health.values import values_of
-from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.bounds import SLACK
+from ampcheck.shadow.call import Call, leaves
+from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.torchtools.storage import storage_number
-from ampcheck.training.reductions.lost_addends import VanishedWatch
+from ampcheck.training.forms import Form
+from ampcheck.training.lineage import Additions, Lineage
 from ampcheck.training.reductions.norms import NormStats, NormWatch
 
 FEWEST = 8
@@ -27,12 +26,12 @@ _OVERFLOWING = 3
 """A sum of so many addends is one that may overflow; two are an addition like any other."""
 
 _SAMPLE = 256
-"""Elements of a sum that are followed in float64."""
+"""Elements that are looked at to see whether a sum starts at zero."""
 
-_PURGE = 1024
-"""Ops between two looks for tensors that are gone."""
+_PURGED_AT = 4096
 
-Key = tuple[int, int, int, torch.dtype, tuple[int, ...]]
+_SIGNS = {"add": 1.0, "sub": -1.0}
+_COPIES = frozenset(("_to_copy", "clone", "copy_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,9 @@ class SumStats:
     (addends of a forward, or that backward adds up on its way). format: the narrowest format that the partial sums were
     rounded to. addends: how many; roundings: how often a partial sum was rounded to at most 16 bits. elements: of one
     addend. error: Euclidean distance from the exact sum, relative to it; once: the same of the exact sum rounded once;
-    wide: of the same sum in float32. overflowed: elements that are infinite or NaN where the exact sum is finite.
-    vanished: the share of the addends' nonzero values that had become zero, in float16, before they were added.
+    honest: the error that the addends themselves may explain. overflowed: elements that are infinite or NaN where the
+    exact sum is finite. vanished: the share of the addends' nonzero values that had become zero, in float16, before
+    they were added.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class SumStats:
     elements: int
     error: float
     once: float
-    wide: float
+    honest: float = 0.0
     overflowed: int = 0
     file: str = ""
     line: int | None = None
@@ -62,332 +62,239 @@ class SumStats:
 
     @property
     def ratio(self) -> float:
-        """The error in roundings of the exact sum."""
-        return self.error / self.once if self.once else 0.0 if not self.error else float("inf")
+        """The error in roundings of the exact sum; 0 where the addends explain it."""
+        if self.error <= self.honest:
+            return 0.0
+        return self.error / self.once if self.once else float("inf")
 
 
 @dataclass(slots=True)
 class _Sum:
-    """A partial sum. `bit` names the sum it is part of; all but the sizes are samples in float64, `wide` in float32."""
+    """A partial sum. number: of the sum that it is part of; mask: its origins. kept: the tensor that holds it, from
+    `FEWEST` addends on."""
 
-    bit: int
-    exact: torch.Tensor
-    actual: torch.Tensor
-    wide: torch.Tensor
-    largest: torch.Tensor
+    number: int
+    mask: int
     addends: int
-    roundings: int
-    format: str
-    kind: str
     elements: int
+    roundings: int = 0
+    format: str = ""
+    kind: str = ""
     file: str = ""
     line: int | None = None
     gone: int = 0
-    given: int = 0
-
-    @property
-    def overflows(self) -> bool:
-        return self.addends >= _OVERFLOWING and bool((self.exact.isfinite() & ~self.actual.isfinite()).any())
+    present: int = 0
+    kept: torch.Tensor | None = None
 
 
-class ReductionWatch(TorchDispatchMode):
-    """Follow every running sum and every norm of norms that is computed inside.
+class ReductionWatch(Additions):
+    """Follows every running sum and every norm of norms.
 
     A running sum is `acc = acc + g`, `acc += g` and their foreach forms, also with casts between, where the addend was
-    not computed from the partial sum: `h = h + f(h)` is a residual stream, no reduction. Followed are at most 256
-    elements of each. A tensor that anything else has written to begins anew. After the block, `sums()` and `norms()`
-    tell what was found. Of a DTensor the local shard is followed.
+    not computed from the partial sum: `h = h + f(h)` is a residual stream, no reduction. A tensor that anything else
+    has written to begins anew.
     """
 
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.ops = 0
-        self._sums: dict[Key, _Sum] = {}
-        self._longest: dict[int, _Sum] = {}
-        self._from: dict[int, int] = {}  # storage -> bits of the sums that its values were computed from
-        self._held: dict[int, StorageWeakRef] = {}  # while it is held no other storage gets the same number
-        self._bits = 0
-        self._norms = NormWatch()
-        self._vanished = VanishedWatch()
+    def __init__(self, shadow: Shadow) -> None:
+        self._shadow = shadow
+        self._sums: dict[int, dict[tuple[int, int], _Sum]] = {}
+        self._alive: dict[int, StorageWeakRef] = {}  # while it is here no other storage gets the same number
+        self._longest: dict[int, SumStats] = {}
         self._single: list[SumStats] = []
+        self._pending: list[tuple[torch.Tensor, _Sum] | None] = []
+        self._count = 0
+        self._norms = NormWatch()
 
     def sums(self) -> list[SumStats]:
         """Every running sum of `FEWEST` addends or more, and shorter ones that overflow."""
-        return [*(_stats(one) for one in self._longest.values()), *self._single]
+        for number in list(self._sums):
+            self._close(number)
+        return [*self._longest.values(), *self._single]
 
     def norms(self) -> list[NormStats]:
         """Every norm that was computed from norms."""
         return list(self._norms.totals)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
-            return func(*args, **kwargs)
-        self.ops += 1
-        name = op_name(func)
-        with torch.no_grad():
-            pending = [self._before(*one) for one in _additions(name, args, kwargs)]
-            shrinks = self._vanished.before(name, args, _sample)
-            key_before = self.key(args[0]) if shrinks is not None else None
-        out = func(*args, **kwargs)
-        with torch.no_grad():
-            place = users_line(sys._getframe())
-            self._norms.see(name, args, kwargs, out, self.key, place)
-            self._pass_on(name, args, kwargs, out)
-            results = [t for _, t in tensors(out)] or [args[0]] if pending else []
-            if pending and results and isinstance(results[0], list):
-                results = results[0]  # what a foreach op wrote to
-            for one, result in zip(pending, results, strict=False):
-                if one is not None:
-                    self._after(one, result, place)
-            if name in _COPIES:
-                self._copied(name, args, out)
-            if shrinks is not None:
-                self._vanished.after(shrinks, self.key(out), key_before, _sample(out))
-            if name.partition(".")[0] == "aten::sum":
-                self._summed(args[0], out, place)
-        if self.ops % _PURGE == 0:
-            self._purge()
-        return out
-
-    def _summed(self, values: torch.Tensor, out: object, place: tuple[str, int | None]) -> None:
-        """One op that adds up: inside it adds in float32, but its result may not fit into 16 bits."""
-        total, addends = _plain(out), _plain(values)
-        if total is None or addends is None or not total.is_floating_point() or total.dtype.itemsize > 2:
-            return
-        if _kind(values) != "sum":  # what overflows under a loss scale is the scaler's to see
-            return
-        bad = int((~total.isfinite()).sum())
-        if bad and addends.numel() > total.numel() and bool(addends.isfinite().all()):
-            many = addends.numel() // max(total.numel(), 1)
-            name = format_of(total.dtype).name
-            self._single.append(SumStats("sum", name, many, 1, total.numel(), 0.0, 0.0, 0.0, bad, *place))
-
-    def key(self, tensor: object) -> Key | None:
-        """What names a tensor's values: the same for every view of the same elements in the same order."""
-        plain = _plain(tensor)
-        if plain is None:
-            return None
-        number = storage_number(plain)
-        if number is None:
-            return None
-        if number not in self._held:
-            self._held[number] = StorageWeakRef(plain.untyped_storage())  # type: ignore[no-untyped-call]
-        layout = () if plain.is_contiguous() else (*plain.shape, *plain.stride())
-        return number, int(plain.storage_offset()), plain.numel(), plain.dtype, layout
-
-    def _pass_on(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
-        """What an output was computed from, pair by pair for a foreach op."""
-        if name.startswith("aten::_foreach_") and isinstance(args[0], (list, tuple)):
-            lists = [one for one in args if isinstance(one, (list, tuple)) and len(one) == len(args[0])]
-            given = out if isinstance(out, (list, tuple)) else args[0]
-            for place, result in enumerate(given):
-                self._mark(result, [one[place] for one in lists] + [t for t in args if isinstance(t, torch.Tensor)])
-            return
-        base = name.rpartition("::")[2].partition(".")[0]
-        if base.endswith("_like") or base.startswith("new_"):
-            return  # made after the shape of a tensor, not from its values
-        inputs = [t for _, t in tensors((args, kwargs))]
-        written = [t for _, t in tensors(out)]
-        if base in _OVERWRITES and (plain := _plain(args[0])) is not None and (key := self.key(plain)) is not None:
-            if plain.numel() * plain.element_size() == plain.untyped_storage().nbytes():
-                self._from[key[0]] = 0
-            inputs = inputs[1:]
-        if not written and inputs:
-            written = inputs[:1]
-        for result in written:
-            self._mark(result, inputs)
-
-    def _mark(self, result: object, inputs: Sequence[Any]) -> None:
-        bits = 0
-        for one in inputs:
-            if (key := self.key(one)) is not None:
-                bits |= self._from.get(key[0], 0)
-        if bits and (key := self.key(result)) is not None:
-            self._from[key[0]] = self._from.get(key[0], 0) | bits
-
-    def _before(self, acc: Any, addend: Any, sign: float) -> tuple[_Sum, Any] | None:
-        """The partial sum that an addition makes, computed in float64 before the op may write into its operands."""
-        one = _sample(acc)
-        if one is None:
-            return None
-        if not isinstance(addend, torch.Tensor):  # `sum(...)` starts at 0: no addend, but part of the value
-            held = self._valid(acc, one)
-            if held is None:
-                return None
-            start = float(addend) * sign
-            return replace(held, exact=held.exact + start, wide=held.wide + start), acc
-        other = _sample(addend)
-        if other is None or acc.shape != addend.shape:
-            return None
-        held, also = self._valid(acc, one), self._valid(addend, other)
-        if held is None and also is not None and sign == 1:
-            held, also, acc, addend, one, other = also, None, addend, acc, other, one
-        more = other * sign
-        if held is not None:
-            key = self.key(addend)
-            if key is not None and self._from.get(key[0], 0) & held.bit:
-                return None
-            count, exact = 1, more
-            wide, largest, roundings = more.float(), more.abs(), 0
-            if also is not None:  # two partial sums: pairwise summation
-                count, exact, wide = also.addends, also.exact * sign, also.wide * sign
-                largest, roundings = also.largest, also.roundings
-            return _Sum(
-                held.bit | (also.bit if also is not None else 0),
-                held.exact + exact,
-                held.actual,
-                held.wide + wide,
-                torch.maximum(held.largest, largest),
-                held.addends + count,
-                held.roundings + roundings,
-                held.format,
-                "",
-                held.elements,
-                gone=held.gone + self._vanished.of(self.key(addend))[0],
-                given=held.given + int((other != 0).sum()) + self._vanished.of(self.key(addend))[0],
-            ), acc
-        self._bits += 1
-        addends = max(int(one.any()) + int(other.any()), 1)  # a sum often starts at zero
-        largest = torch.maximum(one.abs(), more.abs())
-        started = _Sum(
-            1 << self._bits, one + more, one, one.float() + more.float(), largest, addends, 0, "", "", acc.numel()
-        )
-        return started, acc
-
-    def _after(self, pending: tuple[_Sum, Any], result: object, place: tuple[str, int | None]) -> None:
-        made, acc = pending
-        key, actual = self.key(result), _sample(result)
-        if key is None or actual is None or actual.shape != made.exact.shape:
-            return
-        made.actual = actual
-        made.kind, made.file, made.line = _kind(acc), *place
-        self._keep(key, made)
-
-    def _keep(self, key: Key, made: _Sum) -> None:
-        fmt = format_of(key[3])
-        made.roundings += fmt.bits <= 16
-        if not made.format or fmt.bits < format_of(made.format).bits:
-            made.format = fmt.name
-        self._sums[key] = made
-        self._from[key[0]] = self._from.get(key[0], 0) | made.bit
-        if made.addends >= FEWEST or made.overflows:
-            self._longest[made.bit] = made
-
-    def _copied(self, name: str, args: Any, out: Any) -> None:
-        """A copy of a partial sum is one as well; to fewer bits it is one more rounding."""
-        source = args[1] if name == "aten::copy_" else args[0]
-        into = args[0] if name == "aten::copy_" else out
-        before, actual = _sample(source), _sample(into)
-        held = self._valid(source, before) if before is not None else None
-        key = self.key(into)
-        if held is None or key is None or actual is None or actual.shape != held.exact.shape:
-            return
-        if key[3] == getattr(source, "dtype", None):
-            self._sums[key] = replace(held, actual=actual)
-        else:
-            self._keep(key, replace(held, actual=actual, roundings=held.roundings))
-
-    def _valid(self, tensor: object, now: torch.Tensor) -> _Sum | None:
-        """The partial sum that a tensor holds, unless something else has been written there since."""
-        key = self.key(tensor)
-        held = self._sums.get(key) if key is not None else None
-        if held is None or held.actual.shape != now.shape:
-            return None
-        same = torch.equal(held.actual.nan_to_num(7.0), now.nan_to_num(7.0))
-        return held if same else None
+    def begin(self, lineage: Lineage) -> None:
+        """Sums go on over the steps, with origins of their own in each."""
+        self._norms.forget()
+        self._purge()
+        for number, sums in self._sums.items():
+            mask = lineage.add_origin(self._alive[number])
+            for total in sums.values():
+                total.mask = mask
 
     def _purge(self) -> None:
-        gone = {number for number, storage in self._held.items() if storage.expired()}  # type: ignore[no-untyped-call]
-        self._sums = {key: one for key, one in self._sums.items() if key[0] not in gone}
-        self._norms.forget(gone)
-        self._vanished.forget(gone)
-        for number in gone:
-            self._from.pop(number, None)
-            del self._held[number]
+        for number in [n for n, alive in self._alive.items() if alive.expired()]:  # type: ignore[no-untyped-call]
+            self._close(number)
+
+    def before(self, call: Call, lineage: Lineage) -> None:
+        """Find the partial sums that an op is going to make, and close those that it overwrites."""
+        if len(self._sums) > _PURGED_AT:
+            self._purge()
+        self._pending = [self._extended(*parts, lineage) for parts in _additions(call)]
+        for position, name in call.schema.writes:
+            for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name)):
+                number = storage_number(tensor)
+                if number in self._sums and not any(p is not None and p[0] is tensor for p in self._pending):
+                    self._close(number)
+
+    def after(self, call: Call, lineage: Lineage, place: tuple[str, int | None]) -> None:
+        """Note the partial sums that an op has made."""
+        self._norms.see(call, place)
+        results = list(leaves(call.out)) or (list(leaves(call.args[0])) if self._pending else [])
+        for pending, result in zip(self._pending, results, strict=False):
+            if pending is not None:
+                accumulator, total = pending
+                total.kind, total.file, total.line = _kind(accumulator), *place
+                self._keep(total, result, lineage, rounded=True)
+        if call.name in _COPIES and results:
+            source, copied = call.args[1] if call.name == "copy_" else call.args[0], results[0]
+            copy = self._of(source)
+            if copy is not None:
+                self._keep(replace(copy), copied, lineage, rounded=copied.dtype != source.dtype)
+        if call.name == "sum":
+            self._summed(call.args[0], call.out, place)
+
+    def _extended(
+        self, accumulator: torch.Tensor, addend: Any, sign: float, lineage: Lineage
+    ) -> tuple[torch.Tensor, _Sum] | None:
+        """The partial sum that an addition makes."""
+        total = self._of(accumulator)
+        if not isinstance(addend, torch.Tensor):  # `sum(...)` starts at 0: no addend, but part of the value
+            return None if total is None else (accumulator, replace(total))
+        if accumulator.shape != addend.shape or not (_sums_up(accumulator) and _sums_up(addend)):
+            return None
+        other = self._of(addend)
+        if total is None and other is not None and sign == 1.0:
+            total, other, accumulator, addend = other, None, addend, accumulator
+        if total is None:
+            self._count += 1
+            started = sum(bool(t.detach().reshape(-1)[:_SAMPLE].any()) for t in (accumulator, addend))
+            return accumulator, _Sum(self._count, lineage.new_origin(), max(started, 1), accumulator.numel())
+        if lineage.form(addend).mask & total.mask:
+            return None
+        longer = replace(total, addends=total.addends + (other.addends if other else 1), kept=None)
+        if other is not None:  # pairwise summation
+            longer.mask, longer.roundings = longer.mask | other.mask, longer.roundings + other.roundings
+        elif addend.dtype is torch.float16:
+            exact = self._shadow.exact(addend)
+            longer.gone += int(((addend == 0) & (exact != 0)).sum())
+            longer.present += int((exact != 0).sum())
+        total.kept = None
+        return accumulator, longer
+
+    def _keep(self, total: _Sum, tensor: torch.Tensor, lineage: Lineage, *, rounded: bool) -> None:
+        number = storage_number(tensor)
+        if number is None or not has_companions(tensor):
+            return
+        form = format_of(tensor.dtype)
+        total.roundings += rounded and form.bits <= 16
+        if not total.format or form.bits < format_of(total.format).bits:
+            total.format = form.name
+        over = form.bits <= 16 and total.addends >= _OVERFLOWING and not bool(tensor.isfinite().all())
+        total.kept = tensor.detach() if total.addends >= FEWEST or over else None
+        if number not in self._alive:
+            self._alive[number] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._sums.setdefault(number, {})[int(tensor.storage_offset()), tensor.numel()] = total
+        lineage.put(tensor, Form(lineage.form(tensor).mask | total.mask, lineage.form(tensor).gains))
+        if over:
+            self._book(total)
+
+    def _of(self, tensor: object) -> _Sum | None:
+        number = storage_number(tensor) if isinstance(tensor, torch.Tensor) else None
+        if number is None or number not in self._sums or not isinstance(tensor, torch.Tensor):
+            return None
+        return self._sums[number].get((int(tensor.storage_offset()), tensor.numel()))
+
+    def _close(self, number: int) -> None:
+        for total in self._sums.pop(number, {}).values():
+            self._book(total)
+        self._alive.pop(number, None)
+
+    def _book(self, total: _Sum) -> None:
+        if total.kept is None:
+            return
+        known = self._longest.get(total.number)
+        if known is None or total.addends >= known.addends:
+            self._longest[total.number] = self._stats(total, total.kept)
+
+    def _stats(self, total: _Sum, tensor: torch.Tensor) -> SumStats:
+        exact, moved, value = self._shadow.exact(tensor), self._shadow.moved(tensor).double(), tensor.double()
+        finite = exact.isfinite()
+        bad = finite & ~value.isfinite()
+        good = finite & ~bad
+        exact, value, moved = exact[good], value[good], moved[good].nan_to_num()
+        size = float(exact.norm()) or 1.0
+        spread = (moved - exact).abs() / MOVE
+        form = format_of(total.format)
+        # A sum that nearly cancels is known no better than the addends that were rounded before.
+        once = one_rounding(torch.maximum(exact.abs(), spread), form)
+        # Addends that are results of the run have errors of their own.
+        honest = SLACK * form.unit_roundoff * float(spread.norm()) if total.kind != "sum" else 0.0
+        return SumStats(
+            total.kind,
+            total.format,
+            total.addends,
+            total.roundings,
+            total.elements,
+            error=float((value - exact).norm()) / size,
+            once=once / size,
+            honest=honest / size,
+            overflowed=int(bad.sum()),
+            file=total.file,
+            line=total.line,
+            vanished=total.gone / total.present if total.present and total.kind == "sum" else 0.0,
+        )
+
+    def _summed(self, values: Any, out: Any, place: tuple[str, int | None]) -> None:
+        """One op that adds up: inside it adds in float32, but its result may not fit into 16 bits."""
+        if not has_companions(out) or out.dtype.itemsize > 2 or _kind(values) != "sum":
+            return  # what overflows under a loss scale is the scaler's to see
+        bad = int((~out.isfinite()).sum())
+        if bad and values.numel() > out.numel() and bool(values.isfinite().all()):
+            many = values.numel() // max(out.numel(), 1)
+            name = format_of(out.dtype).name
+            self._single.append(SumStats("sum", name, many, 1, out.numel(), 0.0, 0.0, 0.0, bad, *place))
 
 
-_OVERWRITES = frozenset({"copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
-_COPIES = frozenset({"aten::_to_copy", "aten::clone", "aten::copy_"})
-
-
-def _additions(name: str, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any, float]]:
+def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:
     """Accumulator, addend and sign of what an op adds up."""
-    base = name.removeprefix("aten::").partition(".")[0].removesuffix("_")
-    sign = {"add": 1.0, "sub": -1.0, "_foreach_add": 1.0, "_foreach_sub": -1.0}.get(base)
-    if sign is None or not name.startswith("aten::") or len(args) < 2:
+    base = call.name.removeprefix("_foreach_").removesuffix("_")
+    if base not in _SIGNS or len(call.args) < 2:
         return
-    alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-    sign *= float(alpha) if isinstance(alpha, (int, float)) else 1.0
-    first, second = args[0], args[1]
-    if base.startswith("_foreach"):
+    alpha = call.argument("alpha", 1)
+    sign = _SIGNS[base] * (float(alpha) if isinstance(alpha, (int, float)) else 1.0)
+    first, second = call.args[:2]
+    if isinstance(first, (list, tuple)):
         if isinstance(second, (list, tuple)) and len(first) == len(second):
-            yield from ((one, other, sign) for one, other in zip(first, second, strict=True))
-        return
-    if isinstance(first, torch.Tensor) and isinstance(second, (torch.Tensor, int, float)):
+            yield from ((total, addend, sign) for total, addend in zip(first, second, strict=True))
+    elif isinstance(first, torch.Tensor) and isinstance(second, (torch.Tensor, int, float)):
         yield first, second, sign
 
 
-def _kind(acc: Any) -> str:
+def _sums_up(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can be part of a running sum that is followed."""
+    return (
+        has_companions(tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.numel() > 0
+    )
+
+
+def _kind(accumulator: torch.Tensor) -> str:
     """Private names of torch 2.4 to 2.13 tell the engine's own additions from the user's."""
     if torch._C._current_graph_task_id() != -1:
         node = torch._C._current_autograd_node()
         return "gradient" if node is not None and "AccumulateGrad" in node.name() else "graph"
-    return "graph" if acc.requires_grad else "sum"
+    return "graph" if accumulator.requires_grad else "sum"
 
 
-def _plain(tensor: object) -> torch.Tensor | None:
-    if not isinstance(tensor, torch.Tensor):
-        return None
-    values = values_of(tensor)
-    return None if isinstance(values, Unmeasured) else values
-
-
-def _sample(tensor: object) -> torch.Tensor | None:
-    """Up to 256 elements in float64, evenly spread; None for what is no tensor of at most 32-bit floats."""
-    plain = _plain(tensor)
-    if plain is None or not plain.is_floating_point() or plain.dtype == torch.float64 or not plain.numel():
-        return None
-    flat = plain.detach().reshape(-1)
-    step = -(-flat.numel() // _SAMPLE)
-    return flat[::step].to("cpu" if flat.device.type == "mps" else flat.device, torch.float64, copy=True)
-
-
-def one_rounding(values: torch.Tensor, fmt: FloatFormat) -> float:
+def one_rounding(values: torch.Tensor, form: FloatFormat) -> float:
     """Euclidean norm of the error that one rounding of these float64 values to a format makes.
 
     That of uniformly distributed errors, an ULP over the square root of 12 each; of fewer than 16 values, which chance
     may favour, the bound of half an ULP.
     """
     _, exponent = torch.frexp(values)
-    power = (exponent - 1).clamp(min=fmt.min_exponent) - fmt.mantissa_bits
+    power = (exponent - 1).clamp(min=form.min_exponent) - form.mantissa_bits
     ulps = torch.ldexp(torch.ones_like(values), power)
     return float(ulps.norm()) * (12**-0.5 if values.numel() >= 16 else 0.5)
-
-
-def _stats(one: _Sum) -> SumStats:
-    finite = one.exact.isfinite()
-    bad = finite & ~one.actual.isfinite()
-    good = finite & ~bad
-    exact, actual, wide = one.exact[good], one.actual[good], one.wide[good].double()
-    size = float(exact.norm()) or 1.0
-    # A sum that nearly cancels is known no better than the addends that were rounded before.
-    reference = torch.maximum(exact.abs(), one.largest[good])
-    return SumStats(
-        one.kind,
-        one.format,
-        one.addends,
-        one.roundings,
-        one.elements,
-        error=float((actual - exact).norm()) / size,
-        once=one_rounding(reference, format_of(one.format)) / size,
-        wide=float((wide - exact).norm()) / size,
-        overflowed=int(bad.sum()),
-        file=one.file,
-        line=one.line,
-        vanished=one.gone / one.given if one.given else 0.0,
-    )

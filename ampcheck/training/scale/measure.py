@@ -5,7 +5,6 @@ The prediction needs the gradients of one step only; the step runs again at the 
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,14 +12,11 @@ from dataclasses import replace
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Where
 from ampcheck.training.distributed.ranks import gather
-from ampcheck.training.gradients.underflow import GradientLoss, GradientShadow, GradientStats
+from ampcheck.training.gradients.watch import GradientStats
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.loss_scale_window import FEW, ScaleWindow, scale_window
+from ampcheck.training.loss_scale_window import ScaleWindow, largest_scale, scale_window
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep, loss_scale_stats
-
-MOVES = 8
-"""By how many powers of two an end of the window moves at most, where a real run contradicts the histograms."""
 
 
 def measure_scalers(events: Iterable[Event]) -> dict[str, ScalerStats]:
@@ -82,7 +78,6 @@ def in_succession(scalers: Mapping[str, ScalerStats]) -> dict[str, ScalerStats]:
 def measure_loss_scale(
     loop: TrainingLoop,
     gradients: GradientStats,
-    shadow: GradientShadow | None,
     events: Sequence[Event],
     limits: Limits,
     *,
@@ -90,73 +85,26 @@ def measure_loss_scale(
 ) -> list[LossScaleStats]:
     """The window of the step in `gradients`, at `limits.underflow`, and the steps of each scaler.
 
-    The step runs again at both ends of the window, and one power of two beyond; where it loses more, or an op inside
-    overflows, the end moves.
+    The exact gradients say what vanishes at the lower end, and the largest value of their backward pass what overflows
+    at the upper one. The steps that ran bear witness at their own scales.
     """
     scalers = tuple(scaler for scaler in in_succession(measure_scalers(events)).values() if scaler.enabled)
     window: ScaleWindow | None = None
-    verified: dict[float, tuple[float, bool, str]] = {}
     if gradients.histograms and gradients.format == "float16":
         weights = [name for name in gradients.histograms if name not in gradients.outputs]
         window = scale_window(gradients.histograms, share=limits.underflow, dtype="float16", binding=weights)
-        if shadow is not None and window.nonzero:
-            window, verified = _verified(window, shadow, gradients.scale)
-    runs = [(scale, lost, overflows) for scale, (lost, overflows, _) in verified.items()]
+        allowed = largest_scale(gradients.largest, "float16")
+        if allowed < window.allowed:
+            window = replace(window, allowed=allowed, allowed_by=gradients.largest_at)
     lost = {loss.name: loss.lost for loss in gradients.gradients if loss.kind == "parameter" and loss.known}
+    attempts = gradients.attempts
+    if scalers and first_op is not None and first_op.phase == "backward":
+        attempts = tuple(attempt for attempt in attempts if not attempt[2])  # a smaller scale mends what overflowed
     stats = (
-        loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=runs)
+        loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=attempts)
         for scaler in (scalers or (None,))
     )
     return [replace(path, real_scale=gradients.scale, real_lost=lost) for path in stats]
-
-
-def _verified(
-    window: ScaleWindow, shadow: GradientShadow, scale: float
-) -> tuple[ScaleWindow, dict[float, tuple[float, bool, str]]]:
-    """The window with the ends that real backward passes confirm; what each of them lost, by its scale."""
-    verified: dict[float, tuple[float, bool, str]] = {}
-
-    def run(exponent: int) -> tuple[float, bool, str]:
-        at = math.ldexp(1.0, exponent)
-        if at not in verified:
-            verified[at] = _worst(shadow.compare(at / scale)[0])
-        return verified[at]
-
-    needed, allowed = window.needed, window.allowed
-    if window.empty:
-        run(needed)
-        run(allowed)
-        return window, verified
-    last = needed + MOVES
-    while run(needed)[0] > window.share and needed < min(last, allowed):
-        needed += 1
-    last = needed - MOVES
-    while needed > last and run(needed - 1)[0] <= window.share:
-        needed -= 1
-    by = window.allowed_by
-    last = allowed - MOVES
-    while allowed > max(last, needed - 1) and run(allowed)[1]:
-        by, allowed = run(allowed)[2], allowed - 1
-    if needed < allowed == last and run(allowed)[1] and not run(needed)[1]:  # an op inside overflows much earlier
-        finite = needed
-        while allowed - finite > 1:
-            middle = (finite + allowed) // 2
-            finite, allowed = (finite, middle) if run(middle)[1] else (middle, allowed)
-        by, allowed = run(allowed)[2], finite
-    last = allowed + MOVES
-    while needed <= allowed < last and not run(allowed + 1)[1]:
-        allowed += 1
-    return replace(window, needed=needed, allowed=allowed, allowed_by=by), verified
-
-
-def _worst(losses: dict[tuple[str, str], GradientLoss]) -> tuple[float, bool, str]:
-    """The worst share that a parameter lost, whether anything overflowed, and what."""
-    weights = [loss for loss in losses.values() if loss.kind == "parameter" and loss.known]
-    known = sum(loss.known for loss in weights)
-    pooled = sum(max(0, loss.zero - loss.reverse) for loss in weights) / known if known else 0.0
-    worst = max([pooled, *(loss.lost for loss in weights if loss.known >= FEW)])
-    overflows = [loss.name for loss in losses.values() if loss.nonfinite]
-    return worst, bool(overflows), overflows[0] if overflows else ""
 
 
 def first_skipped(events: Sequence[Event]) -> int | None:

@@ -10,10 +10,10 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
-from ampcheck.training.stagnation.accounts import TensorUpdates
+from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.stagnation.cures import AS_IS, WIDE
-from ampcheck.training.stagnation.measure import StagnationStats, bad_decay, lost_decay
-from ampcheck.training.stagnation.updates import VanishedConstant
+from ampcheck.training.stagnation.measure import StagnationStats
+from ampcheck.training.stagnation.updates import TensorUpdates
 
 _WARNED_FROM = 0.5
 _LEAST = 2
@@ -59,7 +59,7 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
         for one in judged
         if one.share >= limits.stagnation and one.moved >= _LEAST and not _is_rounding(one, tensors)
     ]
-    stuck = [one for one in rest if one not in failed and lost_decay(one) >= limits.stagnation]
+    stuck = [one for one in rest if one not in failed and one.bad_decay.share >= limits.stagnation]
     if failed:
         yield _lost(stats, failed, Verdict.FAIL, limits)
     if stuck:
@@ -106,9 +106,9 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
 
 
 def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Finding:
-    ranked = _ranked(tensors, lost_decay)
+    ranked = _ranked(tensors, lambda one: one.bad_decay.share)
     worst = ranked[0]
-    decay, lost = bad_decay(worst), lost_decay(worst)
+    decay, lost = worst.bad_decay, worst.bad_decay.share
     what = "weight decay" if worst.role == "parameter" else "decay"
     message = (
         f"a decay must make values smaller, but {what} of {_names(ranked)} by {decay.factor:.6g} leaves "

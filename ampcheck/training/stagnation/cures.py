@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.training.stagnation.shadows import spacing
+from ampcheck.torchtools.spacing import spacing
 
 AS_IS = "as it is"
 WIDE = "float32"

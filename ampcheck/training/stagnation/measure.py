@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,12 +12,10 @@ from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Table
 from ampcheck.torchtools.storage import local
-from ampcheck.torchtools.storage import region as region_of
-from ampcheck.training.loop import Resident, Role, StepError, TrainingLoop
-from ampcheck.training.stagnation.accounts import Accounts, Accumulation, Decay, TensorUpdates
+from ampcheck.training.lineage import VanishedConstant
+from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.cures import measure_cures
-from ampcheck.training.stagnation.shadows import NARROW
-from ampcheck.training.stagnation.updates import UpdateWatch, VanishedConstant
+from ampcheck.training.stagnation.updates import Accumulation, TensorUpdates, UpdateWatch, rounds_at_random
 
 _ROWS = 40
 _LONGEST = 8192
@@ -46,73 +43,46 @@ class StagnationStats:
     coverage: Coverage = field(default_factory=Coverage)
 
 
-def measure_stagnation(loop: TrainingLoop, steps: int) -> StagnationStats:
-    """Run the steps 0 to `steps - 1` of a loop and follow every tensor narrower than float32 that lives across them.
-
-    The loop is afterwards as it was. The twins take 8 bytes for each element of a narrow tensor while a step runs, and
-    an old copy is kept. Of a DTensor the local shard is followed; nothing is gathered. A step that raises ends it.
-    """
-    accounts, unseen = Accounts(), Counter[str]()
-    vanished: dict[tuple[float, str], VanishedConstant] = {}
-    looked = narrow = done = 0
-    error = ""
-    with loop.preserved():
-        before = _residents(loop)
-        for number in range(steps):
-            watch = UpdateWatch(before)
-            accounts.open(before)
-            if any(one.tensor.dtype in NARROW for one in before):
-                with watch:
-                    value = loop.take(number)
-            else:
-                value = loop.take(number)
-            if isinstance(value, StepError) and value.kind != "value":
-                error = f"step {value.step}: {value.message}"
-                break
-            done += 1
-            after = _residents(loop)
-            accounts.close(after, watch)
-            _collect(vanished, watch, before, loop)
-            unseen += watch.unseen
-            looked, narrow = max(looked, len(after)), max(narrow, sum(one.tensor.dtype in NARROW for one in after))
-            before = after
-        owners, rates = _owners(loop), _rates(loop)
-    tensors = list(accounts.tensors.values())
-    carriers = {name for one in tensors for name in one.carriers}
-    for one in tensors:
-        one.optimizer, one.rate = rates.get(one.name, ("", 1.0))
-        one.module = owners.get(one.name, owners.get(one.name.rpartition(".")[0], ""))
-        one.compensates = one.name in carriers
-        one.accumulation = None if one.compensates else _accumulation(one)
+def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
+    """What the updates of the steps that ended came to. error: why the loop stopped."""
+    tensors = list(watch.tensors.values())
+    owners, rates = _owners(loop), _rates(loop)
+    carriers = {name for updates in tensors for name in updates.carriers}
+    for updates in tensors:
+        updates.optimizer, updates.rate = rates.get(updates.name, ("", 1.0))
+        updates.module = owners.get(updates.name, owners.get(updates.name.rpartition(".")[0], ""))
+        updates.compensates = updates.name in carriers
+        updates.accumulation = None if updates.compensates else _accumulation(updates)
+    for role in {updates.role for updates in tensors}:
+        group = [updates for updates in tensors if updates.role == role]
+        if rounds_at_random(group):
+            for updates in group:
+                updates.lost = 0
     _measure_cures(tensors)
-    for one in tensors:
-        one.samples.clear()
-    moved = sum(one.moved for one in tensors)
-    coverage = Coverage({"tensors across steps": looked, "updates of elements": moved}, unseen + accounts.unseen)
-    return StagnationStats(loop.name, done, looked, narrow, tuple(tensors), tuple(vanished.values()), error, coverage)
-
-
-def bad_decay(one: TensorUpdates) -> Decay:
-    """The decay that is worth telling: that of its own, else, of anything but a parameter, the merged one."""
-    return one.decay if one.decay.looked or one.role == Role.PARAMETER.value else one.merged
-
-
-def lost_decay(one: TensorUpdates) -> float:
-    """The share of nonzero elements that the decay of a tensor leaves as they are."""
-    decay = bad_decay(one)
-    return decay.stuck / decay.looked if decay.looked else 0.0
+    for updates in tensors:
+        updates.samples.clear()
+    for constant in watch.vanished.values():
+        groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
+        options = (n for g in groups for n, v in g.items() if isinstance(v, float) and v == abs(constant.constant))
+        constant.option = next(options, "")
+    moved = sum(updates.moved for updates in tensors)
+    coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, dict(watch.unseen))
+    vanished = tuple(watch.vanished.values())
+    return StagnationStats(
+        loop.name, watch.steps, watch.looked, watch.narrow, tuple(tensors), vanished, error, coverage
+    )
 
 
 def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
     """Every narrow tensor that was updated, the worst first; with the cures where they were measured."""
     if not stats.tensors:
         return ()
-    ranked = sorted(stats.tensors, key=lambda one: (-max(one.share, lost_decay(one)), one.role, one.name))
+    ranked = sorted(stats.tensors, key=lambda one: (-max(one.share, one.bad_decay.share), one.role, one.name))
     rows = [
         (
             *(one.role, one.name, one.dtype, one.elements, one.moved),
             *(one.share, one.carried / one.moved if one.moved else 0.0, one.relative_update),
-            *(bad_decay(one).factor if bad_decay(one).looked else None, lost_decay(one)),
+            *(one.bad_decay.factor if one.bad_decay.looked else None, one.bad_decay.share),
             *(one.accumulation.steps if one.accumulation else None,),
         )
         for one in ranked[:_ROWS]
@@ -132,39 +102,6 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
         )
         tables.append(Table("What would arrive", ("tensor", *names), cures, STAGNATION.slug, text))
     return tuple(tables)
-
-
-def _residents(loop: TrainingLoop) -> list[Resident]:
-    """The floating residents; of a DTensor the local shard, which is what its ops run on."""
-    found = []
-    with torch.no_grad():
-        for one in loop.residents():
-            if one.tensor.is_floating_point() and one.tensor.layout is torch.strided:
-                local = one.tensor.to_local() if hasattr(one.tensor, "to_local") else one.tensor
-                found.append(replace(one, tensor=local))
-    return found
-
-
-def _collect(
-    kept: dict[tuple[float, str], VanishedConstant],
-    watch: UpdateWatch,
-    residents: Sequence[Resident],
-    loop: TrainingLoop,
-) -> None:
-    names = {region_of(one.tensor): one.name for one in residents}
-    for key, new in watch.vanished.items():
-        of = sorted(names[region] for region in new.origins if region in names)
-        if (old := kept.get(key)) is not None:
-            of, new.zeros = [*old.of, *of], new.zeros + old.zeros
-        new.of = tuple(dict.fromkeys(of))
-        groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
-        options = (name for group in groups for name, value in group.items() if _is_float(value, abs(new.constant)))
-        new.option = next(options, "")
-        kept[key] = new
-
-
-def _is_float(value: object, number: float) -> bool:
-    return isinstance(value, float) and value == number
 
 
 def _owners(loop: TrainingLoop) -> Mapping[str, str]:
@@ -213,7 +150,7 @@ def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
         here = [one for one in tensors if one.role == role and not one.compensates]
         ranks: tuple[Callable[[TensorUpdates], float], ...] = (
             lambda one: one.share,
-            lambda one: lost_decay(one) if one.share <= _MOST else 0.0,
+            lambda one: one.bad_decay.share if one.share <= _MOST else 0.0,
             lambda one: float(one.accumulation is not None),
         )
         for rank in ranks:
@@ -221,7 +158,7 @@ def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
             if top is not None and rank(top) > _MOST:
                 worst[id(top)] = top
     for one in worst.values():
-        factor = bad_decay(one).factor if one.share <= _MOST and lost_decay(one) > _MOST else None
+        factor = one.bad_decay.factor if one.share <= _MOST and one.bad_decay.share > _MOST else None
         length = min(_LONGEST, 2 * one.accumulation.steps) if one.accumulation else None
         one.cures = measure_cures(one.samples, getattr(torch, one.dtype), factor=factor, steps=length)
 

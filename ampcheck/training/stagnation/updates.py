@@ -1,333 +1,324 @@
-"""What a training step does to narrow tensors that live across steps, op by op, against float64.
-
-Each op that changes such a tensor runs a second time on float64 twins. A step's update is what the twins say it would
-have been without rounding; an element whose update is not zero and which holds the same value afterwards has lost it.
-"""
+"""What the updates of narrow tensors came to over the observed steps of a loop."""
 
 from __future__ import annotations
 
-import sys
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.core.formats import format_of
-from ampcheck.torchtools.source import op_name, users_line
-from ampcheck.torchtools.storage import Region
-from ampcheck.torchtools.storage import region as region_of
+from ampcheck.shadow.companions import has_companions
+from ampcheck.torchtools.spacing import spacing
+from ampcheck.torchtools.storage import storage_number
+from ampcheck.training.lineage import NARROW, Lineage, VanishedConstant, Written
 from ampcheck.training.loop import Resident, Role
-from ampcheck.training.stagnation.calls import (
-    CONSTANT,
-    BoundCall,
-    Form,
-    Operand,
-    added,
-    combine,
-    itself,
-    leaves,
-    mixed,
-    scaled,
-)
-from ampcheck.training.stagnation.shadows import NARROW, Shadows, spacing
+from ampcheck.training.loop_shadow import LoopShadow
+from ampcheck.training.stagnation.cures import Cure
 
-_FUSED_DECAYS = {"exp_avgs": "beta1", "exp_avg_sqs": "beta2"}
+_NOISE = 1e-12
+"""Relative to a value, what float64 itself may make of an update that is none: 0.9 x + 0.1 x - x."""
 
+_SAMPLE = 512
+_SAMPLED_STEPS = 16
+_COMPARED = 1024
+_CARRIED_FROM = 0.1
 
 _NOISY = 0.1
 """In spacings, between an update that gets lost and the quarter that noise for rounding has on average."""
 
+_SMALL = 0.24
+"""In spacings, updates that rounding to nearest never lets move a value, not even at a power of two."""
 
-@dataclass(slots=True)
-class Scaling:
-    """A tensor was multiplied by a number just below 1 and rounded, with nothing added: a decay on its own.
+_JUMPS = 0.3
+"""The part of the expected movements from which small updates count as rounded at random."""
 
-    looked: its nonzero elements. stuck: those that hold the same value afterwards.
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """What a factor below 1 does on its own, element by element: `stuck` of `looked` elements it leaves as they are."""
+
+    factor: float = 1.0
+    looked: int = 0
+    stuck: int = 0
+    op: str = ""
+
+    def plus(self, factor: float, looked: int, stuck: int, op: str) -> Decay:
+        """With one more multiplication."""
+        if not looked:
+            return self
+        return Decay(factor, self.looked + looked, self.stuck + stuck, op)
+
+    @property
+    def share(self) -> float:
+        """The share of the elements that it leaves as they are."""
+        return self.stuck / self.looked if self.looked else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """A tensor that only adds increments of one sign to itself: it stops where they are half a spacing.
+
+    increment: the typical one. stops_at: the magnitude from which it is lost. steps: how many are left until then.
     """
 
-    factor: float
-    looked: int
-    stuck: int
-    op: str
+    increment: float
+    stops_at: float
+    steps: int
 
 
 @dataclass(slots=True)
-class VanishedConstant:
-    """A constant that is zero in the format of what it is added to.
+class TensorUpdates:
+    """A tensor narrower than float32 over the observed steps.
 
-    origins: the regions of the tensors that this is made of; of: their names. zeros: how many results were exactly
-    zero. option: which option of an optimizer has this value (`eps`); empty where none.
+    moved: updates of elements that are not zero in exact; lost: those after which the element has the same value,
+    without those that another tensor carries (`carried`, by `carriers`: a float32 copy, a compensation).
+    set_anew: steps in which it was overwritten with values that do not depend on it; steps: the others in which it was
+    written. gains: per step, what it is multiplied by; None where that is not one number. low, high: the smallest and
+    largest of all that was added. squared_updates, squared_values: sums of the squares of the updates and of the old
+    values. decay: what a multiplication by a factor below 1 does on its own; merged: what a factor that is rounded
+    together with what is added could do, looked at only where that points away from zero.
+    samples: old values and updates [at most 512 elements], float64, of each step. jumped: values that moved by updates
+    too small for rounding to nearest, expected: how many random rounding would have moved.
+    optimizer, rate: what steps a parameter, and its learning rate. compensates: whether it carries what others lose.
     """
 
-    constant: float
+    role: str
+    name: str
+    module: str
     dtype: str
-    origins: frozenset[Region]
-    op: str
-    file: str
-    line: int | None
-    zeros: int = 0
-    of: tuple[str, ...] = ()
-    option: str = ""
-
-
-@dataclass(slots=True)
-class Written:
-    """What was seen of one tensor within a step: the last op that wrote to it, and where the first one did."""
-
+    elements: int
+    moved: int = 0
+    lost: int = 0
+    carried: int = 0
+    carriers: set[str] = field(default_factory=set)
+    set_anew: int = 0
+    steps: int = 0
+    gains: list[float | None] = field(default_factory=list)
+    low: float = 0.0
+    high: float = 0.0
+    squared_updates: float = 0.0
+    squared_values: float = 0.0
+    decay: Decay = Decay()  # it is frozen
+    merged: Decay = Decay()
+    samples: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    jumped: int = 0
+    expected: float = 0.0
+    optimizer: str = ""
+    rate: float = 1.0
+    accumulation: Accumulation | None = None
+    compensates: bool = False
     op: str = ""
     file: str = ""
     line: int | None = None
-    scalings: list[Scaling] = field(default_factory=list)
+    cures: tuple[Cure, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """The share of its updates that is lost."""
+        return self.lost / self.moved if self.moved else 0.0
+
+    @property
+    def relative_update(self) -> float:
+        """The norm of the updates by that of the tensor."""
+        return math.sqrt(self.squared_updates / self.squared_values) if self.squared_values else 0.0
+
+    @property
+    def pace(self) -> float:
+        """The root of the mean of the squared updates, by the learning rate."""
+        mean = self.squared_updates / (self.steps * self.elements) if self.squared_updates else 0.0
+        return math.sqrt(mean) / self.rate
+
+    @property
+    def factors(self) -> list[float]:
+        """The gains, if all are known; else empty."""
+        known = [gain for gain in self.gains if gain is not None]
+        return known if len(known) == len(self.gains) else []
+
+    @property
+    def lag(self) -> float:
+        """How far, relative to its size, a decaying average may stay from what it follows; infinite for others."""
+        factors = self.factors
+        decays = bool(factors) and all(0.0 < factor < 1.0 for factor in factors)
+        return format_of(self.dtype).unit_roundoff / (1.0 - max(factors)) if decays else math.inf
+
+    @property
+    def bad_decay(self) -> Decay:
+        """The decay that is worth telling: that of its own, else, of anything but a parameter, the merged one."""
+        return self.decay if self.decay.looked or self.role == Role.PARAMETER.value else self.merged
 
 
-class UpdateWatch(TorchDispatchMode):
-    """Follow the narrow ones among `residents` through what runs inside.
+@dataclass(slots=True)
+class _Before:
+    resident: Resident
+    tensor: torch.Tensor  # keeps the memory, and with it its number, should the loop let go of it
+    bit: int
+    old: torch.Tensor
+    exact: torch.Tensor
 
-    Ops that record a graph for autograd, and autograd's own, are not followed unless they concern such a tensor (a
-    counter in a forward, an optimizer that steps in backward). What a random op, a collective or a trick with bits
-    writes is taken as it is. `shadows` holds the twins afterwards.
 
-    Inside compiled code no op is seen: what changed there is not in `shadows`.
+class UpdateWatch:
+    """Books what each step does to the narrow tensors that live across steps. `tensors` holds them by role and name.
+
+    looked: tensors that live across steps; narrow: those of them narrower than float32.
     """
 
-    supports_higher_order_operators = True
-
-    def __init__(self, residents: Sequence[Resident]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.shadows = Shadows()
-        self.vanished: dict[tuple[float, str], VanishedConstant] = {}
+    def __init__(self, shadow: LoopShadow, lineage: Lineage) -> None:
+        self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
+        self.vanished: dict[tuple[float, str], VanishedConstant] = lineage.vanished
         self.unseen: Counter[str] = Counter()
-        self.written: dict[Region, Written] = {}
-        self._roles: dict[Region, Role] = {}
-        self._sizes: set[int] = set()
+        self.looked = self.narrow = self.steps = 0
+        self._shadow, self._lineage = shadow, lineage
+        lineage.overwritten = shadow.accept  # what is given a value anew has lost nothing by rounding it
+        self._before: list[_Before] = []
+        self._versions: dict[int, int] = {}
+
+    def begin(self, residents: Sequence[Resident]) -> None:
+        """Take down the values of the narrow tensors, before a step."""
+        self._lineage.begin(residents)
+        self._versions = {id(r.tensor): r.tensor._version for r in residents if not r.tensor.is_inference()}
+        self._before = []
         for resident in residents:
-            region = region_of(resident.tensor)
-            if resident.tensor.dtype in NARROW and region is not None:
-                self._sizes.add(resident.tensor.numel())
-                if resident.role is not Role.GRADIENT:
-                    self._roles[region] = resident.role
-        self._storages = {region[0] for region in self._roles}
-        self._own = {region[0] for region, role in self._roles.items() if role is not Role.PARAMETER}
+            bit = self._lineage.bit_of(resident.tensor)
+            if resident.role is not Role.GRADIENT and resident.tensor.dtype in NARROW and bit:
+                tensor = resident.tensor.detach()
+                known = self._shadow.store.known(tensor) is not None
+                exact = self._shadow.exact(tensor).clone() if known else tensor.double()
+                self._before.append(_Before(resident, tensor, bit, tensor.clone(), exact))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if any(issubclass(kind, FakeTensor) for kind in types):
-            return func(*args, **kwargs)  # a DTensor that works out the shape of a result
-        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
-            return NotImplemented  # a DTensor runs its ops on the local shard, and those come here
-        if not isinstance(func, torch._ops.OpOverload):
-            self.unseen[f"what runs inside {func}"] += 1
-            return func(*args, **kwargs)
-        tensors = list(leaves((*args, *kwargs.values())))
-        out = self._run(func, args, kwargs, tensors)
-        if torch.Tag.nondeterministic_seeded in func.tags or (
-            any(map(self.shadows.is_drawn, tensors)) and (torch.Tag.pointwise in func.tags or _is_cast(func))
-        ):
-            for one in leaves(out):
-                self.shadows.draw(one)
-        return out
-
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
-        if not any(one.dtype in NARROW or self.shadows.touches(one) for one in tensors):
-            return func(*args, **kwargs)
-        call = BoundCall(func, args, kwargs)
-        if call.is_view:
-            return func(*args, **kwargs)
+    def end(self, residents: Sequence[Resident]) -> None:
+        """Book a step that came to its end."""
+        self.steps += 1
+        self.looked = max(self.looked, len(residents))
+        self.narrow = max(self.narrow, sum(resident.tensor.dtype in NARROW for resident in residents))
         with torch.no_grad():
-            if not self._followed(call, tensors):
-                out = func(*args, **kwargs)
-                for one in call.written:
-                    self.shadows.drop(one)
-                return out
-            return self._write(call) if call.written else self._derive(call)
+            now = {(resident.role, resident.name): resident.tensor for resident in residents}
+            carriers = _Carriers(residents, self._versions)
+            for before in self._before:
+                tensor = now.get((before.resident.role, before.resident.name))
+                if tensor is not None and tensor.shape == before.old.shape and tensor.dtype is before.old.dtype:
+                    self._book(before, tensor, carriers)
+        self._before = []
 
-    def _followed(self, call: BoundCall, tensors: list[torch.Tensor]) -> bool:
-        if not call.repeatable or call.into_integers or any(one.is_complex() for one in tensors):
-            return False
-        if call.batch_norm:
-            return True
-        recorded = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
-        if not recorded and torch._C._current_graph_task_id() == -1:  # private: whether autograd's engine runs
-            return True
-        return any(
-            self.shadows.touches(one) or self._storage(one) in self._own or (written and one.dtype in NARROW)
-            for one in tensors
-            for written in (any(one is other for other in call.written) and self._storage(one) in self._storages,)
+    def _book(self, before: _Before, tensor: torch.Tensor, carriers: _Carriers) -> None:
+        resident, lineage = before.resident, self._lineage
+        updates = self.tensors.setdefault(
+            (resident.role, resident.name),
+            TensorUpdates(
+                resident.role.value, resident.name, "", str(tensor.dtype).removeprefix("torch."), tensor.numel()
+            ),
         )
-
-    @staticmethod
-    def _storage(tensor: torch.Tensor) -> int:
-        region = region_of(tensor)
-        return -1 if region is None else region[0]
-
-    def _wide(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self.shadows.holds(tensor):
-            return self.shadows.value(tensor)
-        return tensor.detach().to(torch.float64, copy=True)
-
-    def _form(self, tensor: torch.Tensor) -> Form:
-        if self.shadows.holds(tensor):
-            return self.shadows.form(tensor)
-        region = region_of(tensor)
-        if region is None or region[0] not in self._storages:
-            return CONSTANT
-        fresh = self.shadows.fresh(region)
-        return fresh if region in self._roles else mixed((fresh, *map(itself, self._within(region))))
-
-    def _within(self, region: Region) -> Iterator[Region]:
-        begin, end = region[1], region[1] + region[2]
-        return (one for one in self._roles if one[0] == region[0] and one[1] < end and begin < one[1] + one[2])
-
-    def _write(self, call: BoundCall) -> Any:
-        """An op that writes to its arguments: the twins first, since the op itself changes what it reads."""
-        carried = any(self._form(one).origins for one in leaves((*call.args, *call.kwargs.values())))
-        for one in call.written:
-            if one.dtype in NARROW or (carried and one.is_floating_point()):
-                for region in self._within(region_of(one) or (-1, 0, 0)):
-                    self.shadows.seed(one.as_strided((region[2],), (1,), region[1]))
-                self.shadows.seed(one)
-        targets = [(number, one) for number, one in enumerate(call.written) if self.shadows.holds(one)]
-        forms = {number: self._results(call, number, one) for number, one in targets}
-        befores = {
-            number: one.detach().clone()
-            for number, one in targets
-            if 0.0 < (factor := forms[number][1]) < 1.0 and region_of(one) in self._roles and factor != 1.0
-        }
-        rounds_at_random = self._rounds_at_random(call)
-        followed = False
-        with suppress(Exception):  # what cannot run in float64 is taken as it is
-            call.again(self._wide)
-            followed = True
-        out = call.op(*call.args, **call.kwargs)
-        for number, one in targets:
-            self._note(call, one)
-            form, factor = forms[number]
-            if number in befores:
-                self._scaled(call, one, befores[number], factor)
-            if not followed:
-                self.shadows.drop(one)
-                continue
-            self._constant(call, number, one, one)
-            if rounds_at_random or self._overwrites(one, form):
-                self.shadows.value(one).copy_(one)  # what is given a value anew has lost nothing by rounding it
-                form = CONSTANT
-            self.shadows.rewrite(one, form)
-        return out
-
-    def _overwrites(self, target: torch.Tensor, form: Form) -> bool:
-        """Whether a tensor that lives across steps is given a value that does not depend on the one it had."""
-        region = region_of(target)
-        if region is None or region[0] not in self._storages:
-            return False
-        return form.origins.isdisjoint((region, *self._within(region)))
-
-    def _rounds_at_random(self, call: BoundCall) -> bool:
-        """Whether a cast into a narrow tensor rounds by noise that was added before: stochastic rounding.
-
-        Such noise spreads over a whole spacing of the format; on random numbers in a small update it is not taken.
-        """
-        target, source = call.argument("self"), call.argument("src")
-        if call.base != "copy" or call.foreach or not self.shadows.is_drawn(source) or source.dtype in NARROW:
-            return False
-        if target.dtype not in NARROW or target.shape != source.shape or not target.numel():
-            return False
-        old = target.to(torch.float64)
-        distance = (source.to(torch.float64) - old).abs() / spacing(old, format_of(target.dtype))
-        return float(distance.clamp(max=0.5).mean()) > _NOISY
-
-    def _derive(self, call: BoundCall) -> Any:
-        """An op that makes new tensors: they get twins where they could be a new value of a resident."""
-        out = call.op(*call.args, **call.kwargs)
-        made = list(leaves(out))
-        if not any(one.is_floating_point() and one.numel() in self._sizes for one in made):
-            return out
-        with suppress(Exception):
-            wide = list(leaves(call.again(self._wide)))
-            for number, (one, value) in enumerate(zip(made, wide, strict=True)):
-                if one.is_floating_point() and value.dtype is torch.float64 and not self.shadows.touches(one):
-                    form = self._combined(call, call.operands(number, self._form))
-                    self._constant(call, number, one, None)
-                    self.shadows.put(one, value, form)
-        return out
-
-    def _results(self, call: BoundCall, number: int, target: torch.Tensor) -> tuple[Form, float]:
-        """The form of what is written, and the factor if it is nothing but a multiple of what was there; else NaN."""
-        none = float("nan")
-        here = self.shadows.form(target)
-        if call.batch_norm:
-            kept = added(scaled(here, 1.0 - call.momentum), CONSTANT)
-            return kept, none
-        if call.fused:
-            return self._fused(call, target, here), none
-        operands = call.operands(number, self._form)
-        form = self._combined(call, operands)
-        region = region_of(target)
-        if region is None or not operands:
-            return form, none
-        if call.base == "copy" or not any(one is target for one in leaves(call.given[0][1])):  # assigned, as by out=
-            gain, now = form.gain(region), here.gain(region)
-            return form, gain / now if form.pure and gain and now else none
-        relative = self._combined(call, [Operand(itself(region)), *operands[1:]])
-        return form, (relative.gain(region) or none) if relative.pure else none
-
-    @staticmethod
-    def _combined(call: BoundCall, operands: list[Operand]) -> Form:
-        if call.argument("rounding_mode") is not None or (call.base == "index_put" and not call.argument("accumulate")):
-            return mixed([operand.form for operand in operands])
-        base = "index_add" if call.base == "index_put" else call.base
-        return combine(base, operands, call.number("alpha"), call.number("beta"))
-
-    def _fused(self, call: BoundCall, target: torch.Tensor, here: Form) -> Form:
-        """A fused optimizer mixes all, but its kernels are known to decay the moments by their betas."""
-        for argument, value in call.given:
-            if argument.name in _FUSED_DECAYS and any(one is target for one in leaves(value)):
-                return added(scaled(here, call.number(_FUSED_DECAYS[argument.name])), CONSTANT)
-        return mixed((here,))
-
-    def _note(self, call: BoundCall, target: torch.Tensor) -> None:
-        region = region_of(target)
-        if region not in self._roles:
+        number = storage_number(before.tensor)
+        written: Written | None = lineage.written.get(-1 if number is None else number)
+        if written is not None:
+            updates.op, updates.file, updates.line = written.op, written.file, written.line
+            for scaling in written.scalings:
+                updates.decay = updates.decay.plus(scaling.factor, scaling.looked, scaling.stuck, scaling.op)
+        moved_memory = storage_number(tensor) != number
+        if written is None and not moved_memory:
+            if not torch.equal(_bits(tensor), _bits(before.old)):
+                self.unseen["changes of a narrow tensor by ops that cannot be followed"] += 1
             return
-        if region not in self.written:
-            file, line = ("", None) if self._roles[region] is Role.PARAMETER else users_line(sys._getframe())
-            self.written[region] = Written(file=file, line=line)
-        self.written[region].op = op_name(call.op)
-
-    def _scaled(self, call: BoundCall, target: torch.Tensor, before: torch.Tensor, factor: float) -> None:
-        region = region_of(target)
-        if region is None:
+        form = lineage.form(tensor)
+        if not form.mask & before.bit or not has_companions(tensor):
+            updates.set_anew += 1
             return
-        nonzero = before != 0
-        stuck = int((nonzero & (target == before)).sum())
-        self.written[region].scalings.append(Scaling(factor, int(nonzero.sum()), stuck, op_name(call.op)))
+        old, new = before.old.double(), tensor.detach().double()
+        update = self._shadow.exact(tensor) - before.exact
+        moved = torch.isfinite(update) & (update.abs() > _NOISE * old.abs())
+        lost = moved & (new == old)
+        updates.moved += int(moved.sum())
+        noise = (update.abs() / spacing(old, format_of(updates.dtype))).clamp(max=0.5)
+        if form.mask & lineage.drawn and float(noise.mean()) > _NOISY:
+            lost = torch.zeros_like(lost)  # noise over a whole spacing was added: it rounds at random
+        missed = int(lost.sum())
+        if missed > _CARRIED_FROM * int(moved.sum()):
+            carrier = carriers.of(resident, before.exact + update, new)
+            if carrier:
+                updates.carriers.add(carrier)
+                updates.carried += missed
+                missed = 0
+        updates.lost += missed
+        update = torch.where(moved, update, 0.0)
+        _count_jumps(updates, old, new, update, before.old.dtype)
+        updates.squared_updates += float(update.square().sum())
+        updates.steps += 1
+        updates.squared_values += float(torch.where(torch.isfinite(old), old, 0.0).square().sum())
+        gain = form.gain(before.bit)
+        updates.gains.append(gain)
+        if gain is not None and moved.any():
+            inputs = torch.where(moved, update - (gain - 1.0) * before.exact, 0.0)
+            updates.low = min(updates.low, float(inputs.min()))
+            updates.high = max(updates.high, float(inputs.max()))
+            if 0.0 < gain < 1.0 and not (written is not None and written.scalings):
+                _merge(updates, gain, old, inputs, before.old.dtype)
+        if len(updates.samples) < _SAMPLED_STEPS:
+            updates.samples.append((_spread(old, _SAMPLE), _spread(update, _SAMPLE)))
 
-    def _constant(self, call: BoundCall, number: int, result: torch.Tensor, target: torch.Tensor | None) -> None:
-        """Note a constant that guards (an eps) and is zero in the format of what it is added to."""
-        if call.base not in ("add", "sub", "clamp", "clamp_min", "maximum") or result.dtype not in NARROW:
-            return
-        if target is not None and region_of(target) in self._roles:
-            return
-        operands = call.operands(number, self._form)
-        constant = operands[1].value if len(operands) > 1 else None
-        constant = constant * call.number("alpha") if constant is not None else None
-        origins = operands[0].form.origins
-        if constant is None or not 0 < abs(constant) <= format_of(result.dtype).flushes_at or not origins:
-            return
-        file, line = users_line(sys._getframe())
-        name = str(result.dtype).removeprefix("torch.")
-        kept = self.vanished.setdefault(
-            (constant, name), VanishedConstant(constant, name, origins, op_name(call.op), file, line)
-        )
-        kept.origins |= origins
-        kept.zeros += int((result == 0).sum())
+
+def _count_jumps(
+    updates: TensorUpdates, old: torch.Tensor, new: torch.Tensor, update: torch.Tensor, dtype: torch.dtype
+) -> None:
+    """Small updates that moved their values: rounding at random does so in proportion to their size."""
+    part = update.abs() / spacing(old, format_of(dtype))
+    small = (part > 0) & (part < _SMALL)
+    updates.jumped += int((small & (new != old)).sum())
+    updates.expected += float(part[small].sum())
 
 
-def _is_cast(op: torch._ops.OpOverload) -> bool:
-    return op is torch.ops.aten._to_copy.default
+def rounds_at_random(tensors: Sequence[TensorUpdates]) -> bool:
+    """Whether the small updates of these tensors together arrive as often as random rounding lets them."""
+    expected = sum(updates.expected for updates in tensors)
+    return expected >= 2.0 and sum(updates.jumped for updates in tensors) > _JUMPS * expected
+
+
+def _merge(updates: TensorUpdates, gain: float, old: torch.Tensor, inputs: torch.Tensor, dtype: torch.dtype) -> None:
+    nonzero = old != 0
+    looked = int(nonzero.sum())
+    outward = int((nonzero & (inputs * old >= 0)).sum())
+    if looked and outward >= 0.9 * looked:
+        stuck = nonzero & ((gain * old).to(dtype).double() == old)
+        updates.merged = updates.merged.plus(gain, looked, int(stuck.sum()), updates.op)
+
+
+class _Carriers:
+    """Who could hold what a tensor loses: every tensor that changed, by its number of elements."""
+
+    def __init__(self, residents: Sequence[Resident], versions: dict[int, int]) -> None:
+        self._groups: dict[int, list[Resident]] = {}
+        for resident in residents:
+            tensor = resident.tensor
+            if resident.role is not Role.GRADIENT and (
+                tensor.is_inference() or versions.get(id(tensor)) != tensor._version
+            ):
+                self._groups.setdefault(tensor.numel(), []).append(resident)
+        self._rows: dict[int, torch.Tensor] = {}
+
+    def of(self, resident: Resident, true: torch.Tensor, new: torch.Tensor) -> str:
+        """The tensor that knows more than half of what was lost: a wide copy, or what is to be added or taken away."""
+        group = self._groups.get(true.numel(), [])
+        if not group:
+            return ""
+        if true.numel() not in self._rows:
+            of_each = [_spread(other.tensor.detach().double(), _COMPARED).to(true.device) for other in group]
+            self._rows[true.numel()] = torch.stack(of_each)
+        rows, wanted, present = self._rows[true.numel()], _spread(true, _COMPARED), _spread(new, _COMPARED)
+        missing = (present - wanted).abs().sum()
+        ways = (rows, present + rows, present - rows)
+        left = torch.stack([(way - wanted).abs().sum(1) for way in ways]).amin(0)
+        for other, error in zip(group, left.tolist(), strict=True):
+            if error < 0.5 * float(missing) and (other.role, other.name) != (resident.role, resident.name):
+                return other.name
+        return ""
+
+
+def _spread(values: torch.Tensor, most: int) -> torch.Tensor:
+    """At most so many elements, evenly spread, the same ones each time."""
+    flat = values.reshape(-1)
+    return flat[:: max(1, -(-flat.numel() // most))].clone()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,373 @@
+"""How much of each gradient low precision loses: element by element against its exact companion.
+
+An element counts when it is known: nonzero in exact, and moving the data by the roundoff of the format leaves half of
+it. So a gradient that is mathematically zero (the key's bias before a softmax) and shows nothing but rounding is left
+out. Elements that are zero in exact and not here (a ReLU that falls otherwise) measure the noise, and are taken off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ampcheck.core.formats import format_of
+from ampcheck.core.run import Coverage, Where
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.companions import MOVE, has_companions
+from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.source import hookable
+from ampcheck.torchtools.storage import local
+from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
+from ampcheck.training.protocol.events import Act
+from ampcheck.training.protocol.recorder import Recorder
+
+SHARDED = "FSDP gathers weights and reduces gradients by collectives that no shadow follows; judge one process"
+
+_LEAST_ERROR = 0.01
+_CURED = 4.0
+"""So many times smaller is an error that another loss scale cures; what rounding makes of it is the same at each."""
+
+
+@dataclass(slots=True)
+class GradientLoss:
+    """One gradient compared with exact, all its passes in the step together. Counts are of elements.
+
+    kind: `parameter` or `output` (of a module). dtype: in which the gradient came; made_in: the same, or float16 where
+    a float32 gradient of autocast's holds nothing but values of float16. known: nonzero in exact, and determined by the
+    data; of these zero: zero here, and subnormal: subnormal here in the format it was made in. reverse: zero in exact
+    and not here. nonfinite: infinite or NaN here. Sums of squares of the known elements: lost_squares of those that
+    became zero, squares of all, in exact, off_squares of what they differ by, and flushed_squares of that in gradients
+    that a flush on the way has reached.
+    """
+
+    kind: str
+    name: str
+    module: str
+    dtype: str = ""
+    made_in: str = ""
+    numel: int = 0
+    known: int = 0
+    zero: int = 0
+    reverse: int = 0
+    subnormal: int = 0
+    nonfinite: int = 0
+    lost_squares: float = 0.0
+    squares: float = 0.0
+    off_squares: float = 0.0
+    flushed_squares: float = 0.0
+
+    def add(
+        self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, *, half: bool, flushed: bool = False
+    ) -> None:
+        """One more pass. half: under autocast to float16. flushed: values on the way became zero or subnormal."""
+        self.dtype = made_in = str(grad.dtype).removeprefix("torch.")
+        if half and grad.dtype is torch.float32 and bool(((grad.half() == grad) | ~grad.isfinite()).all()):
+            made_in = "float16"
+        self.made_in = made_in if self.made_in in ("", made_in) else self.dtype
+        is_zero = grad == 0
+        gone = is_zero & known
+        faint = (grad.abs() < format_of(made_in).smallest_normal) & known
+        lost = int(gone.count_nonzero())
+        self.numel += grad.numel()
+        self.known += int(known.count_nonzero())
+        self.zero += lost
+        self.reverse += int(((exact == 0) & ~is_zero).count_nonzero())
+        self.subnormal += int(faint.count_nonzero()) - lost
+        self.nonfinite += grad.numel() - int(grad.isfinite().count_nonzero())
+        self.squares += float((exact * known).square().sum())
+        self.lost_squares += float(exact[gone].square().sum()) if lost else 0.0
+        off = float(torch.where(known, grad.double() - exact, 0.0).square().sum())
+        self.off_squares += off
+        self.flushed_squares += off if flushed else 0.0
+
+    @property
+    def norm(self) -> float:
+        """Which part of the Euclidean norm of the known elements became zero."""
+        return (self.lost_squares / self.squares) ** 0.5 if self.squares > 0 else 0.0
+
+    @property
+    def lost(self) -> float:
+        """The share of the known elements that became zero, noise taken off."""
+        return max(0, self.zero - self.reverse) / self.known if self.known else 0.0
+
+    @property
+    def share(self) -> float:
+        """The share that is judged: of the elements, and of the norm where it is less and there are few elements.
+
+        Of few, one that is nearly zero may become zero by cancellation alone.
+        """
+        return self.lost if self.known >= FEW else min(self.lost, self.norm)
+
+    @property
+    def faint(self) -> float:
+        """The share of the known elements that became zero or subnormal."""
+        return min(1.0, max(0, self.zero + self.subnormal - self.reverse) / self.known) if self.known else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Underflow:
+    """What the gradients of all parameters lose at the loss scale in use and would not at another, `scale`.
+
+    error: their relative error in the Euclidean norm; cured: that without what the values lost that became zero or
+    subnormal. A power of two as loss scale changes nothing else.
+    """
+
+    error: float
+    scale: float
+    cured: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradientStats:
+    """The gradients of one step beside exact.
+
+    step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
+    without a scaler. gradients: parameters first. histograms: of exact, unscaled, those that were made in float16, by
+    name; outputs: which gradients are those of outputs. largest, largest_at: the largest magnitude of float16 in
+    backward, unscaled, and where. underflow: what another loss scale would save. attempts: (scale, worst share lost,
+    whether anything overflowed) of each step up to this one. skipped: why there is nothing; prevented: whether the loop
+    itself prevents it; hint: what to change about that.
+    """
+
+    subject: str
+    step: int
+    format: str = ""
+    scale: float = 1.0
+    gradients: tuple[GradientLoss, ...] = ()
+    histograms: dict[str, GradientHistogram] = field(default_factory=dict)
+    outputs: frozenset[str] = frozenset()
+    largest: float = 0.0
+    largest_at: str = ""
+    underflow: Underflow | None = None
+    attempts: tuple[tuple[float, float, bool], ...] = ()
+    coverage: Coverage = field(default_factory=Coverage)
+    skipped: str = ""
+    prevented: bool = False
+    hint: str = ""
+
+    @property
+    def lost(self) -> float | None:
+        """The largest share that a parameter lost; None where nothing was measured."""
+        return max((loss.share for loss in self.gradients if loss.kind == "parameter"), default=None)
+
+
+class GradientWatch:
+    """Compares the gradients of each step with exact, up to the first step in which every optimizer was stepped.
+
+    outputs: those of the modules' outputs too, which takes hooks on modules (compiled code would be compiled again).
+    stats: the gradients of that step; of the first one where every step was skipped.
+    """
+
+    def __init__(self, loop: TrainingLoop, recorder: Recorder, *, outputs: bool = True) -> None:
+        self.wanted = not loop.sharded
+        self.stats: GradientStats | None = None
+        self._loop, self._recorder, self._outputs = loop, recorder, outputs
+        self._attempts: list[tuple[float, float, bool]] = []
+
+    @contextmanager
+    def step(self, number: int, shadow: Shadow) -> Iterator[None]:
+        """Compare the gradients of the step that runs inside."""
+        losses: dict[tuple[str, str], GradientLoss] = {}
+        histograms: dict[str, GradientHistogram] = defaultdict(GradientHistogram)
+        events = len(self._recorder.events)
+        start = shadow.ops
+
+        def seen(kind: str, name: str, grad: torch.Tensor) -> None:
+            values = _parts(grad, shadow)
+            if values is None:
+                return
+            value, exact, known, flushed = values
+            module = name.rpartition(".")[0] if kind == "parameter" else name.partition("[")[0]
+            loss = losses.setdefault((kind, name), GradientLoss(kind, name, module))
+            half = "float16" in self._recorder.low
+            loss.add(value, exact, known, half=half, flushed=flushed)
+            scale = self._scale(events)
+            if (half or grad.dtype is torch.float16) and is_usable(scale):
+                histograms[name] += histogram_of(exact[known] / scale)
+
+        with captured(self._loop, seen, outputs=self._outputs):
+            yield
+        own = self._recorder.events[events:]
+        if not any(event.act is Act.BACKWARD for event in own):
+            return
+        scale = self._scale(events)
+        settled = not any(event.act is Act.SCALER_STEP and event.skipped for event in own)
+        worst = _worst(losses.values())
+        self._attempts.append((scale, *worst))
+        if self.stats is None or settled:
+            self.stats = self._stats(number, scale, losses, dict(histograms), shadow, start, own)
+        self.wanted = not settled
+
+    def result(self, steps: int) -> GradientStats:
+        """The gradients of the step that is judged. steps: how many came to their end."""
+        name = self._loop.name
+        if self._loop.sharded:
+            return GradientStats(name, 0, skipped=SHARDED)
+        if self.stats is None:
+            hint = "let each step run a backward pass on its own batch"
+            why = f"no backward pass ran in {steps} steps"
+            return GradientStats(name, 0, skipped=why, prevented=True, hint=hint)
+        return self.stats
+
+    def _scale(self, since: int) -> float:
+        events = self._recorder.events[since:]
+        scales = [e.scale for e in events if e.act is Act.SCALE and e.enabled and e.scale is not None]
+        return scales[-1] if scales else 1.0
+
+    def _stats(
+        self,
+        number: int,
+        scale: float,
+        losses: dict[tuple[str, str], GradientLoss],
+        histograms: dict[str, GradientHistogram],
+        shadow: Shadow,
+        start: int,
+        events: Iterable[Any],
+    ) -> GradientStats:
+        name = self._loop.name
+        if not is_usable(scale):
+            why = f"the loss scale is {scale:g} in step {number}, which leaves nothing of the gradients"
+            return GradientStats(
+                name,
+                number,
+                skipped=why,
+                prevented=True,
+                hint="give the scaler a positive finite scale: see loss-scale",
+            )
+        gradients = sorted(losses.values(), key=lambda loss: (loss.kind != "parameter", -loss.lost))
+        halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in if g.kind == "parameter" else "")}
+        low = [dtype for event in events for dtype in event.low]
+        low += [loss.dtype for loss in gradients if loss.dtype in ("float16", "bfloat16")]
+        seen = Counter(f"{loss.kind} gradients" for loss in gradients)
+        largest, at = _largest(shadow, start)
+        return GradientStats(
+            name,
+            number,
+            "float16" if "float16" in low else low[0] if low else "",
+            scale,
+            tuple(gradients),
+            {n: histogram for n, histogram in histograms.items() if n in halves},
+            frozenset(loss.name for loss in gradients if loss.kind == "output"),
+            largest / scale,
+            at,
+            _underflow(gradients, scale, largest) if halves else None,
+            tuple(self._attempts),
+            Coverage(dict(seen)),
+        )
+
+
+def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool] | None:
+    """The values of a gradient, the exact ones, which of them are known, and whether a flush reached it."""
+    grad = local(grad)
+    companions = shadow.store.known(grad) if has_companions(grad) else None
+    if companions is None:
+        return None
+    exact, moved = shadow.exact(grad), shadow.moved(grad)
+    if grad.is_complex():
+        grad, exact, moved = (torch.view_as_real(t.resolve_conj()) for t in (grad, exact, moved))
+    distance = (moved.double() - exact).abs() * (companions.unit / MOVE)
+    known = exact.isfinite() & (exact != 0) & (distance <= exact.abs() / 2)
+    flushed = any(isinstance(key, tuple) and key[0] in (FLUSH, ZERO) for key in companions.faults)
+    return grad, exact, known, flushed
+
+
+def _largest(shadow: Shadow, start: int) -> tuple[float, str]:
+    """The largest magnitude of float16 in backward, be it what exact has where the step overflowed."""
+    if shadow.judge is None:
+        return 0.0, ""
+    values = [(v[0], w) for (w, dtype), v in shadow.judge.largest.items() if dtype == "float16"]
+    values += [(f.exact_amax, f.where) for f in shadow.faults if f.kind == OVERFLOW and f.index > start]
+    backward: list[tuple[float, Where]] = [(value, where) for value, where in values if where.phase == "backward"]
+    value, where = max(backward, key=lambda pair: pair[0], default=(0.0, Where()))
+    return value, where.module or where.op
+
+
+def _underflow(gradients: Iterable[GradientLoss], scale: float, largest: float) -> Underflow | None:
+    """What the step would save at a larger loss scale; None where gradients are exact enough, or as bad there."""
+    weights = [loss for loss in gradients if loss.kind == "parameter"]
+    size = math.sqrt(sum(loss.squares for loss in weights))
+    off, flushed = (sum(getattr(loss, name) for loss in weights) for name in ("off_squares", "flushed_squares"))
+    room = math.floor(math.log2(format_of("float16").max / largest)) if largest > 0 else 0
+    if not size or room < 1 or not math.isfinite(off) or any(loss.nonfinite for loss in weights):
+        return None
+    rounding = format_of("float16").unit_roundoff  # remains at every scale
+    error, cured = math.sqrt(off) / size, max(math.sqrt(max(off - flushed, 0.0)) / size, rounding)
+    if error <= _LEAST_ERROR or cured * _CURED >= error:
+        return None
+    return Underflow(error, math.ldexp(scale, room), cured)
+
+
+def _worst(losses: Iterable[GradientLoss]) -> tuple[float, bool]:
+    """The worst share that a parameter lost, and whether any gradient overflowed."""
+    losses = list(losses)
+    weights = [loss for loss in losses if loss.kind == "parameter" and loss.known]
+    known = sum(loss.known for loss in weights)
+    pooled = sum(max(0, loss.zero - loss.reverse) for loss in weights) / known if known else 0.0
+    worst = max([pooled, *(loss.lost for loss in weights if loss.known >= FEW)])
+    return worst, any(loss.nonfinite for loss in losses)
+
+
+@contextmanager
+def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None], *, outputs: bool) -> Iterator[None]:
+    """Give `seen` every gradient of the backward passes inside, with its kind (`parameter`, or `output` of a module)
+    and name, as autograd makes it: scaled, before it is added up. What it keeps it must copy."""
+
+    def note(kind: str, name: str, grad: torch.Tensor) -> None:
+        with torch.no_grad(), _disable_current_modes():
+            seen(kind, name, grad.detach())
+
+    with ExitStack() as stack:
+        for name, parameter in loop.parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                handle: Any = parameter.register_hook(_Hook(partial(note, "parameter", name)))  # type: ignore[no-untyped-call]
+                stack.callback(handle.remove)
+        for path, root in loop.reached.modules.items() if outputs else ():
+            for inner, module in hookable(root):
+                hook = _OutputHook(partial(note, "output"), loop.path(path, inner))
+                stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+class _Hook:
+    """A hook that a step may pickle or copy along with the module that it hangs on: the copy of it does nothing."""
+
+    __torch_unserializable__ = True  # else PyTorch warns of hooks on tensors that are saved
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        self._note = note
+
+    def __reduce__(self) -> tuple[type[_Silent], tuple[()]]:
+        return _Silent, ()
+
+    def __call__(self, grad: torch.Tensor) -> None:
+        self._note(grad)
+
+
+class _Silent:
+    """The hook on a copy of a module that was made while its gradients were captured."""
+
+    def __call__(self, *args: object) -> None:
+        pass
+
+
+class _OutputHook(_Hook):
+    def __init__(self, note: Callable[..., None], name: str) -> None:
+        super().__init__(note)
+        self._name = name
+
+    def __call__(self, _: torch.nn.Module, args: object, output: object) -> None:  # type: ignore[override]
+        if torch.is_grad_enabled():
+            for path, tensor in tensors(output):
+                if tensor.requires_grad and tensor.grad_fn is not None and tensor.is_floating_point():
+                    name = f"{self._name}[{path}]" if path else self._name
+                    tensor.register_hook(_Hook(partial(self._note, name)))

@@ -1,0 +1,340 @@
+"""How the values of a step depend on the tensors of the loop: as a multiple, as a sum with multiples, or otherwise.
+
+Companions say what a value should be. They do not say whether a tensor was updated or given a value anew, and whether
+its old value was kept whole (a sum), in part (a moving average), or multiplied on its own (a decay).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ampcheck.core.formats import format_of
+from ampcheck.shadow.call import Call, leaves, op_schema
+from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.torchtools.storage import storage_number
+from ampcheck.training.forms import Form, Operand, combined, itself, mixed, without
+from ampcheck.training.loop import Resident, Role
+
+NARROW: frozenset[torch.dtype] = frozenset(
+    getattr(torch, name)
+    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    if hasattr(torch, name)
+)
+"""Floating dtypes narrower than float32 in which values are added up (block scales and packed formats are not)."""
+
+_OTHERWISE = frozenset(("alpha", "beta", "rounding_mode", "out", "accumulate"))
+_FUSED_DECAYS = {"exp_avgs": "beta1", "exp_avg_sqs": "beta2"}
+_REDUCING = frozenset(("norm", "max", "powsum"))
+_CASTS = frozenset(("_to_copy", "clone", "copy"))
+_GUARDS = frozenset(("add", "sub", "clamp", "clamp_min", "maximum"))
+
+
+@dataclass(slots=True)
+class Scaling:
+    """A tensor was multiplied by a number just below 1 and rounded, with nothing added. looked: its nonzero elements;
+    stuck: those that hold the same value afterwards."""
+
+    factor: float
+    looked: int
+    stuck: int
+    op: str
+
+
+@dataclass(slots=True)
+class Written:
+    """What was seen of one tensor within a step: the last op that wrote to it, and where the first one did."""
+
+    op: str = ""
+    file: str = ""
+    line: int | None = None
+    scalings: list[Scaling] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class VanishedConstant:
+    """A constant that is zero in the format of what it is added to. of: the names of the tensors that this is made of.
+    zeros: how many results were exactly zero. option: which option of an optimizer has this value (`eps`), else ""."""
+
+    constant: float
+    dtype: str
+    op: str
+    file: str
+    line: int | None
+    zeros: int = 0
+    of: tuple[str, ...] = ()
+    option: str = ""
+
+
+class Additions:
+    """What a `Lineage` tells of each op; see `ampcheck.training.reductions.sums`."""
+
+    def begin(self, lineage: Lineage) -> None:
+        """A step begins, and all forms are forgotten."""
+
+    def before(self, call: Call, lineage: Lineage) -> None:
+        """An op is about to run."""
+
+    def after(self, call: Call, lineage: Lineage, place: tuple[str, int | None]) -> None:
+        """An op has run, and the forms of its results are known."""
+
+
+class Lineage(TorchDispatchMode):
+    """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
+
+    written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
+    part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers.
+
+    An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
+    ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, additions: Additions | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops = 0
+        self.overwritten: Callable[[torch.Tensor], None] | None = None
+        self.written: dict[int, Written] = {}
+        self.vanished: dict[tuple[float, str], VanishedConstant] = {}
+        self._additions = additions
+        self._forms: dict[int, Form] = {}
+        self._alive: dict[int, StorageWeakRef] = {}  # while it is here no other storage gets the same number
+        self._origins: dict[int, Resident] = {}
+        self._bits: dict[int, int] = {}
+        self._count = 0
+        self._parameters = self._residents = self.drawn = 0
+
+    def begin(self, residents: Sequence[Resident]) -> None:
+        """A step begins: its origins are the narrow ones of these tensors."""
+        self._forms, self._alive, self._origins, self._bits, self.written = {}, {}, {}, {}, {}
+        self._count = self._parameters = 0
+        self._residents = self.drawn = self.new_origin()
+        for resident in residents:
+            number = storage_number(resident.tensor)
+            if resident.tensor.dtype not in NARROW or resident.role is Role.GRADIENT or number is None:
+                continue
+            if number not in self._bits:
+                bit = self._bits[number] = self.new_origin()
+                self._origins[bit] = resident
+                self._residents |= bit
+                self._parameters |= bit if resident.role is Role.PARAMETER else 0
+                self.put(resident.tensor, itself(bit))
+        if self._additions is not None:
+            self._additions.begin(self)
+
+    def new_origin(self) -> int:
+        """The bit of a new origin."""
+        self._count += 1
+        return 1 << (self._count - 1)
+
+    def bit_of(self, tensor: torch.Tensor) -> int:
+        """The bit of a tensor of the loop; 0 for another."""
+        number = storage_number(tensor)
+        return 0 if number is None else self._bits.get(number, 0)
+
+    def form(self, tensor: object) -> Form:
+        """The form of the values of a tensor, all parts of its memory together."""
+        number = storage_number(tensor) if isinstance(tensor, torch.Tensor) else None
+        return Form() if number is None else self._forms.get(number, Form())
+
+    def put(self, tensor: torch.Tensor, form: Form) -> None:
+        """Note the form of the values of a tensor; other parts of its memory keep theirs."""
+        number = storage_number(tensor)
+        if number is None or not (form.mask or number in self._forms):
+            return
+        if tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes() and number in self._forms:
+            rest = self._forms[number]
+            same = {bit: gain for bit, gain in rest.gains.items() if form.gains.get(bit) == gain}
+            form = Form(rest.mask | form.mask, same)
+        if number not in self._alive:
+            self._alive[number] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._forms[number] = form
+
+    def add_origin(self, alive: StorageWeakRef) -> int:
+        """The bit of a new origin, on which all that a storage holds depends."""
+        number, bit = int(alive.cdata), self.new_origin()
+        form = self._forms.get(number, Form())
+        self._alive[number], self._forms[number] = alive, Form(form.mask | bit, form.gains, form.pure)
+        return bit
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload) or any(issubclass(kind, FakeTensor) for kind in types):
+            return func(*args, **kwargs)
+        if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
+            return NotImplemented  # a DTensor runs its ops on the local shard, and those come here
+        self.ops += 1
+        call = Call(func, op_schema(func), args, kwargs)
+        if call.schema.view:
+            return func(*args, **kwargs)
+        recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves((args, tuple(kwargs.values()))))
+        recorded = recorded or torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            plan = self._plan(call, recorded)
+            if self._additions is not None:
+                self._additions.before(call, self)
+        call.out = func(*args, **kwargs)
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            for note in plan(call):
+                self._note(call, *note)
+            if self._additions is not None:
+                self._additions.after(call, self, users_line(sys._getframe()))
+        return call.out
+
+    def _plan(self, call: Call, recorded: bool) -> Callable[[Call], Iterator[_Note]]:
+        """What to note once the op has run. Forms follow from what the arguments hold before it."""
+        written = [
+            (position, tensor)
+            for position, name in call.schema.writes
+            for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name))
+        ]
+        if call.schema.random:
+            drawn = Form(self.drawn)
+            return lambda done: (_Note(t, drawn) for t in ([t for _, t in written] or leaves(done.out)))
+        if not any(self.form(t).mask for t in leaves((call.args, tuple(call.kwargs.values())))):
+            return lambda _: (_Note(tensor, Form()) for _, tensor in written)
+        base = _base(call)
+        foreach = call.name.startswith("_foreach_")
+        followed = bool(written) or torch.Tag.pointwise in call.op.tags or base in _CASTS
+        followed = (followed or (foreach and base not in _REDUCING)) and call.op.namespace == "aten"
+        followed = followed and (base not in ("copy", "_to_copy") or _is_float_cast(call))
+        hidden = (0 if followed else self._residents) | (self._parameters if recorded else 0)
+        notes, counts = [], Counter[int]()
+        for position, tensor in written:
+            operands = self._operands(call, base, counts[position])
+            counts[position] += 1
+            form = without(self._result(call, base, operands, tensor), hidden & ~self.bit_of(tensor))
+            scaled = self._bare(call, base, operands, tensor, form)
+            old = tensor.detach().clone() if 0.0 < scaled < 1.0 and tensor.dtype in NARROW else None
+            notes.append(_Note(tensor, form, scaled, old))
+        if written:
+            return lambda _: iter(notes)
+        if base.endswith("_like") or base.startswith("new_"):
+            return lambda _: iter(())  # made after the shape of a tensor, not from its values
+        numbers = range(len(call.args[0])) if foreach else (0,)
+        forms = [without(self._result(call, base, self._operands(call, base, n), None), hidden) for n in numbers]
+        return lambda done: (
+            _Note(tensor, forms[min(number, len(forms) - 1)]) for number, tensor in enumerate(leaves(done.out))
+        )
+
+    def _operands(self, call: Call, base: str, index: int) -> list[Operand]:
+        """The operands in the order of the schema; of lists (foreach) the element `index`."""
+        operands = []
+        for position, argument in enumerate(call.op._schema.arguments):
+            value = call.args[position] if position < len(call.args) else call.kwargs.get(argument.name)
+            if argument.name in _OTHERWISE or value is None:
+                continue
+            value = value[index] if isinstance(value, (list, tuple)) and index < len(value) else value
+            if isinstance(value, torch.Tensor):
+                form = self.form(value)
+                plain = value.dim() == 0 and not form.mask and base in ("mul", "div", "lerp", "add", "sub")
+                plain = plain and value.device.type != "meta" and not value.is_complex()
+                operands.append(Operand(form, float(value) if plain else None))
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                operands.append(Operand(Form(), float(value)))
+        return operands
+
+    def _result(self, call: Call, base: str, operands: list[Operand], target: torch.Tensor | None) -> Form:
+        if call.argument("rounding_mode") is not None:
+            return mixed([operand.form for operand in operands])
+        if target is not None and "batch_norm" in base:
+            momentum = call.argument("momentum", call.argument("exponential_average_factor", 0.0))
+            return self.form(target).times(1.0 - (momentum if call.argument("training", True) else 0.0))
+        if target is not None and base.startswith("_fused_"):
+            for name, decay in _FUSED_DECAYS.items():  # its kernels mix all, but decay the moments by their betas
+                if any(t is target for t in leaves(call.argument(name))):
+                    return self.form(target).times(float(call.argument(decay)))
+            return Form(self.form(target).mask)
+        if base == "index_put":
+            base = "index_add" if call.argument("accumulate") else "mixed"
+        return combined(base, operands, _number(call, "alpha"), _number(call, "beta"))
+
+    def _bare(self, call: Call, base: str, operands: list[Operand], target: torch.Tensor | None, form: Form) -> float:
+        """The factor where a tensor of the loop is multiplied by a number and nothing is added; else 0."""
+        bit = self.bit_of(target) if target is not None else 0
+        if not bit or target is None or not operands or "batch_norm" in base or base.startswith("_fused_"):
+            return 0.0
+        first = call.args[0] if call.args else None
+        if base == "copy" or not any(t is target for t in leaves(first)):  # assigned, as by out=
+            gain, now = form.gain(bit), self.form(target).gain(bit)
+            return gain / now if form.pure and gain and now else 0.0
+        relative = self._result(call, base, [Operand(itself(bit)), *operands[1:]], target)
+        return (relative.gain(bit) or 0.0) if relative.pure else 0.0
+
+    def _note(self, call: Call, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
+        number = storage_number(result)
+        bit = self._bits.get(number, 0) if number is not None else 0
+        if result.is_floating_point():
+            self._constant(call, result, form, bit)
+        self.put(result, form)
+        if not bit or number is None:
+            return
+        if not form.mask & bit and self.overwritten is not None:
+            self.overwritten(result)
+        if number not in self.written:
+            parameter = self._origins[bit].role is Role.PARAMETER
+            file, line = ("", None) if parameter else users_line(sys._getframe())
+            self.written[number] = Written(file=file, line=line)
+        self.written[number].op = op_name(call.op)
+        if old is not None:
+            nonzero = old != 0
+            looked, stuck = int(nonzero.sum()), int((nonzero & (result == old)).sum())
+            self.written[number].scalings.append(Scaling(scaled, looked, stuck, op_name(call.op)))
+
+    def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
+        """Note a constant that guards (an eps) and is zero in the format of what it is added to."""
+        if (
+            _base(call) not in _GUARDS
+            or bit
+            or result.dtype not in NARROW
+            or not form.mask & self._residents & ~self.drawn
+        ):
+            return
+        values = [v for v in (*call.args[1:2], call.kwargs.get("min")) if isinstance(v, (int, float))]
+        constant = float(values[0]) * _number(call, "alpha") if values else 0.0
+        if not 0 < abs(constant) <= format_of(result.dtype).flushes_at:
+            return
+        dtype = str(result.dtype).removeprefix("torch.")
+        names = [r.name for b, r in self._origins.items() if form.mask & b]
+        seen = self.vanished.get((constant, dtype))
+        if seen is None:
+            seen = VanishedConstant(constant, dtype, op_name(call.op), *users_line(sys._getframe()))
+            self.vanished[constant, dtype] = seen
+        seen.of = tuple(dict.fromkeys((*seen.of, *sorted(names))))
+        seen.zeros += int((result == 0).sum())
+
+
+class _Note(NamedTuple):
+    """A result of an op, its form, and of a bare multiplication the factor and the old values."""
+
+    result: torch.Tensor
+    form: Form
+    scaled: float = 0.0
+    old: torch.Tensor | None = None
+
+
+def _base(call: Call) -> str:
+    """`mul` for `aten::mul`, `mul_` and `_foreach_mul_` alike."""
+    return call.name.removeprefix("_foreach_").removesuffix("_")
+
+
+def _number(call: Call, name: str) -> float:
+    value = call.argument(name)
+    return float(value) if isinstance(value, (int, float)) else 1.0
+
+
+def _is_float_cast(call: Call) -> bool:
+    """Whether a copy reads and writes floats: bits seen as integers are no values."""
+    source = call.args[1] if call.name == "copy_" else call.args[0]
+    return bool(source.is_floating_point() and (call.name != "copy_" or call.args[0].is_floating_point()))
