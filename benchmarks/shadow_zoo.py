@@ -3,8 +3,8 @@
     python benchmarks/shadow_zoo.py ../shared/zoo --json shadow_zoo.json [--jobs 2] [--only TEXT]
 
 A zoo is a folder whose module `zoo` has `ZOO`, names to functions that return `(model, args, kwargs)`. float16 runs at
-the loss scales that `GradScaler` goes through, until no gradient overflows. The report lists every fault that reaches an
-output or a gradient; whether it is a defect is for a person to judge.
+the loss scales that `GradScaler` goes through, until no gradient overflows. The report lists every fault that reaches
+an output or a gradient; whether it is a defect is for a person to judge.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run_part(folder: str, part: int, parts: int, only: str, queue: Any) -> None:
             signal.alarm(SECONDS)
             try:
                 row |= run_model(models[name], low)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # a model that raises must not end the sweep
                 row["error"] = f"{type(error).__name__}: {error}"[:300]
             signal.alarm(0)
             queue.put(row)

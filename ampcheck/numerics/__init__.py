@@ -11,6 +11,4 @@ from ampcheck.numerics.measure import Measured as Measured
 from ampcheck.numerics.measure import References as References
 from ampcheck.numerics.measure import measure_numerics as measure_numerics
 from ampcheck.numerics.nonfinite import check_reference as check_reference
-from ampcheck.numerics.reference import Reference as Reference  # until compiled.blame is merged
-from ampcheck.numerics.reference import measure_reference as measure_reference  # until compiled.blame is merged
 from ampcheck.numerics.stats import NumericsStats as NumericsStats

@@ -92,9 +92,6 @@ class Measured:
     references: References
 
 
-Eager = Measured  # until compiled.blame is merged
-
-
 def measure_numerics(
     subject: Subject,
     dtype: torch.dtype,
