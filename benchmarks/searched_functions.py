@@ -31,7 +31,7 @@ from ampcheck import Run, Verdict, assert_property
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import collect
 from ampcheck.search import SearchOptions
-from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RAISES, RANGE, SHAPE
+from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RAISES, RANGE
 from ampcheck.speed.fingerprint import fingerprint
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "reports" / "evidence" / "searched_functions.json"
@@ -43,7 +43,6 @@ CHECK_OF = {
     RANGE: "property-finite",
     ACCURACY: "property-accuracy",
     DECISION: "property-accuracy",
-    SHAPE: "property-accuracy",
 }
 """The check that tells of each kind of problem."""
 
@@ -81,9 +80,9 @@ def outcome(run: Run) -> dict[str, Any]:
     failures = {check: [f for f in run.of(Verdict.FAIL) if f.check == check] for check in CHECK_OF.values()}
     breaks = []
     for table in run.tables:
-        for kind, code, low, wide, allowed, after, _ in table.rows:
+        for kind, code, low, wide, limit, after, _ in table.rows:
             finding = failures[CHECK_OF[str(kind)]].pop(0)  # both are in the order in which they were found
-            number = {"low precision": low, "float64": wide, "allowed error": allowed}
+            number = {"low precision": low, "float64": wide, "limit": limit}
             breaks.append(
                 {
                     "kind": kind,
@@ -123,7 +122,7 @@ def few_words(one: Mapping[str, Any], dtype: str) -> str:
     if one["kind"] != ACCURACY:
         return str(one["message"])
     error = abs(low - wide)
-    return f"is {is_}, should be {should}: {error / ulp(wide, dtype):.3g} ULP away, {one['allowed error']:.2g} allowed"
+    return f"is {is_}, should be {should}: {error / ulp(wide, dtype):.3g} ULP away"
 
 
 def ulp(value: float, dtype: str) -> float:

@@ -20,11 +20,11 @@ PROPERTY_FINITE = Check(
 PROPERTY_ACCURACY = Check(
     "property-accuracy",
     "property",
-    "Every element of the output differs from float64 by no more than rounding explains, over all inputs of a "
-    "strategy; integers and bools are equal unless rounding the data changes them.",
-    "The bound is derived for each element: the unit roundoff times the number of roundings, times the change of the "
-    "output when its inputs and weights move, plus the output's own rounding. Elements that float32 gets wrong are "
-    "not judged.",
+    "Every row of the output differs from float64 by no more than rounding explains, and decisions (comparisons, "
+    "indices) are those of float64 unless they are near ties, over all inputs of a strategy.",
+    "Every tensor of the run carries its float64 value, and a second one for inputs and weights moved by a unit "
+    "roundoff. What the move changes, and a few roundings, is the bound. An op whose result leaves it while its inputs "
+    "keep it is at fault; it fails where the error is left in an output.",
     "Differences of large numbers, log(1 + x) and exp(x) - 1 near zero, a variance by E[x^2] - E[x]^2, intermediate "
     "values that overflow or flush to zero.",
     "Use log1p, expm1, logsumexp, a variance in two passes, or compute the part in float32.",
@@ -33,9 +33,10 @@ PROPERTY_ACCURACY = Check(
 PROPERTY_COMPILED = Check(
     "property-compiled",
     "property",
-    "Compiled code is as accurate as eager mode on the inputs of a strategy. Skipped if nothing can be compiled.",
-    "The model is compiled once, with dynamic shapes, for at most four kinds of shapes; both are compared with "
-    "float64, and compiled code fails beyond the bound where eager mode is nearer.",
+    "Compiled code keeps the bounds that eager mode keeps on the inputs of a strategy. Skipped if nothing can be "
+    "compiled.",
+    "The model is compiled once, with dynamic shapes, for at most four kinds of shapes. Its outputs are compared with "
+    "the float64 values of the eager run.",
     "A kernel that is wrong in one dtype or at one value, an approximation in Inductor.",
     "Reproduce with torch.compile(model, backend='aot_eager') to separate Inductor from tracing, and report it.",
 )
@@ -44,8 +45,8 @@ PROPERTY_INVARIANCE = Check(
     "property-invariance",
     "property",
     "A declared invariance holds: batch order, scale, shift, padding, or one of your own.",
-    "The run in float64 shows whether the invariance holds at all; low precision is then judged at the changed inputs "
-    "as at any others.",
+    "Low precision is judged at the changed inputs as at any others; float64 shows whether the invariance holds at "
+    "all.",
     "A result that depends on its neighbours in a batch, a norm whose eps or squares leave the range when the scale "
     "changes, padding that enters a mean.",
     "Mask padding, scale before squaring, or correct the declaration.",

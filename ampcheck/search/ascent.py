@@ -1,4 +1,4 @@
-"""Gradient ascent inside a declared domain, and making smaller what it finds."""
+"""Gradient ascent inside a declared domain, and minimising what it finds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ampcheck.core.errors import as_result
-from ampcheck.search.arms import Arms, Example
+from ampcheck.search.example import Example
+from ampcheck.search.runner import Runner
 from ampcheck.torchtools.pytree import tensors
 
 _ROUNDS = 16
@@ -19,12 +20,12 @@ _CALLS = 300
 
 
 class _Largest(TorchFunctionMode):
-    """The largest finite value that any torch function gives inside, with its history."""
+    """The largest finite value that any torch function returns inside, with its history."""
 
     def __init__(self) -> None:
         super().__init__()
         self.value: torch.Tensor | None = None
-        self._size = -math.inf
+        self.size = -math.inf
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -32,54 +33,60 @@ class _Largest(TorchFunctionMode):
             if tensor.requires_grad and tensor.is_floating_point() and tensor.numel():
                 magnitude = tensor.abs()
                 top = torch.where(magnitude.isfinite(), magnitude, 0.0).amax()
-                if float(top.detach()) > self._size:
-                    self._size, self.value = float(top.detach()), top
+                if float(top.detach()) > self.size:
+                    self.size, self.value = float(top.detach()), top
         return out
 
 
 def climb(
-    arms: Arms, example: Example, domains: Mapping[str, tuple[float, float]], spent: Callable[[], bool]
+    runner: Runner, example: Example, domains: Mapping[str, tuple[float, float]], spent: Callable[[], bool]
 ) -> Iterator[Example]:
-    """Examples on the way up: every floating input follows the sign of the gradient of the largest value that occurs.
+    """Examples on the way up: floating inputs follow the sign of the gradient of the largest value that occurs.
 
     domains: (low, high) of each floating tensor by its path; what its dtype cannot hold of that is left out. Steps
-    start at a quarter of the rest and halve when a step gains nothing; inputs stay inside and representable in their
-    own dtype. A model without a gradient is left where it is. spent: whether the time is over.
+    start at a quarter of the domain and halve when a step gains nothing. A model without a gradient, or that does not
+    run in float64, is left where it is. spent: whether the time is over.
     """
-    domains = {name: _within(t.dtype, *domains[name]) for name, t in example.floats().items()}
+    domains = {path: _within(t.dtype, *domains[path]) for path, t in example.floats().items()}
     share, best = 0.25, -math.inf
-    here = example.replaced({name: t.detach().clamp(*domains[name]) for name, t in example.floats().items()})
+    here = example.replaced({path: t.detach().clamp(*domains[path]) for path, t in example.floats().items()})
     for number in range(_ROUNDS):
         if spent():
             return
-        largest = _Largest()
-        try:
-            with largest:
-                _, leaves, _ = arms.differentiable(here)
-            value = largest.value
-            held = list(leaves.values())
-            grads = torch.autograd.grad(value, held, allow_unused=True) if value is not None and held else ()
-        except BaseException as error:  # noqa: BLE001  # the user's model, asked for a gradient that it may refuse
-            as_result(error)
+        size, gradients = _gradients(runner, here)
+        if not gradients:
             return
-        if value is None:
-            return
-        if float(value.detach()) <= best:
+        if size <= best:
             share /= 2
-        best = max(best, float(value.detach()))
-        moves = {name: grad for (name, _), grad in zip(leaves.items(), grads, strict=True) if grad is not None}
+        best = max(best, size)
         own = here.floats()
-        changed = {
-            name: (own[name].double() + share * (domains[name][1] - domains[name][0]) * grad.nan_to_num(0.0).sign())
-            .clamp(*domains[name])
-            .to(own[name].dtype)
-            for name, grad in moves.items()
-        }
-        if not changed:
-            return
-        here = here.replaced(changed)
+        moved = {}
+        for path, gradient in gradients.items():
+            low, high = domains[path]
+            step = share * (high - low) * gradient.nan_to_num(0.0).sign()
+            moved[path] = (own[path].double() + step).clamp(low, high).to(own[path].dtype)
+        here = here.replaced(moved)
         if number % _SHOWN == _SHOWN - 1:
             yield here
+
+
+def _gradients(runner: Runner, example: Example) -> tuple[float, dict[str, torch.Tensor]]:
+    """The largest value inside in float64, and its gradients by the path of the input."""
+    wide = example.widened(runner.device)
+    inputs = {path: tensor.requires_grad_() for path, tensor in wide.floats().items()}
+    # A leaf cannot be written in place; a view of it can.
+    call = wide.replaced({path: tensor.view_as(tensor) for path, tensor in inputs.items()})
+    largest = _Largest()
+    try:
+        with runner.differentiable() as model, largest:
+            model(*call.args, **call.kwargs)
+        if largest.value is None:
+            return 0.0, {}
+        gradients = torch.autograd.grad(largest.value, list(inputs.values()), allow_unused=True)
+    except BaseException as error:  # noqa: BLE001  # the user's model, asked for a gradient that it may refuse
+        as_result(error)
+        return 0.0, {}
+    return largest.size, {path: g for path, g in zip(inputs, gradients, strict=True) if g is not None}
 
 
 def _within(dtype: torch.dtype, low: float, high: float) -> tuple[float, float]:
@@ -88,35 +95,33 @@ def _within(dtype: torch.dtype, low: float, high: float) -> tuple[float, float]:
     return min(max(low, least), most), min(max(high, least), most)
 
 
-def smaller(example: Example, fails: Callable[[Example], bool]) -> Example:
-    """An example that fails still, with as many zeros and as short numbers as a few hundred calls find."""
+def minimise(example: Example, fails: Callable[[Example], bool]) -> None:
+    """Try examples with more zeros and powers of two, in a few hundred calls; each starts from the last that failed.
+
+    Hypothesis minimises what it drew; ascent leaves that.
+    """
     calls = 0
-
-    def kept(candidate: Example) -> bool:
-        nonlocal calls
-        calls += 1
-        return calls <= _CALLS and fails(candidate)
-
-    for name in example.floats():
-        flat = example.floats()[name].detach().reshape(-1).clone()
-        size = flat.numel()
-        while size:
-            for first in range(0, flat.numel(), size):
-                trial = flat.clone()
-                trial[first : first + size] = 0
-                if not torch.equal(trial, flat) and kept(candidate := _with(example, name, trial)):
-                    example, flat = candidate, trial
-            size //= 2
-        for index in flat.nonzero().reshape(-1).tolist():
-            value = float(flat[index])
-            for shorter in (round(value), math.copysign(2.0 ** math.floor(math.log2(abs(value))), value)):
-                trial = flat.clone()
-                trial[index] = shorter
-                if shorter and not torch.equal(trial, flat) and kept(candidate := _with(example, name, trial)):
-                    example, flat = candidate, trial
-                    break
-    return example
+    for path, tensor in example.floats().items():
+        flat = tensor.detach().reshape(-1).clone()
+        for first, size, value in _simpler(flat):
+            trial = flat.clone()
+            trial[first : first + size] = value
+            candidate = example.replaced({path: trial.reshape(tensor.shape)})
+            if torch.equal(trial, flat) or calls >= _CALLS:
+                continue
+            calls += 1
+            if fails(candidate):
+                flat[first : first + size] = value
+        example = example.replaced({path: flat.reshape(tensor.shape)})
 
 
-def _with(example: Example, name: str, flat: torch.Tensor) -> Example:
-    return example.replaced({name: flat.reshape(example.floats()[name].shape)})
+def _simpler(flat: torch.Tensor) -> Iterator[tuple[int, int, float]]:
+    """Parts to make zero, the largest first, then elements to make shorter numbers. Reads `flat` as it changes."""
+    size = flat.numel()
+    while size:
+        yield from ((first, size, 0.0) for first in range(0, flat.numel(), size))
+        size //= 2
+    for index in flat.nonzero().reshape(-1).tolist():
+        value = float(flat[index])
+        yield index, 1, math.copysign(2.0 ** math.floor(math.log2(abs(value))), value)
+        yield index, 1, round(float(flat[index]))

@@ -1,49 +1,94 @@
-"""The compiled arm: compiled once, and again only for a few kinds of inputs."""
+"""Compiled code: compiled once, and again only for a few kinds of inputs."""
 
 from __future__ import annotations
 
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ampcheck.autocast.missing import lacking
-from ampcheck.search.arms import Arms, Example, Outputs
+from ampcheck.search.example import Example
+from ampcheck.search.runner import Runner
+from ampcheck.torchtools.dynamo import counters, reset
 from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.unsupported import cannot_run
 
 KINDS = 4
 """Kinds of inputs (dtypes, dimensions, which sides are 0 or 1) that are compiled for; Dynamo's own limit is 8."""
 
+_DRAWS = "the model draws random numbers, other ones in compiled code"
+
 
 class Compiled:
-    """`torch.compile(model, dynamic=True)`; examples of a kind beyond the first `KINDS` are counted and not run."""
+    """`torch.compile(model, dynamic=True)`.
 
-    def __init__(self, arms: Arms) -> None:
-        self.examples = 0
-        self.left_out = 0
-        self.missing = ""
-        self.kinds: set[Any] = set()
-        self._arms = arms
-        self._function: Any = None
+    examples: how many it ran. left_out: those of a kind beyond the first `KINDS`. integers: outputs of integers that
+    differ from those of eager mode, which have no bounds. missing: what this machine lacks to run it.
+    """
 
-    def __call__(self, example: Example) -> Outputs | None:
-        """What compiled code gives; None where this kind of input is not compiled for."""
+    def __init__(self, runner: Runner) -> None:
+        self.examples = self.left_out = self.integers = self.graphs = 0
+        self.missing = self._unsupported = ""
+        self._kinds: set[Any] = set()
+        self._runner = runner
+        self._function: Callable[..., Any] | None = None
+
+    def function_for(self, example: Example) -> Callable[..., Any] | None:
+        """The compiled function; None where it is not run with this kind of input."""
+        if self.missing or self._runner.draws:
+            return None
         kind = tuple(
             (path, str(t.dtype), tuple(min(side, 2) for side in t.shape), t.is_contiguous())
-            for path, t in tensors((example.args, dict(example.kwargs)))
+            for path, t in tensors(example.values)
         )
-        if self.missing:
-            return None
-        if kind not in self.kinds and len(self.kinds) >= KINDS:
+        if kind not in self._kinds and len(self._kinds) >= KINDS:
             self.left_out += 1
             return None
-        self.kinds.add(kind)
+        self._kinds.add(kind)
         if self._function is None:
-            self._function = torch.compile(self._arms.plain, dynamic=True)
-        outputs = self._arms.compiled(example, self._function)
-        self.examples += outputs.error is None
-        return outputs
+            self._function = torch.compile(self._runner.plain, dynamic=True)
+        return self._function
 
     def cannot_run(self, error: BaseException) -> bool:
-        """Whether the machine lacks a compiler, or a kernel that compiled code calls: the reason for a skip then."""
+        """Whether the machine lacks a compiler, or a kernel that compiled code calls."""
         self.missing = lacking(error, kernels=True)
         return bool(self.missing)
+
+    def not_judged(self) -> str:
+        """Why compiled code was not judged; "" where it was."""
+        if self.missing:
+            return f"not judged: {cannot_run(self.missing)}"
+        if self._runner.draws:
+            return _DRAWS
+        if not self.examples:
+            return "no example ran compiled"
+        return "" if self.graphs else self._unsupported or "torch.compile made no graph"
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Count the graphs that are compiled inside, without Dynamo's warnings.
+
+        Dynamo is reset on the way in and out: copies of one model share their code object, whose cache would fill up
+        and then run in eager mode.
+        """
+        importlib.import_module("torch._dynamo")  # its import sets all levels
+        log = logging.getLogger("torch._dynamo")
+        level = log.level
+        reset()
+        before = {group: counters(group) for group in ("stats", "graph_break", "unimplemented")}
+        if level in (logging.NOTSET, logging.WARNING):  # any other level was chosen by the user
+            log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+            since = {group: counters(group) - known for group, known in before.items()}
+            self.graphs = since["stats"]["unique_graphs"]
+            declined = [*since["unimplemented"], *since["graph_break"]]
+            if declined:
+                self._unsupported = (declined[0].strip().splitlines() or ["no reason given"])[0]
+            reset()

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from ampcheck.core.errors import UsageError
-from ampcheck.search.arms import Example
+from ampcheck.search.example import Example
 from ampcheck.torchtools.pytree import map_tensors
 
 Inputs = Sequence[int | str] | None
@@ -36,78 +36,90 @@ class Invariance(Protocol):
         """An output at the other inputs as it is to be at the first."""
 
 
-def _change(example: Example, inputs: Inputs, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
-    """The example with `function` applied to the tensors of the arguments that `inputs` names."""
-    if inputs is None:
-        return example.mapped(function)
-    here = [*range(len(example.args)), *example.kwargs]
-    if absent := [one for one in inputs if one not in here]:
-        raise UsageError(
-            f"inputs of an invariance must be arguments, here {', '.join(map(repr, here))}; found {absent[0]!r}"
-        )
-    args = tuple(map_tensors(function, one) if at in inputs else one for at, one in enumerate(example.args))
-    return Example(args, {k: map_tensors(function, v) if k in inputs else v for k, v in example.kwargs.items()})
+class _Change:
+    """An invariance under a change of each tensor of the arguments that `inputs` names."""
 
+    __slots__ = ()
+    inputs: Inputs
 
-def _of(inputs: Inputs) -> str:
-    return "" if inputs is None else f" of inputs {', '.join(map(repr, inputs))}"
+    def __post_init__(self) -> None:
+        listed = isinstance(self.inputs, (tuple, list)) and len(self.inputs) > 0
+        if self.inputs is not None and not (listed and all(type(key) in (int, str) for key in self.inputs)):
+            raise UsageError(
+                f"inputs of an invariance must be positions or keywords, such as (0, 'mask'); found {self.inputs!r}"
+            )
+        if problem := self._refused():
+            raise UsageError(f"{problem}; found {self!r}")
 
+    @property
+    def name(self) -> str:
+        """What findings call it."""
+        return self._title(f" of inputs {', '.join(map(repr, self.inputs))}" if self.inputs is not None else "")
 
-def _require_inputs(inputs: Inputs) -> None:
-    listed = isinstance(inputs, (tuple, list)) and len(inputs) > 0
-    if inputs is None or (listed and all(type(one) in (int, str) for one in inputs)):
-        return
-    raise UsageError(f"inputs of an invariance must be positions or keywords, such as (0, 'mask'); found {inputs!r}")
+    def changed(self, example: Example) -> Example:
+        """The other inputs."""
+        inputs = self.inputs
+        if inputs is None:
+            return example.mapped(self._changed)
+        here = [*range(len(example.args)), *example.kwargs]
+        if absent := [key for key in inputs if key not in here]:
+            raise UsageError(
+                f"inputs of an invariance must be arguments, here {', '.join(map(repr, here))}; found {absent[0]!r}"
+            )
+        args = [map_tensors(self._changed, v) if key in inputs else v for key, v in enumerate(example.args)]
+        kwargs = {key: map_tensors(self._changed, v) if key in inputs else v for key, v in example.kwargs.items()}
+        return Example(tuple(args), kwargs)
+
+    def undone(self, output: torch.Tensor) -> torch.Tensor:
+        """An output at the other inputs as it is to be at the first."""
+        return output
+
+    def _refused(self) -> str:
+        """Why the values of the fields are refused; "" where they are not."""
+        return ""
+
+    def _title(self, of: str) -> str:
+        raise NotImplementedError
+
+    def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class BatchOrder:
+class BatchOrder(_Change):
     """Reversing the samples along `dim` of every input, or of those named, reverses them in every output."""
 
     dim: int = 0
     inputs: Inputs = None
 
-    def __post_init__(self) -> None:
-        """Refuse what names no arguments."""
-        _require_inputs(self.inputs)
+    def _title(self, of: str) -> str:
+        return f"batch order along dimension {self.dim}{of}"
 
-    @property
-    def name(self) -> str:
-        """What findings call it."""
-        return f"batch order along dimension {self.dim}{_of(self.inputs)}"
-
-    def changed(self, example: Example) -> Example:
-        """Every tensor that has the dimension, reversed."""
-        return _change(example, self.inputs, self.undone)
+    def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.flip(self.dim) if -tensor.dim() <= self.dim < tensor.dim() else tensor
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """Reversed again."""
-        return output.flip(self.dim) if -output.dim() <= self.dim < output.dim() else output
+        return self._changed(output)
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(_Change):
     """Inputs times `factor` give the result times `factor ** degree`: 0 for a norm layer, 1 for a homogeneous one."""
 
     factor: float = 2.0
     degree: float = 0.0
     inputs: Inputs = None
 
-    def __post_init__(self) -> None:
-        """Refuse what is no factor."""
-        _require_inputs(self.inputs)
-        if not (math.isfinite(self.factor) and self.factor != 0 and math.isfinite(self.degree)):
-            raise UsageError(f"Scale needs a finite factor other than 0 and a finite degree; found {self!r}")
+    def _refused(self) -> str:
+        numbers = math.isfinite(self.factor) and self.factor != 0 and math.isfinite(self.degree)
+        return "" if numbers else "Scale needs a finite factor other than 0 and a finite degree"
 
-    @property
-    def name(self) -> str:
-        """What findings call it."""
-        degree = f" to the power {self.degree:g}" if self.degree else ""
-        return f"scale by {self.factor:g}{degree}{_of(self.inputs)}"
+    def _title(self, of: str) -> str:
+        return f"scale by {self.factor:g}{f' to the power {self.degree:g}' if self.degree else ''}{of}"
 
-    def changed(self, example: Example) -> Example:
-        """Floating inputs times the factor."""
-        return _change(example, self.inputs, lambda t: t * self.factor if t.is_floating_point() else t)
+    def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * self.factor if tensor.is_floating_point() else tensor
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """Outputs over the power of the factor."""
@@ -115,28 +127,22 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class Shift(_Change):
     """Adding `amount` to the inputs changes nothing (softmax, variance), or moves the result by `result` (mean)."""
 
     amount: float = 1.0
     result: float = 0.0
     inputs: Inputs = None
 
-    def __post_init__(self) -> None:
-        """Refuse what is no amount."""
-        _require_inputs(self.inputs)
-        if not (math.isfinite(self.amount) and math.isfinite(self.result)):
-            raise UsageError(f"Shift needs a finite amount and result; found {self!r}")
+    def _refused(self) -> str:
+        numbers = math.isfinite(self.amount) and math.isfinite(self.result)
+        return "" if numbers else "Shift needs a finite amount and result"
 
-    @property
-    def name(self) -> str:
-        """What findings call it."""
-        result = f" moving the result by {self.result:g}" if self.result else ""
-        return f"shift by {self.amount:g}{_of(self.inputs)}{result}"
+    def _title(self, of: str) -> str:
+        return f"shift by {self.amount:g}{of}{f' moving the result by {self.result:g}' if self.result else ''}"
 
-    def changed(self, example: Example) -> Example:
-        """Floating inputs plus the amount."""
-        return _change(example, self.inputs, lambda t: t + self.amount if t.is_floating_point() else t)
+    def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + self.amount if tensor.is_floating_point() else tensor
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """Outputs less what they move by."""
@@ -144,7 +150,7 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True)
-class Padding:
+class Padding(_Change):
     """`count` elements of `value` behind the inputs along `dim` leave the other outputs as they are."""
 
     dim: int = -1
@@ -152,29 +158,19 @@ class Padding:
     value: float = 0.0
     inputs: Inputs = None
 
-    def __post_init__(self) -> None:
-        """Refuse padding by nothing."""
-        _require_inputs(self.inputs)
-        if self.count < 1:
-            raise UsageError(f"Padding needs a count of at least 1; found {self.count}")
+    def _refused(self) -> str:
+        return "" if self.count >= 1 else "Padding needs a count of at least 1"
 
-    @property
-    def name(self) -> str:
-        """What findings call it."""
-        of = f" by {self.count} of {self.value:g}" if (self.count, self.value) != (1, 0.0) else ""
-        return f"padding along dimension {self.dim}{of}{_of(self.inputs)}"
+    def _title(self, of: str) -> str:
+        by = f" by {self.count} of {self.value:g}" if (self.count, self.value) != (1, 0.0) else ""
+        return f"padding along dimension {self.dim}{by}{of}"
 
-    def changed(self, example: Example) -> Example:
-        """Every tensor that has the dimension, longer."""
-
-        def padded(tensor: torch.Tensor) -> torch.Tensor:
-            if not -tensor.dim() <= self.dim < tensor.dim():
-                return tensor
-            sides = list(tensor.shape)
-            sides[self.dim] = self.count
-            return torch.cat([tensor, tensor.new_full(sides, self.value)], self.dim)
-
-        return _change(example, self.inputs, padded)
+    def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not -tensor.dim() <= self.dim < tensor.dim():
+            return tensor
+        sides = list(tensor.shape)
+        sides[self.dim] = self.count
+        return torch.cat([tensor, tensor.new_full(sides, self.value)], self.dim)
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """Outputs without what was added; an output without the dimension as it is."""
@@ -194,11 +190,13 @@ class Declared:
     def changed(self, example: Example) -> Example:
         """What `change` makes of copies of the arguments."""
         copied = map_tensors(torch.clone, (example.args, dict(example.kwargs)))
-        found = self.change(*copied[0], **copied[1])
-        pair = isinstance(found, tuple) and len(found) == 2
-        if not (pair and isinstance(found[0], (tuple, list)) and isinstance(found[1], dict)):
-            raise UsageError(f"change of {self.name!r} must return (args, kwargs), a tuple and a dict; found {found!r}")
-        return Example(tuple(found[0]), found[1])
+        changed = self.change(*copied[0], **copied[1])
+        pair = isinstance(changed, tuple) and len(changed) == 2
+        if not (pair and isinstance(changed[0], (tuple, list)) and isinstance(changed[1], dict)):
+            raise UsageError(
+                f"change of {self.name!r} must return (args, kwargs), a tuple and a dict; found {changed!r}"
+            )
+        return Example(tuple(changed[0]), changed[1])
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """What `undo` makes of an output."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,21 +19,16 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Coverage, Run, Table, merge, verify
 from ampcheck.core.subject import Subject, name_of
-from ampcheck.numerics import arm_name, native_format
-from ampcheck.numerics.compiled import measure_graphs
-from ampcheck.search.arms import Arms, Example, as_example
-from ampcheck.search.blame import locate
 from ampcheck.search.checks import check_property
 from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.evaluate import Evaluator
-from ampcheck.search.headroom import plain
+from ampcheck.search.example import Example, as_example
 from ampcheck.search.invariances import Invariance
-from ampcheck.search.loop import SearchResult, search_inputs
+from ampcheck.search.loop import Search
 from ampcheck.search.reproduce import write_test
-from ampcheck.search.stats import Breaking, Peak, PropertyStats
-from ampcheck.strategies import as_code
+from ampcheck.search.runner import Runner, native_format
+from ampcheck.search.stats import Breaking, PropertyStats
 from ampcheck.torchtools.restore import restoring
-from ampcheck.torchtools.unsupported import cannot_run
 
 if TYPE_CHECKING:
     from hypothesis import strategies as st
@@ -91,8 +86,8 @@ def assert_property(
     bits is judged in that dtype; any other under autocast to each `dtype`, by default float16 and bfloat16.
 
     For every input, a result that is finite in float64 must be finite and within what rounding explains
-    (`ampcheck.search.rounding`). compile: compiled code must be no worse than eager mode; it is compiled for at most
-    four kinds of shapes. invariances: `BatchOrder`, `Scale`, `Shift`, `Padding`, `Declared` that must hold.
+    (`ampcheck.shadow.bounds`). compile: compiled code must keep the bounds that eager mode keeps; it is compiled for at
+    most four kinds of shapes. invariances: `BatchOrder`, `Scale`, `Shift`, `Padding`, `Declared` that must hold.
 
     Returns the run. Raises `AssertionError` with every failure, `UsageError` for input that cannot be judged. A test
     that is itself under `@given` needs `suppress_health_check=[HealthCheck.nested_given]`.
@@ -100,45 +95,35 @@ def assert_property(
     __tracebackhide__ = True
     _require(model, inputs, invariances)
     options = options or SearchOptions()
-    domain, reproduce = options.domain, options.reproduce
     placement = place(device)
     title = name or name_of(model)
+    bounds, runs = resolve_limits(limits), []
     with placement.entered():
         first = _first(inputs)
         subject = Subject((model, first.args, dict(first.kwargs)), name=title)
         wanted, native = _dtypes(subject, dtype)
-        runs = []
-        bounds = resolve_limits(limits)
         for low in wanted:
-            arms = Arms(subject, low, device=placement.device, native=native)
-            compiled = Compiled(arms) if compile else None
-            evaluator = Evaluator(arms, invariances, compiled)
-            with measure_graphs() if compile else nullcontext() as graphs:
-                found = search_inputs(
-                    evaluator,
+            runner = Runner(subject, low, device=placement.device, native=native)
+            compiled = Compiled(runner) if compile else None
+            search = Search(Evaluator(runner, invariances, compiled))
+            with compiled.measured() if compiled is not None else nullcontext():
+                search.run(
                     inputs,
                     examples=options.examples,
                     seconds=options.seconds,
-                    seed_=options.seed,
+                    number=options.seed,
                     database=options.database,
-                    domain=domain,
+                    domain=options.domain,
                 )
-            stats = _stats(evaluator, found, title, options.examples, domain)
-            if compiled is not None and not compiled.examples:
-                stats = replace(stats, skipped={"property-compiled": "no example ran compiled", **stats.skipped})
-            if graphs is not None:
-                stats = replace(stats, graphs=graphs.count)
-                if not graphs.count and "property-compiled" not in stats.skipped:
-                    reason = graphs.unsupported or "torch.compile made no graph"
-                    if arms.draws:
-                        reason = "the model draws random numbers; what makes them the same in each run is not compiled"
-                    stats = replace(stats, skipped={**stats.skipped, "property-compiled": reason})
-            if reproduce is not None:
-                written = tuple(
-                    write_test(reproduce, model, evaluator, one, *found.smallest[one.problem.kind], options.seed)
-                    for one in stats.breakings
+            stats = _stats(search, options)
+            if options.reproduce is not None:
+                breakings = tuple(
+                    write_test(
+                        options.reproduce, model, search.evaluator, b, search.smallest[b.problem.kind], options.seed
+                    )
+                    for b in stats.breakings
                 )
-                stats = replace(stats, breakings=written)
+                stats = replace(stats, breakings=breakings)
             runs.append(property_run(stats, bounds))
     run = replace(merge(runs), environment=environment(placement.device), title=f"search of {title}")
     return verify(run)
@@ -146,88 +131,72 @@ def assert_property(
 
 def property_run(stats: PropertyStats, limits: Limits) -> Run:
     """The run of one search."""
-    findings = check_property(stats, limits.headroom)
     rows = [
-        (one.problem.kind, one.code, one.problem.low, one.problem.wide, one.problem.allowed, one.found_after, one.calls)
-        for one in stats.breakings
+        (b.problem.kind, b.code, b.problem.low, b.problem.exact, b.problem.limit, b.found_after, b.calls)
+        for b in stats.breakings
     ]
-    columns = ("property", "smallest input", "low precision", "float64", "allowed error", "found after", "calls")
-    tables = (Table(f"What breaks {stats.subject} [{stats.arm}]", columns, rows, "property-accuracy"),) if rows else ()
-    return Run(findings=tuple(findings), coverage=stats.coverage, tables=tables)
+    columns = ("property", "smallest input", "low precision", "float64", "limit", "found after", "calls")
+    tables = (Table(f"What breaks {stats.name}", columns, rows, "property-accuracy"),) if rows else ()
+    return Run(findings=tuple(check_property(stats, limits.headroom)), coverage=stats.coverage, tables=tables)
 
 
-def _stats(
-    evaluator: Evaluator, found: SearchResult, name: str, budget: int, domain: tuple[float, float] | None
-) -> PropertyStats:
-    arms, compiled = evaluator.arms, evaluator.compiled
+def _stats(search: Search, options: SearchOptions) -> PropertyStats:
+    evaluator = search.evaluator
+    runner, compiled = evaluator.runner, evaluator.compiled
     asked, skipped = ["property-finite", "property-accuracy"], {}
     unseen = {
-        f"examples that float32 or the judge refused: {found.outside_reason}": found.outside,
-        "elements that are not finite in float64": found.undefined,
-    }
-    unseen |= arms.dropped
-    unseen |= {
-        f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n for op, n in arms.substituted.items()
+        f"examples that float32 refuses too: {search.outside_reason}": search.outside,
+        "elements that are not finite in float64": search.undefined,
+        **runner.dropped,
+        **{
+            f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n
+            for op, n in runner.substituted.items()
+        },
     }
     if compiled is not None:
         asked.append("property-compiled")
         unseen[f"examples of shapes beyond the {KINDS} kinds that are compiled for"] = compiled.left_out
-        if compiled.missing:
-            skipped["property-compiled"] = f"not judged: {cannot_run(compiled.missing)}"
+        unseen["integers that compiled code decides otherwise, for which there is no bound"] = compiled.integers
+        if reason := compiled.not_judged():
+            skipped["property-compiled"] = reason
     if evaluator.invariances:
         asked.append("property-invariance")
     seen = {
-        "examples": found.examples - found.outside,
-        "steps of gradient ascent": found.climbs,
-        "elements": found.elements,
+        "examples": search.examples - search.outside,
+        "steps of gradient ascent": search.climbs,
+        "elements": search.elements,
     }
-    breakings = tuple(
-        Breaking(
-            problem,
-            as_code(plain(one)),
-            found.found_after[kind],
-            found.calls,
-            locate(arms, one, problem),
-            climbed=kind in found.climbed,
-        )
-        for kind, (one, problem) in found.smallest.items()
-    )
     return PropertyStats(
-        subject=name,
-        arm=arm_name(arms.dtype, arms.native, compiled=False),
-        format=format_of(arms.dtype).name,
-        device=arms.device,
-        reference=arms.how.partition(",")[0],
-        examples=found.examples,
-        budget=budget,
-        seconds=found.seconds,
-        stopped=found.stopped,
-        outside=found.outside,
-        elements=found.elements,
-        undefined=found.undefined,
-        ratio=found.ratio,
-        flushed=found.flushed,
-        climbs=found.climbs,
+        name=runner.name,
+        format=format_of(runner.dtype).name,
+        examples=search.examples,
+        budget=options.examples,
+        stopped=search.stopped,
+        outside=search.outside,
+        elements=search.elements,
+        ratio=search.ratio,
+        climbs=search.climbs,
         compiled_examples=compiled.examples if compiled is not None else 0,
-        invariances={one.name: evaluator.held_against[one.name] for one in evaluator.invariances},
-        domain=_domain(found, domain),
-        peak=found.headroom.largest() if found.headroom is not None else Peak(),
-        overflow=found.headroom.overflow if found.headroom is not None else None,
-        lacking=found.lacking,
-        cut=found.cut,
-        unsteady=evaluator.unsteady or "",
-        breakings=breakings,
+        invariances={invariance.name: evaluator.counts[invariance.name] for invariance in evaluator.invariances},
+        domain=_domain(search.ranges, options.domain),
+        peak=search.peak,
+        overflow=search.overflow,
+        lacking=search.lacking,
+        cut=search.cut,
+        breakings=tuple(
+            Breaking(s.problem, s.example.code(), s.after, search.calls, climbed=s.climbed)
+            for s in search.smallest.values()
+        ),
         asked=tuple(asked),
         skipped=skipped,
-        outside_reason=found.outside_reason,
         coverage=Coverage({k: v for k, v in seen.items() if v}, {k: v for k, v in unseen.items() if v}),
     )
 
 
-def _domain(found: SearchResult, domain: tuple[float, float] | None) -> str:
-    low = min((bounds[0] for bounds in found.ranges.values()), default=math.inf)
-    high = max((bounds[1] for bounds in found.ranges.values()), default=-math.inf)
-    if domain is not None and len(found.ranges) == 1:
+def _domain(ranges: Mapping[str, tuple[float, float]], domain: tuple[float, float] | None) -> str:
+    low = min((bounds[0] for bounds in ranges.values()), default=math.inf)
+    high = max((bounds[1] for bounds in ranges.values()), default=-math.inf)
+    if domain is not None and len(ranges) == 1:
         low, high = domain
     if not low <= high:
         return "with the inputs drawn"

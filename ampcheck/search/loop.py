@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -16,46 +16,22 @@ from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from ampcheck.core.errors import UsageError, brief
-from ampcheck.search.arms import Example, as_example
-from ampcheck.search.ascent import climb, smaller
-from ampcheck.search.evaluate import Evaluation, Evaluator
-from ampcheck.search.headroom import Headroom
-from ampcheck.search.stats import Problem
-from ampcheck.strategies import as_code
-from ampcheck.torchtools.pytree import tensors
+from ampcheck.search.ascent import climb, minimise
+from ampcheck.search.evaluate import Evaluator
+from ampcheck.search.example import Example, as_example
+from ampcheck.search.stats import Look, Peak, Problem
 
 _MINIMISING = 0.5
 """Part of the seconds that minimising may take beyond the search itself."""
 
-_STARTS = 3
 _ATTEMPTS = 4
+"""Searches with other seeds, for a simpler example than the first found, or where the same were drawn again."""
+
 _SMALL = 2
-_SHRINKS = 500  # calls that making one failure small may take; Hypothesis itself stops at as many steps
+_SHRINKS = 500
+_STARTS = 3
 
-
-@dataclass(slots=True)
-class SearchResult:
-    """What a search gave: by kind of problem the smallest example, and how much was looked at."""
-
-    examples: int = 0
-    calls: int = 0
-    outside: int = 0
-    outside_reason: str = ""
-    elements: int = 0
-    undefined: int = 0
-    ratio: float = 0.0
-    flushed: float = 0.0
-    climbs: int = 0
-    seconds: float = 0.0
-    stopped: str = ""
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    lacking: str = ""
-    cut: bool = False
-    climbed: set[str] = field(default_factory=set)
-    largest: tuple[float, Example | None] = (0.0, None)
-    headroom: Headroom | None = None
-    smallest: dict[str, tuple[Example, Problem]] = field(default_factory=dict)
-    found_after: dict[str, int] = field(default_factory=dict)
+Database = str | os.PathLike[str] | ExampleDatabase | None
 
 
 class _Broken(Exception):  # noqa: N818  # Hypothesis keeps failures apart by the type of their exception
@@ -63,7 +39,7 @@ class _Broken(Exception):  # noqa: N818  # Hypothesis keeps failures apart by th
 
 
 class _Spent(BaseException):
-    """The budget is spent: Hypothesis must not go on, which it does after any exception of the common kind."""
+    """The budget is spent. Hypothesis would go on after any `Exception`."""
 
 
 @cache
@@ -71,108 +47,201 @@ def _broken(kind: str) -> type[_Broken]:
     return type(f"_Broken_{kind}", (_Broken,), {})
 
 
-def search_inputs(
-    evaluator: Evaluator,
-    inputs: st.SearchStrategy[Any],
-    *,
-    examples: int,
-    seconds: float,
-    seed_: int,
-    database: str | os.PathLike[str] | ExampleDatabase | None,
-    domain: tuple[float, float] | None,
-) -> SearchResult:
-    """Evaluate up to `examples` different inputs in up to `seconds`, and make what breaks smaller.
+@dataclass(slots=True)
+class Smallest:
+    """The smallest example that breaks a property, and after how many examples the first one was found."""
 
-    Where that is large still, or where Hypothesis drew the same inputs again, the search is begun anew with other
-    seeds, which may come upon something simpler.
+    example: Example
+    problem: Problem
+    after: int
+    climbed: bool = False
+
+
+@dataclass(slots=True)
+class Search:
+    """One search, and what it found.
+
+    examples: those examined while nothing was found; calls: how often the model ran; climbs: examples of gradient
+    ascent that were judged; ranges: by input what was drawn for it; for the others see `PropertyStats`.
     """
-    found = SearchResult(headroom=Headroom(evaluator.arms))
-    start = time.perf_counter()
-    known: dict[Any, Evaluation] = {}
-    shares: dict[Any, float] = {}
-    starts: list[Example] = []
-    until, latest = start + seconds, start + (1 + _MINIMISING) * seconds
-    for attempt in range(_ATTEMPTS):
-        smallest: dict[str, tuple[Example, Problem]] = {}
-        most, before = found.calls + examples + _SHRINKS, found.examples
 
-        def visit(drawn: object, smallest: dict[str, Any] = smallest, most: int = most) -> None:
-            nonlocal until, latest
-            late = bool(found.calls) and time.perf_counter() > until
-            if late or (found.found_after and found.calls > most):
-                found.cut = found.cut or bool(found.found_after)
-                found.stopped = "" if found.found_after else f"the {seconds:g} seconds were spent"
+    evaluator: Evaluator
+    examples: int = 0
+    calls: int = 0
+    outside: int = 0
+    outside_reason: str = ""
+    elements: int = 0
+    undefined: int = 0
+    ratio: float = 0.0
+    climbs: int = 0
+    stopped: str = ""
+    lacking: str = ""
+    cut: bool = False
+    peak: Peak = field(default_factory=Peak)
+    overflow: Peak | None = None
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    smallest: dict[str, Smallest] = field(default_factory=dict)
+    _known: dict[Any, Look] = field(default_factory=dict)
+    _starts: list[Example] = field(default_factory=list)
+    _until: float = math.inf
+    _latest: float = math.inf
+
+    def run(
+        self,
+        inputs: st.SearchStrategy[Any],
+        *,
+        examples: int,
+        seconds: float,
+        number: int,
+        database: Database = None,
+        domain: tuple[float, float] | None = None,
+    ) -> None:
+        """Judge up to `examples` different inputs in up to `seconds`, and minimise what breaks. number: the seed."""
+        for attempt in range(_ATTEMPTS):
+            before, kept = self.examples, dict(self.smallest)
+            most = self.calls + examples + _SHRINKS
+
+            def visit(drawn: Any, most: int = most) -> None:
+                self._visit(as_example(drawn), examples, seconds, most)
+
+            _draw(inputs, visit, examples, number + attempt, database if not attempt else None)
+            for kind, earlier in kept.items():
+                if _size(earlier.example) <= _size(self.smallest[kind].example):
+                    self.smallest[kind] = earlier
+            if time.perf_counter() > self._until:
+                break
+            if self.smallest and min(s.example.numel for s in self.smallest.values()) <= _SMALL:
+                break
+            if not self.smallest and not before < self.examples < examples:
+                break
+        if domain is not None and not self.smallest:
+            self._climb(domain)
+
+    def _visit(self, example: Example, examples: int, seconds: float, most: int) -> None:
+        """Judge an example that Hypothesis drew, and raise what it breaks."""
+        late = bool(self.calls) and time.perf_counter() > self._until
+        if late or (self.smallest and self.calls > most):
+            self.cut = self.cut or bool(self.smallest)
+            self.stopped = "" if self.smallest else f"the {seconds:g} seconds were spent"
+            raise _Spent
+        key = example.key()
+        if key not in self._known:
+            if self.examples >= examples and not self.smallest:
                 raise _Spent
-            example = as_example(drawn)
-            key = example.key()
-            if key not in known:
-                if found.examples >= examples and not found.found_after:
-                    raise _Spent
-                known[key] = look = _look(evaluator, found, example)
-                if not found.calls:  # the first call imports, compiles and fills caches: no part of the budget
-                    until = time.perf_counter() + seconds
-                    latest = until + _MINIMISING * seconds
-                found.calls += 1
-                _note(found, example, look)
-                shares[key] = _inside(found, example, look)
-                if len(starts) < _STARTS:
-                    starts.append(example)
-            seen = known[key]
-            if seen.problems:
-                problem = seen.problems[0]
-                if problem.kind not in found.found_after:
-                    found.found_after[problem.kind] = found.examples
-                    until = min(max(until, time.perf_counter() + _MINIMISING * seconds), latest)
-                smallest[problem.kind] = example, problem
-                raise _broken(problem.kind)(problem.kind)
-            if not seen.outside:
-                target(_bounded_log(seen.ratio), label="error, in roundings, as a power of two")
-                target(_bounded_log(seen.amax), label="largest magnitude, as a power of two")
-                target(seen.flushed, label="share of the outputs that became zero")
-                target(_bounded_log(shares.get(key, 0.0)), label="share of a format inside, as a power of two")
+            self._known[key] = self._look(example)
+            if self.calls == 1:  # the first call imports, compiles and fills caches: no part of the budget
+                self._until = time.perf_counter() + seconds
+                self._latest = self._until + _MINIMISING * seconds
+            if len(self._starts) < _STARTS:
+                self._starts.append(example)
+        look = self._known[key]
+        if look.problems:
+            problem = look.problems[0]
+            first = self.smallest.get(problem.kind)
+            if first is None:
+                self._until = min(max(self._until, time.perf_counter() + _MINIMISING * seconds), self._latest)
+            self.smallest[problem.kind] = Smallest(example, problem, first.after if first else self.examples)
+            raise _broken(problem.kind)(problem.kind)
+        if not look.outside:
+            target(_bounded_log(look.ratio), label="error over its limit, as a power of two")
+            target(_bounded_log(look.peak.share), label="share of the format inside, as a power of two")
 
-        _search(inputs, visit, examples, seed_ + attempt, database if not attempt else None)
-        for kind, one in smallest.items():
-            if kind not in found.smallest or _size(one[0]) < _size(found.smallest[kind][0]):
-                found.smallest[kind] = one
-        if time.perf_counter() > until:
-            break
-        if found.smallest and min(_size(one)[0] for one, _ in found.smallest.values()) <= _SMALL:
-            break
-        if not found.smallest and not before < found.examples < examples:
-            break
-    if domain is not None and not found.smallest:
-        _climb(evaluator, found, starts, domain, until, latest)
-    if evaluator.unsteady:  # what was seen before that is no evidence either
-        found.smallest, found.elements, found.outside_reason = {}, 0, evaluator.unsteady
-    found.seconds = time.perf_counter() - start
-    return found
+    def _look(self, example: Example, *, climbed: bool = False) -> Look:
+        """Judge an example; what is drawn while a failure is minimised counts as a call, not as an example."""
+        look = self.evaluator.look(example)
+        self.calls += 1
+        self.lacking = self.lacking or look.lacking
+        if self.smallest:
+            return look
+        if climbed:
+            self.climbs += not look.outside
+        else:
+            self.examples += 1
+            self.outside += bool(look.outside)
+            self.outside_reason = self.outside_reason or look.outside
+            self._note_range(example)
+        self.elements += look.elements
+        self.undefined += look.undefined
+        if not look.problems:
+            self.ratio = max(self.ratio, look.ratio)
+            if look.peak.share > self.peak.share:
+                self.peak = replace(look.peak, code=example.code())
+                self._starts = [example, *self._starts[-_STARTS + 1 :]]
+            if look.overflow is not None and self.overflow is None:
+                self.overflow = replace(look.overflow, code=example.code())
+        return look
+
+    def _note_range(self, example: Example) -> None:
+        for path, tensor in example.floats().items():
+            wide = tensor.detach().double()
+            finite = wide[wide.isfinite()]
+            if finite.numel():
+                low, high = self.ranges.get(path, (math.inf, -math.inf))
+                self.ranges[path] = min(low, float(finite.amin())), max(high, float(finite.amax()))
+
+    def _climb(self, domain: tuple[float, float]) -> None:
+        """Gradient ascent on the largest value, from the example with the largest so far and from the first ones."""
+        for start in list(self._starts):
+            domains = self._domains(start, domain)
+            for example in climb(self.evaluator.runner, start, domains, lambda: time.perf_counter() > self._until):
+                look = self._look(example, climbed=True)
+                if look.problems:
+                    self._minimise(example, look.problems[0])
+                    return
+
+    def _minimise(self, example: Example, problem: Problem) -> None:
+        smallest = self.smallest[problem.kind] = Smallest(example, problem, self.examples, climbed=True)
+
+        def fails(candidate: Example) -> bool:
+            if time.perf_counter() > self._latest:
+                return False
+            problems = self._look(candidate).problems
+            if not problems or problems[0].kind != problem.kind:
+                return False
+            smallest.example, smallest.problem = candidate, problems[0]
+            return True
+
+        minimise(example, fails)
+
+    def _domains(self, example: Example, domain: tuple[float, float]) -> dict[str, tuple[float, float]]:
+        """The bounds of each floating input: the domain; of several inputs none leaves the range that was drawn for it.
+
+        Among several, one may be a probability and another a logit, which one pair of numbers cannot say.
+        """
+        names = list(example.floats())
+        if len(names) == 1:
+            return {names[0]: domain}
+        drawn = {name: self.ranges.get(name, domain) for name in names}
+        both = {name: (max(domain[0], low), min(domain[1], high)) for name, (low, high) in drawn.items()}
+        return {name: bounds if bounds[0] <= bounds[1] else drawn[name] for name, bounds in both.items()}
 
 
-def _search(
-    inputs: st.SearchStrategy[Any],
-    visit: Callable[[Any], None],
-    examples: int,
-    number: int,
-    database: str | os.PathLike[str] | ExampleDatabase | None,
+def _draw(
+    inputs: st.SearchStrategy[Any], visit: Callable[[Any], None], examples: int, number: int, database: Database
 ) -> None:
     """Let Hypothesis draw, aim and minimise. What breaks is kept by `visit`."""
     phases = [Phase.generate, Phase.target, Phase.shrink]
+    if database is not None and not isinstance(database, ExampleDatabase):
+        database = DirectoryBasedExampleDatabase(database)
     profile = settings(
         max_examples=examples,
         deadline=None,
-        database=_database(database),
+        database=database,
         phases=[Phase.reuse, *phases] if database is not None else phases,
         suppress_health_check=list(HealthCheck),
         verbosity=Verbosity.quiet,
         report_multiple_bugs=True,
         print_blob=False,
     )
+
+    def test(test_input: object) -> None:
+        visit(test_input)
+
     try:
-        profile(seed(number)(given(test_input=inputs)(_named(visit))))()
+        profile(seed(number)(given(test_input=inputs)(test)))()
     except (_Broken, _Spent):
         return
-    except hypothesis_errors.Flaky as error:  # a broken example that its own budget cut short when replayed
+    except hypothesis_errors.Flaky as error:  # a failure that the budget cut short when it was replayed
         if not isinstance(error.__context__, _Broken) and not _all_broken(error):
             return
     except hypothesis_errors.HypothesisException as error:
@@ -182,122 +251,15 @@ def _search(
             raise
 
 
-def _named(visit: Callable[[Any], None]) -> Callable[..., None]:
-    """`visit` as Hypothesis calls a test."""
-
-    def test(test_input: object) -> None:
-        visit(test_input)
-
-    return test
-
-
-def _size(example: Example) -> tuple[int, int]:
-    """How large an example is to a reader: elements, then the length of its text."""
-    held = (example.args, dict(example.kwargs))
-    return sum(tensor.numel() for _, tensor in tensors(held)), len(as_code(held))
-
-
-def _look(evaluator: Evaluator, found: SearchResult, example: Example) -> Evaluation:
-    """Judge one example, and remember the kernel that this machine lacks."""
-    look = evaluator.look(example)
-    found.lacking = found.lacking or look.lacking
-    return look
-
-
-def _note(found: SearchResult, example: Example, seen: Evaluation, *, climbed: bool = False) -> None:
-    """Add one look; what is drawn while an example is made smaller counts as a call and not as an example."""
-    if not found.found_after:
-        if climbed:
-            found.climbs += not seen.outside
-        else:
-            found.examples += 1
-            found.outside += bool(seen.outside)
-            found.outside_reason = found.outside_reason or seen.outside
-        found.elements += seen.elements
-        found.undefined += seen.undefined
-        if not seen.problems:
-            found.ratio = max(found.ratio, seen.ratio)
-        for path, tensor in example.floats().items():
-            finite = tensor.detach()[tensor.isfinite()].double()
-            if finite.numel() and not climbed:
-                low, high = found.ranges.get(path, (math.inf, -math.inf))
-                found.ranges[path] = min(low, float(finite.amin())), max(high, float(finite.amax()))
-    found.flushed = max(found.flushed, seen.flushed)
-    if not seen.problems and not seen.outside and (found.largest[1] is None or seen.amax > found.largest[0]):
-        found.largest = seen.amax, example
-
-
-def _inside(found: SearchResult, example: Example, seen: Evaluation) -> float:
-    """The largest share of its format that a value inside the run takes, where nothing is broken so far."""
-    if found.headroom is None or seen.problems or seen.outside or found.found_after:
-        return 0.0
-    return found.headroom.look(example)
-
-
-def _domains(found: SearchResult, example: Example, domain: tuple[float, float]) -> dict[str, tuple[float, float]]:
-    """The bounds of each floating input: the domain; of several inputs none leaves the range that was drawn for it.
-
-    Among several, one may be a probability and another a logit, which one pair of numbers cannot say.
-    """
-    names = list(example.floats())
-    if len(names) == 1:
-        return {names[0]: domain}
-    drawn = {name: found.ranges.get(name, domain) for name in names}
-    both = {name: (max(domain[0], low), min(domain[1], high)) for name, (low, high) in drawn.items()}
-    return {name: bounds if bounds[0] <= bounds[1] else drawn[name] for name, bounds in both.items()}
-
-
-def _climb(
-    evaluator: Evaluator,
-    found: SearchResult,
-    starts: Sequence[Example],
-    domain: tuple[float, float],
-    until: float,
-    latest: float,
-) -> None:
-    """Gradient ascent on the largest value: from the example with the largest inside, the largest output, the first."""
-    inside = found.headroom.peak[1] if found.headroom is not None else None
-    best = [one for one in (inside, found.largest[1]) if one is not None]
-    tried: set[Any] = set()
-    for example in (*best, *starts):
-        key = example.key()
-        if key in tried:
-            continue
-        tried.add(key)
-        domains = _domains(found, example, domain)
-        for reached in climb(evaluator.arms, example, domains, lambda: time.perf_counter() > until):
-            seen = _look(evaluator, found, reached)
-            found.calls += 1
-            _note(found, reached, seen, climbed=True)
-            _inside(found, reached, seen)
-            if seen.problems:
-                kind = seen.problems[0].kind
-                found.found_after[kind] = found.examples
-                found.climbed.add(kind)
-
-                def fails(one: Example, kind: str = kind) -> bool:
-                    if time.perf_counter() > latest:
-                        return False
-                    found.calls += 1
-                    now = _look(evaluator, found, one).problems
-                    return bool(now) and now[0].kind == kind
-
-                least = smaller(reached, fails)
-                problems = [one for one in evaluator.look(least).problems if one.kind == kind]
-                found.smallest[kind] = (least, problems[0]) if problems else (reached, seen.problems[0])
-                return
-
-
 def _all_broken(error: BaseException) -> bool:
-    """Whether a group of exceptions (3.11, or its backport) holds nothing but ours."""
+    """Whether a group of exceptions (3.11, or its backport) contains nothing but ours."""
     parts = getattr(error, "exceptions", None)
     return isinstance(error, _Broken) if parts is None else all(map(_all_broken, parts))
 
 
-def _database(given_: str | os.PathLike[str] | ExampleDatabase | None) -> ExampleDatabase | None:
-    if given_ is None or isinstance(given_, ExampleDatabase):
-        return given_
-    return DirectoryBasedExampleDatabase(given_)
+def _size(example: Example) -> tuple[int, int]:
+    """How large an example is to a reader: elements, then the length of its text."""
+    return example.numel, len(example.code())
 
 
 def _bounded_log(value: float) -> float:

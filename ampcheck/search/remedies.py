@@ -7,6 +7,7 @@ from ampcheck.search import stats as kinds
 _FLOAT32 = "or compute this part in float32"
 
 _FAMILIES = {
+    "take the logarithm in one step (logsigmoid, log_softmax)": "sigmoid _softmax",
     "subtract the largest before exp": "exp exp2 expm1 cosh sinh",
     "scale before squaring or multiplying": "pow square mul mul_ prod cumprod",
     "divide before summing": "sum mean cumsum add add_ sub sub_ linalg_vector_norm norm addcmul",

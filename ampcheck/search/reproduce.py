@@ -21,9 +21,10 @@ from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.files import write_atomically
 from ampcheck.core.formats import format_of
 from ampcheck.search import invariances
-from ampcheck.search.arms import Example
 from ampcheck.search.evaluate import Evaluator
-from ampcheck.search.stats import COMPILED, INVARIANCE, Breaking, Problem
+from ampcheck.search.example import Example
+from ampcheck.search.loop import Smallest
+from ampcheck.search.stats import COMPILED, INVARIANCE, Breaking
 from ampcheck.strategies import as_code
 from ampcheck.torchtools.pytree import tensors
 
@@ -47,8 +48,7 @@ def write_test(
     model: Callable[..., Any],
     evaluator: Evaluator,
     breaking: Breaking,
-    example: Example,
-    problem: Problem,
+    smallest: Smallest,
     seed: int,
 ) -> Breaking:
     """Write `test_<name>_<format>_<kind>.py` into `folder`, which is made.
@@ -56,25 +56,25 @@ def write_test(
     A module, with its weights, and a large example are saved beside it. Gives the breaking with the path of the test,
     or with the reason why there is none.
     """
-    target = Path(folder)
+    target, problem = Path(folder), smallest.problem
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"reproduce must be a folder that can be written to; {folder} gives {brief(error)}") from error
-    name = re.sub(r"\W+", "_", evaluator.arms.subject.name).strip("_").lower() or "model"
-    fmt = format_of(evaluator.arms.dtype).name
+    name = re.sub(r"\W+", "_", evaluator.runner.subject.name).strip("_").lower() or "model"
+    fmt = format_of(evaluator.runner.dtype).name
     path = target / f"test_{name}_{fmt}_{problem.kind}.py"
     try:
         lines, expression = _model(model, path)
         options = [f'dtype="{fmt}"', f"compile={problem.kind == COMPILED}", "options=SearchOptions(examples=1)"]
-        if evaluator.arms.device != "cpu":
-            options.append(f"device={evaluator.arms.device!r}")
+        if evaluator.runner.device != "cpu":
+            options.append(f"device={evaluator.runner.device!r}")
         if problem.kind == INVARIANCE:
             lines.append("from ampcheck.search import BatchOrder, Padding, Scale, Shift")
             options.append(f"invariances=({', '.join(_declared(one) for one in evaluator.invariances)},)")
-        value, setup = _example(example, path)
+        value, setup = _example(smallest.example, path)
         text = _TEMPLATE.format(
-            what=f"{problem.kind} of {evaluator.arms.subject.name} in {fmt}",
+            what=f"{problem.kind} of {evaluator.runner.subject.name} in {fmt}",
             seed=seed,
             found=breaking.found_after,
             imports="\n".join(dict.fromkeys(lines)),

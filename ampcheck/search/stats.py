@@ -1,14 +1,13 @@
-"""The frozen records of a search: what broke, with which example, and how much was looked at."""
+"""The frozen records of a search: what breaks, with which example, and how much was examined."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ampcheck.core.run import Coverage, Where
 
-RAISES, NONFINITE, RANGE, ACCURACY, DECISION, SHAPE = "raises", "nonfinite", "range", "accuracy", "decision", "shape"
+RAISES, NONFINITE, RANGE, ACCURACY, DECISION = "raises", "nonfinite", "range", "accuracy", "decision"
 COMPILED, INVARIANCE = "compiled", "invariance"
 
 
@@ -16,40 +15,35 @@ COMPILED, INVARIANCE = "compiled", "invariance"
 class Problem:
     """One property that one example breaks.
 
-    kind: `raises`, `nonfinite`, `range` (no value of the format is near the true one), `accuracy`, `decision` (an
-    integer or bool), `shape`, `compiled` or `invariance`. output: path of the output; index: in it, flattened.
-    low, wide: the element in low precision and in float64. observed, allowed: absolute error and what rounding
-    explains; counts where there is no error. roundings: the chain that `allowed` counts. detail: what an exception or
-    invariance said. at: the changed example at which an invariance breaks.
+    kind: one of the constants above; `range`: no value of the format is near the exact one. output: path of the output;
+    index: in it, flattened. low, exact: the element. observed, limit: relative errors; counts where there is no error.
+    detail: what an exception or invariance said. where: the op at fault.
     """
 
     kind: str
     output: str = ""
     index: int = 0
     low: float = 0.0
-    wide: float = 0.0
+    exact: float = 0.0
     observed: float = 0.0
-    allowed: float = 0.0
-    roundings: int = 0
+    limit: float = 0.0
     detail: str = ""
-    at: Any = None
+    where: Where = field(default_factory=lambda: Where(phase="forward"))
 
 
 @dataclass(frozen=True, slots=True)
 class Breaking:
     """A problem with the smallest example that was found for it, as code.
 
-    found_after: how many examples had been looked at. calls: how often the model was looked at in all, minimising
-    included. climbed: whether gradient ascent came upon it, which leaves what was drawn for the declared domain. where:
-    the op that lost the values, if known. file: the test that was written, "" for none; unwritten: the
-    reason why there is none.
+    found_after: how many examples had been examined. calls: how often the model ran in all, minimising included.
+    climbed: whether gradient ascent found it, which leaves what was drawn for the declared domain. file: the test that
+    was written, "" for none; unwritten: the reason why there is none.
     """
 
     problem: Problem
     code: str
     found_after: int
     calls: int
-    where: Where = field(default_factory=Where)
     climbed: bool = False
     file: str = ""
     unwritten: str = ""
@@ -57,43 +51,41 @@ class Breaking:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """A value inside a run, the op that gave it, the example that made it, and the format that the op gives it in."""
+    """The result inside a run that takes the largest share of its 16-bit format; infinite where an op overflowed.
 
+    code: the example.
+    """
+
+    share: float = 0.0
     magnitude: float = 0.0
     where: Where = field(default_factory=Where)
-    code: str = ""
     format: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PropertyStats:
     """One callable searched in one format.
 
-    examples: how many were looked at while searching, of `budget` at most. outside: those that float32 or the judge
-    refused. undefined: elements that are not finite in float64. elements: those that were judged. ratio: the largest
-    error in terms of what was allowed. climbs: steps of gradient ascent that were judged. domain: in words. peak: the
-    value that came nearest to the end of its own format. overflow: one that went beyond inside. asked: the properties
-    searched for. invariances: each with the examples that it changed and that were judged. skipped: property to the
-    reason why it was not looked at. lacking: the kernel that this machine lacks. cut:
-    whether the budget was spent while what broke was made smaller. unsteady: why equal inputs gave different results.
+    name: as findings name the subject. examples: how many were examined while searching, of `budget` at most. outside:
+    those that float32 refuses too, for a reason such as `outside_reason`. elements: those that were judged. ratio: the
+    largest error, of the limit. climbs: examples of gradient ascent that were judged. domain: in words. peak: the value
+    that came nearest to the end of its format. overflow: one that went beyond, without reaching an output. asked: the
+    properties searched for. invariances: each with the examples that it changed and that were judged. skipped: property
+    to the reason why it was not judged. lacking: the kernel that this machine lacks. cut: whether the budget was spent
+    while a failure was minimised.
     """
 
-    subject: str
-    arm: str
+    name: str
     format: str
-    device: str
-    reference: str
     examples: int = 0
     budget: int = 0
-    seconds: float = 0.0
     stopped: str = ""
     outside: int = 0
+    outside_reason: str = ""
     elements: int = 0
-    undefined: int = 0
     ratio: float = 0.0
-    flushed: float = 0.0
     climbs: int = 0
-    graphs: int = 0
     compiled_examples: int = 0
     invariances: Mapping[str, int] = field(default_factory=dict)
     domain: str = ""
@@ -101,9 +93,25 @@ class PropertyStats:
     overflow: Peak | None = None
     lacking: str = ""
     cut: bool = False
-    unsteady: str = ""
     breakings: tuple[Breaking, ...] = ()
     asked: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
-    outside_reason: str = ""
     coverage: Coverage = field(default_factory=Coverage)
+
+
+@dataclass(slots=True)
+class Look:
+    """What one example showed. outside: why it was not judged, "" where it was; lacking: for want of a kernel.
+
+    elements: those judged; undefined: those that are not finite in exact. ratio: the largest error, of its limit.
+    peak, overflow: see `PropertyStats`.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    outside: str = ""
+    lacking: str = ""
+    elements: int = 0
+    undefined: int = 0
+    ratio: float = 0.0
+    peak: Peak = field(default_factory=Peak)
+    overflow: Peak | None = None

@@ -28,6 +28,9 @@ _LEAST = 1.0
 UNKNOWABLE = 0.3
 """A relative spread beyond which the data determine nothing of a value: a gradient that is zero by mathematics."""
 
+_ILL = 0.5
+"""The bound of a value, relative to it, from which less than one bit of it is required to be right."""
+
 _FEW = {1: 64.0, 2: 14.0, 3: 9.0}
 """The slack of groups of so few elements that one sample of their spread may be small by chance: Student's t at 1 %."""
 
@@ -108,11 +111,12 @@ def _pooled(spread: torch.Tensor, size: torch.Tensor) -> float:
 
 class Look(NamedTuple):
     """within: the value is within its bound. emptier: more of its elements are zero than of exact. largest: the largest
-    magnitude of a value of 16 bits, NaN where there is one."""
+    magnitude of a value of 16 bits, NaN where there is one. ill: the bound excuses nearly everything."""
 
     within: bool
     emptier: bool = False
     largest: float = 0.0
+    ill: bool = False
 
 
 def look(
@@ -134,9 +138,10 @@ def look(
         emptier = smallest == 0.0 and int(value.count_nonzero()) < int(reference.count_nonzero())
     reference -= value if value.dtype.itemsize > 1 else value.float()  # formats of 8 bits have no arithmetic
     error = torch.linalg.vector_norm(reference, dim=dims)
-    bound = spread.mul_(SLACK * unit / MOVE).add_(size, alpha=SLACK * floor * unit)
+    bound = spread.mul_(SLACK * unit / MOVE).add(size, alpha=SLACK * floor * unit)
     within = (error <= bound) & error.isfinite()  # the bound is infinite where moved is
-    return Look(bool(within.all()), emptier, largest)
+    ill = float(bound.sum()) > _ILL * float(size.sum())
+    return Look(bool(within.all()), emptier, largest, ill)
 
 
 def examine(

@@ -52,15 +52,15 @@ class Companions:
     faults: keys of the faults that the values suffer from; trail: how they got there. updates: writes in a row that
     build on the previous value; site: the op that writes an accumulator which is no single tensor (`total = total +
     x`). used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
-    values; else they entered as data. depth: roundings to 16 bits on the longest way from data. vanished, masked: keys
-    of the places where elements became zero, or negative infinities of a mask, which do no harm by themselves. bytes:
-    the real values at the last look, of memory that NumPy may write. alive: the storage; None for companions of one
-    use, of memory that is read in another format.
+    values; else they entered as data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys
+    of places where something happened that does no harm by itself, see `ampcheck.shadow.suspects`. bytes: the real
+    values at the last look, of memory that NumPy may write. alive: the storage; None for companions of one use, of
+    memory that is read in another format.
     """
 
     __slots__ = (
-        "alive", "bytes", "consumed", "depth", "dtype", "exact", "faults", "masked", "moved", "site", "start", "trail",
-        "unit", "updates", "used", "vanished", "whole", "written",
+        "alive", "bytes", "consumed", "depth", "dtype", "exact", "faults", "moved", "site", "start", "suspects",
+        "trail", "unit", "updates", "used", "whole", "written",
     )  # fmt: skip
 
     def __init__(
@@ -75,8 +75,7 @@ class Companions:
         self.start: object = None
         self.consumed = self.used = False
         self.depth = 0
-        self.vanished: Key | None = None
-        self.masked: Key | None = None
+        self.suspects: dict[str, Key] = {}
         self.alive: weakref.ref[torch.UntypedStorage] | None = None
         self.bytes: torch.Tensor | None = None
 

@@ -19,13 +19,18 @@ from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, rou
 @dataclass(frozen=True, slots=True)
 class Decided:
     """Decisions of one op that exact would have taken otherwise. margin: how far the worst lies beyond a tie, relative
-    to the values that were compared; limit: the margin that an honest error may turn."""
+    to the values that were compared; limit: the margin that an honest error may turn. integers: the format skips the
+    integers that exact decides for."""
 
     elements: int
     numel: int
     margin: float
     limit: float
+    integers: bool = False
 
+
+_FLOAT32 = 2.0**-20
+"""What float32, in which moved is computed, may add by itself."""
 
 _FEWEST = 4
 """Decisions of one op from which a share of them says something."""
@@ -75,8 +80,8 @@ def examine_decision(call: Call, store: CompanionStore) -> Decided | None:
     margins = _MARGINS[call.name](call, store)
     if margins is None or not margins.margin.numel():
         return None
-    if all(store.of(t).whole for t in call.inputs):
-        limit = 0.0  # whole numbers have no honest error
+    if all(store.of(t).whole or _is_constant(t, store) for t in call.inputs):
+        limit = 0.0  # whole numbers, and what follows from positions or constants alone, have no honest error
     else:
         limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
     wrong = margins.margin > limit * margins.scale
@@ -85,8 +90,16 @@ def examine_decision(call: Call, store: CompanionStore) -> Decided | None:
         wrong |= clearly & (clearly.double().mean() > _MANY)
     if not bool(wrong.any()):
         return None
-    worst = (margins.margin / margins.scale.clamp_min(1e-300)).where(wrong, 0.0)
-    return Decided(int(wrong.sum()), margins.margin.numel(), float(worst.max()), limit)
+    worst = (margins.margin / margins.scale).where(wrong & (margins.scale > 0), wrong.double())
+    integers = bool((wrong & (margins.scale == 0)).any())
+    return Decided(int(wrong.sum()), margins.margin.numel(), float(worst.max()), limit, integers)
+
+
+def _is_constant(tensor: torch.Tensor, store: CompanionStore) -> bool:
+    """Whether the values do not depend on any data that may be rounded: nothing moves them."""
+    exact, moved = store.exact(tensor), store.moved(tensor)
+    apart = torch.where(exact.isfinite(), moved - exact, 0.0)
+    return bool((apart.abs() <= _FLOAT32 * exact.abs().nan_to_num(0.0, 0.0, 0.0)).all())
 
 
 def _doubt(tensor: torch.Tensor, store: CompanionStore, unit: float) -> float:
@@ -157,6 +170,17 @@ def _placed(call: Call, store: CompanionStore) -> Margins | None:
     margin = torch.maximum(low - values, values - high).clamp_min(0.0)
     gap = (edges[-1] - edges[0]).abs() / len(edges)
     return Margins(margin, _scale(values), 10 * gap)  # half of the distance between neighbours is clear
+
+
+@_decides("round", "floor", "ceil", "trunc")
+def _rounded(call: Call, store: CompanionStore) -> Margins | None:
+    """Margin: how many integers off the run is, where the format skips integers; elsewhere the next one is near."""
+    if not isinstance(call.out, torch.Tensor) or len(call.args) > 1 or call.kwargs:
+        return None
+    expected, number = call.op(store.exact(call.args[0])), call.out.double()
+    skips = number.abs() * roundoff(call.args[0].dtype) >= 0.5
+    margin = torch.where(skips & expected.isfinite() & number.isfinite(), (expected - number).abs(), 0.0)
+    return Margins(torch.where(margin >= 1, margin, 0.0), torch.zeros_like(margin))
 
 
 @_decides("_to_copy")

@@ -19,6 +19,7 @@ from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_comp
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import IDENTITIES, ROUNDS, examine_integers
+from ampcheck.shadow.suspects import COLLIDED, ILL, MASKED, VANISHED, Suspects, caused, drop, pass_on, rescues, vanished
 from ampcheck.torchtools.origin import Origin
 from ampcheck.torchtools.source import op_name
 
@@ -40,8 +41,10 @@ _WRITES = frozenset(
 )
 """Ops that write a constant."""
 
-_RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
-"""Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
+_LOST = 0.25
+"""The relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
+
+_CONSECUTIVE = "positions or ids, counted through without a gap"
 
 _FEW = 64
 """Elements up to which an error heals only if each of them is within its bound."""
@@ -63,9 +66,8 @@ class Judge:
         self.largest: dict[tuple[Where, str], tuple[float, float]] = {}
         self._store = store
         self._faults: dict[Key, Fault] = {}
-        self._suspects: dict[Key, Fault] = {}
+        self._suspects = Suspects()
         self._reached: defaultdict[Key, dict[str, float]] = defaultdict(dict)
-        self._collided: list[tuple[Key, Companions, bool]] = []
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -87,10 +89,10 @@ class Judge:
         if decides(call):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
-            for key in inherited:
-                self._reached[key][f"a number that left the run at {where.file}:{where.line}"] = 1.0
+            self._reach(before, f"a number that left the run at {where.file}:{where.line}")
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
-            self._compared_integers(before)
+            for suspect in self._suspects.of(before, COLLIDED):
+                self._add(suspect, "a comparison or an index")
         results = call.written + call.fresh
         if not results:
             return
@@ -106,8 +108,12 @@ class Judge:
         """Record which faults are left in these tensors."""
         for name, tensor in outputs.items():
             companions = self._store.known(tensor) if has_companions(tensor) else None
-            for key in companions.faults if companions is not None else ():
-                self._reached[key][name] = 1.0
+            if companions is None:
+                continue
+            self._reach([companions], name)
+            for suspect in self._suspects.of([companions], ILL):
+                if (error := self._relative_error(tensor)) > _LOST:
+                    self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
         if not any(companions.faults for companions in known.values()):
             return
@@ -125,22 +131,32 @@ class Judge:
         """Record which faults are left in values that are alive and that no op has used."""
         for companions in self._store:
             if not companions.consumed:
-                for key in companions.faults:
-                    self._reached[key].setdefault("a result that is still in use", 1.0)
-        for key, companions, _ in self._collided:
-            if not companions.used and companions.alive is not None and companions.alive() is not None:
-                self._reached[key].setdefault("a result that is still in use", 1.0)
+                self._reach([companions], "a result that is still in use")
+
+    def _reach(self, values: Sequence[Companions], name: str) -> None:
+        """Record what is left in values that leave the run: faults, and whole numbers that collided."""
+        for key in frozenset[Key]().union(*(c.faults for c in values)):
+            self._reached[key].setdefault(name, 1.0)
+        for suspect in self._suspects.of(values, COLLIDED):
+            self._add(suspect, name)
+
+    def _relative_error(self, tensor: torch.Tensor) -> float:
+        exact = self._store.exact(tensor)
+        both = exact.isfinite() & tensor.isfinite()
+        error = _square(torch.where(both, tensor - exact, 0.0)) ** 0.5
+        return float(error / max(_square(torch.where(both, exact, 0.0)) ** 0.5, 1e-300))
 
     def _pass_on(self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions]) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
         depth = max((c.depth for c in before), default=0)
-        vanished = next((c.vanished for c in before if c.vanished), None)
-        masked = next((c.masked for c in before if c.masked), None)
+        pass_on(before, [self._store.of(tensor) for tensor in results])
         for tensor in results:
             companions = self._store.of(tensor)
             rounds = tensor.dtype.itemsize <= 2 and not call.schema.moves
             companions.depth = min(_DEEP, max(depth, companions.depth if call.written else 0) + rounds)
-            companions.vanished, companions.masked = vanished, masked
+            identity = companions.whole or call.schema.moves or self._is_position(companions)
+            if COLLIDED in companions.suspects and not identity:
+                drop(companions, COLLIDED)  # a measurement
 
     def _result(
         self,
@@ -174,9 +190,12 @@ class Judge:
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions, where, index)
         else:
-            companions.vanished = None
+            drop(companions, VANISHED)
+        if seen_at_once.ill and ILL not in companions.suspects:
+            seen = Examination(tensor.numel(), error=1.0)
+            self._suspects.add(companions, ILL, self._place(faults.CANCELLATION, tensor, seen, where, index, call))
         if seen_at_once.within:
-            companions.masked = None
+            drop(companions, MASKED)
             return
         form = format_of(torch.float32 if tensor.is_complex() else tensor.dtype)
         seen = examine(
@@ -184,62 +203,57 @@ class Judge:
         )
         self._note_nonfinite(call, seen, where)
         if not seen.beyond:
-            companions.masked = None
+            drop(companions, MASKED)
             return
         if inherited:
             companions.faults = inherited
             earlier = next((c.trail for c in before if c.faults and isinstance(c.trail, Step)), None)
             companions.trail = extended(where, torch.inf if seen.lost else seen.error, earlier)
             return
-        fault = self._fault(call, tensor, exact, seen, where, accumulates, index)
+        fault = self._fault(call, tensor, seen, where, accumulates, index)
         if fault.kind == faults.MASK:
-            if companions.masked is None:
-                companions.masked = fault.key
-                self._suspects[fault.key] = fault
+            if MASKED not in companions.suspects:
+                self._suspects.add(companions, MASKED, fault)
             self._add(fault)
             return
-        if seen.lost and (suspect := self._suspect(before)) and follows_from_inputs(call, tensor, self._store):
-            fault = _attributed(fault, suspect)
+        fault = self._attributed(fault, call, tensor, before)
         self._add(fault)
         if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
             self._reached[fault.key]["the accumulator"] = seen.impact
         companions.faults = frozenset([fault.key])
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
 
-    def _suspect(self, before: Sequence[Companions]) -> Fault | None:
-        """What happened to the inputs of an op and may do harm now: a mask that is infinite, elements that vanished."""
-        keys = [key for c in before for key in (c.masked, c.vanished) if key is not None]
-        return next((self._suspects[key] for key in keys if key in self._suspects), None)
+    def _attributed(self, fault: Fault, call: Call, tensor: torch.Tensor, before: Sequence[Companions]) -> Fault:
+        """The fault where it began, if an input of the op carries what explains it."""
+        if not fault.examination.lost:
+            return fault
+        masked = next(self._suspects.of(before, MASKED), None)
+        if masked is not None:
+            return caused(fault, masked)
+        zero = next(self._suspects.of(before, VANISHED), None)
+        return caused(fault, zero) if zero is not None and follows_from_inputs(call, tensor, self._store) else fault
+
+    def _is_position(self, companions: Companions) -> bool:
+        """Whether the numbers that collided were counted through without a gap."""
+        return any(suspect.note == _CONSECUTIVE for suspect in self._suspects.of([companions], COLLIDED))
 
     def _note_zeros(
         self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions, where: Where, index: int
     ) -> None:
-        """Record elements that are zero here and not in exact: harmless until something divides by them."""
-        gone = (tensor == 0) & (exact != 0) & exact.isfinite()
-        count = int(gone.sum())
-        if not count:
-            companions.vanished = None
-        elif tensor.dtype.itemsize <= 2 and (companions.vanished is None or call.name in _RESCUES):
-            seen = Examination(tensor.numel(), zeroed=count, emptied=count == tensor.numel())
-            fault = Fault(
-                faults.ZERO, where, _name(tensor), seen, tuple(tensor.shape), largest_input(call), largest_of(tensor),
-                largest_of(exact[gone]), count, index=index,
-            )  # fmt: skip
-            self._suspects[fault.key] = fault
-            companions.vanished = fault.key
+        plain = self._place(faults.ZERO, tensor, Examination(tensor.numel()), where, index)
+        suspect = vanished(call, tensor, exact, plain)
+        if suspect is None:
+            drop(companions, VANISHED)
+        elif tensor.dtype.itemsize <= 2 and (VANISHED not in companions.suspects or rescues(call)):
+            self._suspects.add(companions, VANISHED, suspect)
 
-    def _fault(
-        self,
-        call: Call,
-        tensor: torch.Tensor,
-        exact: torch.Tensor,
-        seen: Examination,
-        where: Where,
-        accumulates: bool,
-        index: int,
+    def _place(
+        self, kind: str, tensor: torch.Tensor, seen: Examination, where: Where, index: int, call: Call | None = None
     ) -> Fault:
-        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates or bool(call.written))
-        coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
+        """A fault of a result."""
+        if call is None:
+            return Fault(kind, where, _name(tensor), seen, tuple(tensor.shape), index=index)
+        exact = self._store.exact(tensor)
         return Fault(
             kind,
             where,
@@ -251,8 +265,15 @@ class Judge:
             exact_amax=largest_of(exact),
             elements=seen.lost or seen.zeroed,
             index=index,
-            note="a kernel of this CPU that sums in 16 bits" if coarse else "",
         )
+
+    def _fault(
+        self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
+    ) -> Fault:
+        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates or bool(call.written))
+        coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
+        fault = self._place(kind, tensor, seen, where, index, call)
+        return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
 
     def _decision(
         self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], index: int
@@ -260,38 +281,30 @@ class Judge:
         decided = examine_decision(call, self._store)
         if decided is None:
             return
-        for key in inherited:
+        causes = [suspect.key for suspect in self._suspects.of(before, COLLIDED)]
+        for suspect in self._suspects.of(before, COLLIDED):
+            self._add(suspect)
+        for key in (*inherited, *causes):
             self._reached[key][f"a decision of {where.op}"] = 1.0
-        if inherited:
+        if inherited or causes:
             return
-        source = call.inputs[0]
         seen = Examination(decided.numel, error=decided.margin, limit=decided.limit)
-        fault = Fault(
-            faults.DECISION, where, _name(source), seen, tuple(source.shape), largest_of(source),
-            elements=decided.elements, index=index,
-        )  # fmt: skip
-        self._add(fault)
-        self._reached[fault.key]["the decision"] = decided.elements / max(1, decided.numel)
+        kind = faults.COLLISION if decided.integers else faults.DECISION
+        fault = replace(self._place(kind, call.inputs[0], seen, where, index), elements=decided.elements)
+        fault = replace(fault, amax_in=largest_of(call.inputs[0]))
+        self._add(fault, "the decision")
 
     def _integers(self, call: Call, tensor: torch.Tensor, companions: Companions, where: Where, index: int) -> None:
-        """Record different whole numbers that became equal."""
+        """Let different whole numbers that became equal travel on, until something takes them for positions or ids."""
         lost = examine_integers(call, tensor, self._store)
-        if lost is None:
+        if lost is None or COLLIDED in companions.suspects:
             return
         fault = Fault(
             faults.COLLISION, where, _name(tensor), Examination(tensor.numel()), tuple(tensor.shape),
             lost.largest, largest_of(tensor), lost.largest, lost.collided, index=index,
+            note=_CONSECUTIVE if lost.consecutive else "",
         )  # fmt: skip
-        self._add(fault)
-        self._collided.append((fault.key, companions, lost.consecutive))
-        if lost.consecutive:
-            self._reached[fault.key]["positions or ids"] = lost.collided / tensor.numel()
-
-    def _compared_integers(self, before: Sequence[Companions]) -> None:
-        """Record that numbers which collided serve as identities."""
-        for key, companions, _ in self._collided:
-            if any(companions is c for c in before):
-                self._reached[key]["a comparison or an index"] = 1.0
+        self._suspects.add(companions, COLLIDED, fault)
 
     def _note_nonfinite(self, call: Call, seen: Examination, where: Where) -> None:
         """Record an op by which exact itself becomes NaN, or infinite; constants that are written are no such op."""
@@ -311,17 +324,10 @@ class Judge:
             near = largest * _NEAR > format_of(tensor.dtype).max
             self.largest[key] = largest, largest_input(call) if near else 0.0
 
-    def _add(self, fault: Fault) -> None:
+    def _add(self, fault: Fault, reaches: str = "") -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
-
-
-def _attributed(fault: Fault, suspect: Fault) -> Fault:
-    """The fault at the place where it began."""
-    place = f"{fault.where.op} at {fault.where.file}:{fault.where.line}" if fault.where.file else fault.where.op
-    note = f"{place} makes {fault.examination.lost:,} elements of it infinite or NaN"
-    kind = faults.OVERFLOW if suspect.kind == faults.MASK else suspect.kind
-    seen = replace(suspect.examination, lost=fault.examination.lost, nan=fault.examination.nan, masked=False)
-    return replace(suspect, kind=kind, examination=seen, note=note)
+        if reaches:
+            self._reached[fault.key].setdefault(reaches, 1.0)
 
 
 def _square(values: torch.Tensor) -> float:

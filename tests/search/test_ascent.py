@@ -13,8 +13,9 @@ from ampcheck import assert_property
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.search import SearchOptions
-from ampcheck.search.arms import Arms, Example
 from ampcheck.search.ascent import climb
+from ampcheck.search.example import Example
+from ampcheck.search.runner import Runner
 from ampcheck.strategies import tensors
 
 
@@ -25,10 +26,9 @@ def double(x: torch.Tensor) -> torch.Tensor:
 def reached(dtype: torch.dtype, low: float, high: float) -> list[torch.Tensor]:
     """What ascent passes from 1 on."""
     start = torch.ones(2, dtype=dtype)
-    arms = Arms(Subject((double, (start,))), dtype, native=True)
-    arms.settle(Example((start,)))
+    runner = Runner(Subject((double, (start,))), dtype, native=True)
     domains = dict.fromkeys(Example((start,)).floats(), (low, high))
-    return [example.args[0] for example in climb(arms, Example((start,)), domains, lambda: False)]
+    return [example.args[0] for example in climb(runner, Example((start,)), domains, lambda: False)]
 
 
 @settings(max_examples=25, deadline=None)

@@ -11,11 +11,13 @@ from ampcheck import assert_property
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.search import SearchOptions
-from ampcheck.search.arms import Arms, Example
 from ampcheck.search.ascent import climb
 from ampcheck.search.compiling import Compiled
-from ampcheck.search.evaluate import Evaluation, Evaluator
-from ampcheck.search.stats import ACCURACY, NONFINITE, Problem
+from ampcheck.search.evaluate import Evaluator
+from ampcheck.search.example import Example
+from ampcheck.search.loop import Search
+from ampcheck.search.runner import Runner
+from ampcheck.search.stats import ACCURACY, NONFINITE, Look, Problem
 from ampcheck.strategies import tensors
 
 
@@ -31,9 +33,8 @@ class Clock:
 
 
 def test_no_step_of_gradient_ascent_begins_when_the_time_is_over() -> None:
-    arms = Arms(Subject((torch.square, (torch.ones(1),))), torch.float16)
+    runner = Runner(Subject((torch.square, (torch.ones(1),))), torch.float16)
     example = Example((torch.ones(1),))
-    assert not arms.settle(example)
     (path,) = example.floats()
     asked: list[int] = []
 
@@ -41,7 +42,7 @@ def test_no_step_of_gradient_ascent_begins_when_the_time_is_over() -> None:
         asked.append(1)
         return len(asked) > 5
 
-    assert len(list(climb(arms, example, {path: (-10.0, 10.0)}, spent))) == 1
+    assert len(list(climb(runner, example, {path: (-10.0, 10.0)}, spent))) == 1
     assert len(asked) == 6
 
 
@@ -52,37 +53,38 @@ def test_the_search_and_making_small_take_the_seconds_and_half_of_them_more(monk
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock))
     looks: list[float] = []
 
-    def look(self: Evaluator, example: Example) -> Evaluation:
+    def look(self: Evaluator, example: Example) -> Look:
         """A second problem is come upon while the first is made small, and would have its own half."""
         looks.append(clock.now)
         kind = ACCURACY if clock.now > 55 else NONFINITE
-        return Evaluation([Problem(kind)] if clock.now > 35 else [], elements=1)
+        return Look([Problem(kind)] if clock.now > 35 else [], elements=1)
 
     monkeypatch.setattr(Evaluator, "look", look)
-    arms = Arms(Subject((torch.relu, (torch.ones(1),))), torch.float16)
+    runner = Runner(Subject((torch.relu, (torch.ones(1),))), torch.float16)
     inputs = tensors("float16", shape=4, max_value=100)
-    found = loop.search_inputs(Evaluator(arms), inputs, examples=200, seconds=40, seed_=0, database=None, domain=None)
-    assert set(found.smallest) == {ACCURACY, NONFINITE}
+    search = Search(Evaluator(runner))
+    search.run(inputs, examples=200, seconds=40, number=0)
+    assert set(search.smallest) == {ACCURACY, NONFINITE}
     # The first look, which fills caches, is free, and a look that began in time may end later.
     assert 40 < max(looks) <= looks[0] + 2 + 1.5 * 40
 
 
 def test_a_module_without_a_length_is_compiled_as_any_other() -> None:
     model = torch.nn.Linear(8, 4)
-    arms = Arms(Subject((model, (torch.ones(2, 8),))), torch.bfloat16)
+    runner = Runner(Subject((model, (torch.ones(2, 8),))), torch.bfloat16)
 
     class Lengthy(torch.nn.Module):
         """As `torch.compile` wraps a module: it has `__len__`, which the module inside lacks."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return arms.plain(x)  # type: ignore[no-any-return]
+            return runner.plain(x)  # type: ignore[no-any-return]
 
         def __len__(self) -> int:
             raise TypeError("Linear does not support len()")
 
-    compiled = Compiled(arms)
+    compiled = Compiled(runner)
     compiled._function = Lengthy()
-    assert Evaluator(arms, (), compiled).look(Example((torch.ones(2, 8),))).problems == []
+    assert Evaluator(runner, (), compiled).look(Example((torch.ones(2, 8),))).problems == []
     assert compiled.examples == 1
 
 
@@ -102,7 +104,7 @@ def test_why_a_model_that_draws_is_not_compiled_is_told() -> None:
 
 @pytest.mark.parametrize("message", ["", "\n", "mat1 and mat2 shapes cannot be multiplied"])
 def test_what_compiled_code_raises_is_the_models_whatever_its_message(message: str) -> None:
-    compiled = Compiled(Arms(Subject((torch.square, (torch.ones(1),))), torch.float16))
+    compiled = Compiled(Runner(Subject((torch.square, (torch.ones(1),))), torch.float16))
     assert not compiled.cannot_run(RuntimeError(message))
     assert compiled.cannot_run(RuntimeError("\"erfinv_cpu\" not implemented for 'Half'"))
     assert "erfinv_cpu" in compiled.missing

@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
-from searches import search
+from searches import look, search
 
 from ampcheck import assert_property
 from ampcheck.core.run import Finding, Verdict, collect
-from ampcheck.core.subject import Subject
 from ampcheck.search import SearchOptions
-from ampcheck.search.arms import Arms, Example
-from ampcheck.search.headroom import Headroom
 from ampcheck.strategies import tensors
 
 HALF = torch.float16
@@ -36,15 +33,6 @@ def headroom(function: Any, inputs: Any, **kwargs: Any) -> Finding:
     return found
 
 
-def looked(function: Any, *values: torch.Tensor) -> Headroom:
-    """The headroom after one example."""
-    arms = Arms(Subject((function, values)), HALF, native=True)
-    seen = Headroom(arms)
-    assert not arms.settle(Example(values))
-    seen.look(Example(values))
-    return seen
-
-
 def test_the_largest_value_inside_counts_where_the_output_is_small() -> None:
     inputs = tensors("float16", shape=1, min_value=-250, max_value=250)
     found = headroom(lambda x: torch.tanh(x * x), inputs, domain=(-250, 250))
@@ -59,15 +47,14 @@ def test_memory_that_nothing_was_written_to_is_no_value() -> None:
         again = torch.empty_like(x).set_(raw)
         return again.copy_(x) * 2
 
-    seen = looked(filled, torch.tensor([3.0, 1.0], dtype=HALF))
-    assert seen.largest().magnitude == 6.0
+    assert look(filled, torch.tensor([3.0, 1.0], dtype=HALF)).peak.magnitude == 6.0
 
 
 def test_a_mask_s_lowest_value_is_no_activation() -> None:
     def masked(x: torch.Tensor) -> torch.Tensor:
         return x.masked_fill(x > 2, torch.finfo(x.dtype).min).softmax(-1)
 
-    assert looked(masked, torch.tensor([3.0, 1.0], dtype=HALF)).largest().magnitude == 1.0
+    assert look(masked, torch.tensor([3.0, 1.0], dtype=HALF)).peak.magnitude == 1.0
 
 
 def test_each_op_is_held_to_the_format_of_its_own_result() -> None:
@@ -97,7 +84,7 @@ def test_infinities_that_are_meant_are_no_overflow() -> None:
     def meant(x: torch.Tensor) -> torch.Tensor:
         return x.masked_fill(x > 2, -torch.inf).softmax(-1) + (x - x).log().exp()
 
-    assert looked(meant, torch.tensor([3.0, 1.0], dtype=HALF)).overflow is None
+    assert look(meant, torch.tensor([3.0, 1.0], dtype=HALF)).overflow is None
 
 
 def test_of_several_inputs_each_climbs_within_what_was_drawn_for_it() -> None:
@@ -126,5 +113,5 @@ def test_a_mask_of_the_lowest_value_is_no_value_of_the_data_whatever_is_added_to
         return (x + hidden.to(x.dtype) * torch.finfo(x.dtype).min).softmax(-1)
 
     x, hidden = torch.tensor([3.0, 1.0], dtype=HALF), torch.tensor([False, True])
-    assert looked(masked, x, hidden).peak[0] == pytest.approx(3 / 65504)
-    assert looked(lambda x: x * 2, torch.tensor([32752.0], dtype=HALF)).peak[0] == 1.0
+    assert look(masked, x, hidden).peak.share <= 3 / 65504
+    assert look(lambda x: x * 2, torch.tensor([32752.0], dtype=HALF)).peak.share == 1.0

@@ -7,15 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from ampcheck.core.subject import Subject
-from ampcheck.search.arms import Arms, Example
-from ampcheck.search.evaluate import Evaluator
-
-
-def kinds(function: Callable[..., Any], x: torch.Tensor, dtype: torch.dtype | None = None) -> list[str]:
-    arms = Arms(Subject((function, (x,))), dtype or x.dtype, native=dtype is None)
-    return [problem.kind for problem in Evaluator(arms).look(Example((x,))).problems]
+from searches import kinds
 
 
 def softmax_in_half(x: torch.Tensor) -> torch.Tensor:
@@ -33,12 +25,12 @@ def masked(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_cast_to_half_that_overflows_is_seen(dtype: torch.dtype) -> None:
-    assert kinds(softmax_in_half, torch.tensor([12.0, 1.0]), dtype) == ["nonfinite"]
-    assert kinds(softmax_in_half, torch.tensor([3.0, 1.0]), dtype) == []
+    assert kinds(softmax_in_half, torch.tensor([12.0, 1.0]), dtype=dtype) == ["nonfinite"]
+    assert kinds(softmax_in_half, torch.tensor([3.0, 1.0]), dtype=dtype) == []
 
 
 def test_what_is_infinite_without_the_cast_too_is_undefined() -> None:
-    assert kinds(lambda x: x.half().log().float(), torch.tensor([0.0, 1.0]), torch.float16) == []
+    assert kinds(lambda x: x.half().log().float(), torch.tensor([0.0, 1.0]), dtype=torch.float16) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

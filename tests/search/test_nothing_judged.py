@@ -193,7 +193,7 @@ def test_what_would_not_run_by_itself_is_not_written(tmp_path: Path) -> None:
 
 
 def test_a_property_of_which_nothing_was_looked_at_is_skipped_and_a_pass_counts_what_it_rests_on() -> None:
-    stats = PropertyStats("f", "float16", "float16", "cpu", "float64", examples=3, budget=3, elements=12)
+    stats = PropertyStats("f [float16, eager]", "float16", examples=3, budget=3, elements=12)
     stats = replace(stats, asked=("property-accuracy", "property-compiled"), coverage=Coverage({"examples": 3}))
     found = {finding.check: finding for finding in check_property(stats, 4.0)}
     assert found["property-compiled"].verdict is Verdict.SKIP

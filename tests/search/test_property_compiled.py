@@ -13,9 +13,10 @@ from ampcheck import assert_property
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.search import SearchOptions
-from ampcheck.search.arms import Arms, Example
 from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.evaluate import Evaluator
+from ampcheck.search.example import Example
+from ampcheck.search.runner import Runner
 from ampcheck.strategies import tensors
 
 
@@ -24,11 +25,11 @@ def smooth(x: torch.Tensor) -> torch.Tensor:
 
 
 def evaluator(function: Any, replaced: Any) -> tuple[Evaluator, Compiled]:
-    """A evaluator whose compiled code is `replaced`."""
-    arms = Arms(Subject((function, (torch.zeros(2, dtype=torch.float16),))), torch.float16, native=True)
-    compiled = Compiled(arms)
+    """An evaluator whose compiled code is `replaced`."""
+    runner = Runner(Subject((function, (torch.zeros(2, dtype=torch.float16),))), torch.float16, native=True)
+    compiled = Compiled(runner)
     compiled._function = replaced
-    return Evaluator(arms, (), compiled), compiled
+    return Evaluator(runner, (), compiled), compiled
 
 
 def test_compiled_code_that_is_right_passes_and_is_compiled_for_a_few_shapes() -> None:

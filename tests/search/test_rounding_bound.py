@@ -9,24 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searches import evaluator, kinds, look
 
 from ampcheck.core.formats import format_of
-from ampcheck.core.subject import Subject
-from ampcheck.search.arms import Arms, Example, as_example
-from ampcheck.search.evaluate import Evaluation, Evaluator
+from ampcheck.search.example import as_example
 from ampcheck.strategies import shapes, tensors
 
 FORMATS = ("float16", "bfloat16")
 Function = Callable[..., Any]
-
-
-def look(function: Function, *args: torch.Tensor, dtype: torch.dtype | None = None) -> Evaluation:
-    arms = Arms(Subject((function, args)), dtype or args[0].dtype, native=dtype is None)
-    return Evaluator(arms).look(Example(args))
-
-
-def kinds(function: Function, *args: torch.Tensor, dtype: torch.dtype | None = None) -> list[str]:
-    return [problem.kind for problem in look(function, *args, dtype=dtype).problems]
 
 
 def rounded_once(function: Function) -> Function:
@@ -36,6 +26,13 @@ def rounded_once(function: Function) -> Function:
         return function(x.double()).to(x.dtype)
 
     return best
+
+
+@torch.library.custom_op("ampcheck_tests::wrong", mutates_args=())
+def wrong(x: torch.Tensor) -> torch.Tensor:
+    """A copy that is off by 128 roundings in 16 bits."""
+    off = 128 * format_of(x.dtype).unit_roundoff if x.dtype.itemsize == 2 else 0.0
+    return (x.double() * (1 + off)).to(x.dtype)
 
 
 COMPOSED: dict[str, Function] = {
@@ -64,15 +61,9 @@ def test_a_result_that_is_rounded_once_is_always_honest(name: str, fmt: str, dat
 @settings(max_examples=25)
 @given(data=st.data())
 def test_a_result_that_is_off_by_more_than_its_roundings_is_seen(fmt: str, data: st.DataObject) -> None:
-    """The defect is made in the format alone, as a wrong kernel would: a multiple of what two roundings explain."""
-    size = format_of(fmt)
+    """The kernel is wrong in the format alone."""
     x = data.draw(tensors(fmt, shape=4, min_value=0.5, max_value=4))
-
-    def wrong(x: torch.Tensor) -> torch.Tensor:
-        off = 64 * size.unit_roundoff if x.dtype is not torch.float64 and x.dtype is not torch.float32 else 0.0
-        return (x.double() * (1 + off)).to(x.dtype)
-
-    assert kinds(wrong, x) == ["accuracy"]
+    assert kinds(lambda x: wrong(x), x) == ["accuracy"]
 
 
 @pytest.mark.parametrize(
@@ -129,11 +120,9 @@ def test_an_example_that_float32_refuses_is_outside_the_domain() -> None:
             raise ValueError("at least three")
         return x
 
-    arms = Arms(Subject((picky, (torch.zeros(1),))), torch.float16)
-    evaluator = Evaluator(arms)
-    assert "at least three" in evaluator.look(as_example(torch.zeros(1))).outside
-    assert evaluator.look(as_example(torch.zeros(3))).outside == ""
-    assert "at least three" in evaluator.look(as_example(torch.zeros(2))).outside
+    judge = evaluator(picky, torch.zeros(1), dtype=torch.float16)
+    assert "at least three" in judge.look(as_example(torch.zeros(1))).outside
+    assert judge.look(as_example(torch.zeros(3))).outside == ""
 
 
 def test_a_model_that_raises_in_low_precision_alone_fails() -> None:

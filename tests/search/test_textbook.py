@@ -28,13 +28,13 @@ SLOW = (("cosine_similarity", "bfloat16"), ("linear_attention", "bfloat16"), ("l
 
 
 @pytest.mark.parametrize(("name", "fmt"), slow_cases(CASES, SLOW))
-def test_a_breaking_input_of_one_or_two_elements_is_found(name: str, fmt: str) -> None:
+def test_a_breaking_input_of_a_few_elements_is_found(name: str, fmt: str) -> None:
     case = TEXTBOOK[name]
     with collect() as runs, pytest.raises(AssertionError):
         assert_property(case.naive, inputs=case.inputs(fmt), compile=False)
     failures = runs[0].of(Verdict.FAIL)
     examples = [smallest_input(finding.message) for finding in failures]
-    assert min(max(t.numel() for _, t in tensors(example)) for example in examples) <= 2
+    assert min(max(t.numel() for _, t in tensors(example)) for example in examples) <= 3
     assert {finding.check for finding in failures} <= {"property-finite", "property-accuracy"}
 
 

@@ -1,0 +1,146 @@
+"""What one run under `Shadow` shows: the errors that are left in its results, the ops at fault, and a score."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.core.run import Where
+from ampcheck.search.example import Example
+from ampcheck.search.runner import Result
+from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RANGE, Look, Peak, Problem
+from ampcheck.shadow import Fault, Reference, Shadow, bounds, faults
+from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims
+from ampcheck.shadow.companions import MOVE
+
+_FEW = 64
+"""Elements up to which each is judged by itself, too, where a fault is left in the output."""
+
+_TINY = 2.0
+"""Smallest subnormals that a result may be off: by its own rounding, and by that of what it was made of."""
+
+
+class Judged:
+    """One run that was judged. references: the companions of floating outputs by path; integers: the other outputs."""
+
+    def __init__(self, example: Example, shadow: Shadow, result: Result) -> None:
+        assert shadow.judge is not None
+        self.look = Look()
+        self.references: dict[str, Reference] = {}
+        self.integers: dict[str, torch.Tensor] = {}
+        self._example, self._largest = example, shadow.judge.largest
+        shadow.reach({path: t for path, t in result.outputs.items() if t.is_floating_point() or t.is_complex()})
+        # That whole numbers of a floating format became equal is honest rounding here: the inputs are exact.
+        self._faults = [fault for fault in shadow.faults if fault.kind != faults.COLLISION]
+        for path, tensor in result.outputs.items():
+            self.look.elements += tensor.numel()
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                self.integers[path] = tensor.clone()
+            elif tensor.numel():
+                exact, moved = shadow.store.exact(tensor), shadow.store.moved(tensor)
+                self.references[path] = Reference(exact, moved, shadow.store.of(tensor).unit)
+                self._judge(path, tensor, shadow)
+        if not self.look.problems:
+            self._judge_decisions()
+        self._note_range()
+
+    def problem(self, path: str, tensor: torch.Tensor, *, inherits: bool = False) -> Problem | None:
+        """What is wrong with an output of this run, or of the compiled code, that seems beyond its bound.
+
+        inherits: a fault of the run is left in it, of which the conditioning of the data is no excuse.
+        """
+        reference = self.references[path]
+        value, exact, moved = (_real(t).double() for t in (tensor, reference.exact, reference.moved))
+        form = format_of(_real(tensor).dtype)
+        unit = max(reference.unit, form.unit_roundoff)
+        # Next to the end of the range rounding decides on which side a value falls, below it on which subnormal; and
+        # what is zero by mathematics may be off by a rounding of the data.
+        size, end = exact.abs(), form.overflows_at
+        apart = torch.where(moved.isfinite(), moved - exact, 0.0).abs()
+        honest = SLACK * (apart * (unit / MOVE) + FLOOR * unit * size)
+        edge = ~value.isfinite() & (size < end) & (size + honest >= end)
+        tiny = _TINY * max(f.smallest_subnormal for f in self._formats(form))
+        near = (value - exact).abs() <= torch.where(exact == 0, max(tiny, unit * self._scale()), tiny)
+        value = torch.where(edge | near, exact, value)
+        seen = examine(value, exact, moved, unit, form=form, whole=False, strict=inherits)
+        if inherits and not seen.beyond and value.numel() <= _FEW:
+            seen = examine(value, exact, moved, unit, form=form, whole=False, strict=True, single=True)
+        if not seen.beyond:
+            return None
+        observed, limit = (float(seen.lost), 0.0) if seen.lost else (seen.error, seen.limit)
+        if seen.lost:
+            lost = (~value.isfinite() & exact.isfinite()).reshape(-1)
+            inside = lost & (size.reshape(-1) < end)
+            kind = NONFINITE if bool(inside.any()) else RANGE
+            index = int((inside if kind == NONFINITE else lost).nonzero()[0])
+        else:
+            kind = ACCURACY
+            norm = torch.linalg.vector_norm(exact.nan_to_num(0.0, 0.0, 0.0), dim=group_dims(exact.shape), keepdim=True)
+            index = int(((value - exact).nan_to_num(0.0, 0.0, 0.0).abs() / norm.clamp_min(1e-300)).argmax())
+        low, wide = float(value.reshape(-1)[index]), float(exact.reshape(-1)[index])
+        return Problem(kind, path, index, low, wide, observed, limit, where=self._blamed(path, kind))
+
+    def _judge(self, path: str, tensor: torch.Tensor, shadow: Shadow) -> None:
+        """Compare an output with its companions: at a glance, and as a whole where that shows something."""
+        look, store = self.look, shadow.store
+        exact, moved, unit = store.exact(tensor), store.moved(tensor), store.of(tensor).unit
+        inherits = any(path in fault.reaches for fault in self._faults)
+        if inherits or tensor.is_complex() or not bounds.look(tensor, exact, moved, unit, whole=False).within:
+            problem = self.problem(path, tensor, inherits=inherits)
+            undefined = int((~exact.isfinite()).sum())
+            look.elements -= undefined
+            look.undefined += undefined
+            look.problems += [problem] if problem is not None else []
+        elif unit >= bounds.JUDGED_UNIT:
+            size, spread, error = (
+                float(torch.linalg.vector_norm(t)) for t in (exact, moved - exact, tensor.detach() - exact)
+            )
+            limit = bounds.slack_of(tensor.numel()) * spread * unit / MOVE + SLACK * FLOOR * unit * size
+            look.ratio = max(look.ratio, error / limit if limit else 0.0)
+
+    def _judge_decisions(self) -> None:
+        """Decisions that exact takes otherwise, and numbers that left the run with an error."""
+        for fault in self._faults:
+            seen = fault.examination
+            reach = next((r for r in fault.reaches if r.startswith(("a decision", "a number that left"))), "")
+            if fault.kind == faults.DECISION or reach:
+                kind = DECISION if not reach.startswith("a number") else NONFINITE if seen.lost else ACCURACY
+                detail = reach or f"a decision of {fault.where.op}"
+                problem = Problem(kind, "", 0, 0.0, 0.0, seen.error, seen.limit, detail, fault.where)
+                self.look.problems.append(problem)
+                return
+
+    def _note_range(self) -> None:
+        """How near the values inside come to the end of their formats, and whether one went beyond to no effect."""
+        for (where, name), (largest, source) in self._largest.items():
+            most = format_of(name).max
+            masked = largest == most <= source  # the lowest value of a mask, and what is added to it
+            if largest / most > self.look.peak.share and not masked:
+                self.look.peak = Peak(largest / most, largest, where, name)
+        lost = next((f for f in self._faults if f.kind == faults.OVERFLOW and not f.reaches), None)
+        if lost is not None and not self.look.problems:
+            self.look.overflow = Peak(math.inf, math.inf, lost.where, lost.dtype)
+
+    def _blamed(self, path: str, kind: str) -> Where:
+        """The first op whose fault is left in an output; of what is not finite, the first that overflows."""
+        reaching: list[Fault] = [fault for fault in self._faults if path in fault.reaches]
+        lost = [fault for fault in self._faults if fault.examination.lost]
+        if kind in (NONFINITE, RANGE):
+            reaching = [fault for fault in reaching if fault in lost] or reaching
+        return next((fault.where for fault in (*reaching, *lost)), Where(phase="forward"))
+
+    def _formats(self, form: FloatFormat) -> set[FloatFormat]:
+        """The formats of an output and of all 16-bit results."""
+        return {form, *(format_of(name) for _, name in self._largest)}
+
+    def _scale(self) -> float:
+        """The largest finite magnitude among the inputs."""
+        wide = (tensor.detach().double() for tensor in self._example.floats().values() if tensor.numel())
+        return max((float(torch.where(t.isfinite(), t, 0.0).abs().amax()) for t in wide), default=0.0)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -1,0 +1,92 @@
+"""What does no harm by itself, and is the cause where harm is done later.
+
+A suspect travels with the values, from the place where it happened, until it is gone or an op suffers from it:
+
+- vanished: elements that are zero here and not in exact. Something may divide by them.
+- masked: negative infinities of an additive mask. A row of nothing else makes NaN.
+- collided: different whole numbers that became equal. Something may take them for positions, ids or rows.
+- ill: a result of which the data determine next to nothing in the format of the run, by an op whose inputs they do
+  determine. It is lost where it reaches an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from ampcheck.shadow import faults
+from ampcheck.shadow.bounds import Examination
+from ampcheck.shadow.call import Call
+from ampcheck.shadow.cause import largest_input, largest_of
+from ampcheck.shadow.companions import Companions, Key
+from ampcheck.shadow.faults import Fault
+
+VANISHED, MASKED, COLLIDED, ILL = "vanished", "masked", "collided", "ill"
+
+_RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
+"""Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
+
+
+class Suspects:
+    """Every suspect of a run, by its key."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, Fault] = {}
+
+    def add(self, companions: Companions, sort: str, fault: Fault) -> None:
+        """Let a suspect travel with values from here on."""
+        self._by_key.setdefault(fault.key, fault)
+        companions.suspects = {**companions.suspects, sort: fault.key}
+
+    def of(self, before: Sequence[Companions], *sorts: str) -> Iterator[Fault]:
+        """The suspects of these sorts that inputs of an op carry."""
+        for sort in sorts:
+            for key in dict.fromkeys(c.suspects[sort] for c in before if sort in c.suspects):
+                yield self._by_key[key]
+
+
+def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None:
+    """Let results carry the suspects of the inputs."""
+    carried = {sort: key for c in before for sort, key in c.suspects.items()}
+    for companions in results:
+        companions.suspects = carried
+
+
+def drop(companions: Companions, *sorts: str) -> None:
+    """What was suspected is gone from these values."""
+    if any(sort in companions.suspects for sort in sorts):
+        companions.suspects = {sort: key for sort, key in companions.suspects.items() if sort not in sorts}
+
+
+def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor, fault: Fault) -> Fault | None:
+    """The elements that are zero here and not in exact, as a suspect; None without any. fault: without examination."""
+    gone = (tensor == 0) & (exact != 0) & exact.isfinite()
+    count = int(gone.sum())
+    if not count:
+        return None
+    seen = Examination(tensor.numel(), zeroed=count, emptied=count == tensor.numel())
+    return replace(
+        fault,
+        kind=faults.ZERO,
+        examination=seen,
+        amax_in=largest_input(call),
+        amax_out=largest_of(tensor),
+        exact_amax=largest_of(exact[gone]),
+        elements=count,
+    )
+
+
+def rescues(call: Call) -> bool:
+    """Whether an op is there to keep elements from being zero."""
+    return call.name in _RESCUES
+
+
+def caused(fault: Fault, suspect: Fault) -> Fault:
+    """The fault at the place where it began."""
+    place = f"{fault.where.op} at {fault.where.file}:{fault.where.line}" if fault.where.file else fault.where.op
+    note = f"{place} makes {fault.examination.lost:,} elements of it infinite or NaN"
+    kind = faults.OVERFLOW if suspect.kind == faults.MASK else suspect.kind
+    seen = replace(suspect.examination, lost=fault.examination.lost, nan=fault.examination.nan, masked=False)
+    return replace(suspect, kind=kind, examination=seen, note=note)
