@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -224,8 +228,6 @@ def _efficient_zero(x: torch.Tensor) -> torch.Tensor:
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:
-    import copy
-
     y = x * 1.1
     clone = copy.deepcopy(y)
     y.zero_()
@@ -326,8 +328,6 @@ def test_packed_and_scaled_products_are_unpacked() -> None:
 
 def test_numbers_that_leave_are_counted_by_line_and_come_back_as_data() -> None:
     numpy = pytest.importorskip("numpy")
-    import pickle
-
     x = data(4)
     original = torch.Tensor.numpy
     with Shadow() as shadow:
@@ -360,7 +360,7 @@ def test_numbers_that_leave_are_counted_by_line_and_come_back_as_data() -> None:
 def test_companions_die_with_their_tensors() -> None:
     model, x = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4)), data(8, 32)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, fused=True)
-    counts, sizes = [], []
+    counts, sizes, memory = [], [], []
     with Shadow(model, judge=False) as shadow:
         for _ in range(200):
             optimizer.zero_grad()
@@ -370,14 +370,33 @@ def test_companions_die_with_their_tensors() -> None:
             optimizer.step()
             counts.append(len(shadow.store))
             sizes.append(shadow.store.nbytes())
+            memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert counts[5] == counts[-1]
     assert sizes[5] == sizes[-1]
+    assert memory[-1] - memory[50] < 4_000  # kilobytes
     assert counts[-1] <= 30
     model.zero_grad()
     del loss
     kept = len(shadow.store)
     del optimizer, model
-    import gc
-
     gc.collect()
     assert len(shadow.store) < kept
+
+
+def test_what_inference_mode_makes_is_followed_outside_of_it() -> None:
+    x = data(4)
+    with Shadow() as shadow:
+        with torch.inference_mode():
+            y = x * 1.1
+        x.mul_(1.1)
+        z = y.clone().add_(x)
+    wide = data(4).double()
+    assert torch.allclose(shadow.exact(z), wide * 1.1 + wide * 1.1, rtol=1e-15)
+
+
+def test_what_cannot_be_followed_inside_is_counted() -> None:
+    x = data(4)
+    with Shadow() as shadow:
+        out = torch.ops.higher_order.strict_mode(lambda y: (y * 1.1,), (x,))
+    assert torch.equal(shadow.exact(out[0]), out[0].double())
+    assert list(shadow.unruled) == ["what runs inside strict_mode"]
