@@ -85,7 +85,7 @@ def _nan_outputs(stats: NumericsStats, subject: str, reached: list[TensorError])
         hint = "fill or mask missing inputs, and load weights that were saved before they became NaN"
         message = f"inputs and weights must be finite; {listed(map(_held, stats.data), LISTED)}, and {seen}"
         yield _failure(subject, message, Where(phase="forward", module=module), nan, hint)
-    if makers := _makers(stats, "forward"):
+    if makers := _makers(stats):
         yield _failure(subject, f"{_made(stats, makers)}, and {seen}", makers[0][0], nan)
     elif not stats.data:
         message = f"{seen}: no op makes it of numbers, so the model writes NaN itself, and a NaN cannot be compared"
@@ -103,7 +103,7 @@ def _gradients(stats: NumericsStats, subject: str, bad: list[TensorError], total
         message += "; the outputs hold infinities, which the default loss leaves out, and a loss of your own may not"
         hint = "pass loss= to Subject(...), so that the gradients of the real loss are judged"
         return NONFINITE_REFERENCE.incomplete(subject, message, where=where, hint=hint)
-    if makers := _makers(stats, "backward"):
+    if makers := [(where, seen) for where, seen in stats.nonfinite if where.phase == "backward"]:
         message, where = f"{message}; {_made(stats, makers)}", makers[0][0]
     hint = (
         "the derivative has a pole where forward has a value: clamp before sqrt, log, norm and division, and select "
@@ -112,9 +112,9 @@ def _gradients(stats: NumericsStats, subject: str, bad: list[TensorError], total
     return _failure(subject, message, where, len(bad), hint, unit="gradients")
 
 
-def _makers(stats: NumericsStats, phase: str) -> list[tuple[Where, Examination]]:
-    """The ops of a phase that made NaN in exact, else those that made infinities."""
-    makers = [(where, seen) for where, seen in stats.nonfinite if where.phase == phase]
+def _makers(stats: NumericsStats) -> list[tuple[Where, Examination]]:
+    """The ops of forward that made NaN in exact, else those that made infinities."""
+    makers = [(where, seen) for where, seen in stats.nonfinite if where.phase == "forward"]
     return [(where, seen) for where, seen in makers if seen.exact_nan] or makers
 
 

@@ -11,6 +11,9 @@ from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call, Side, leaves
 from ampcheck.shadow.companions import CompanionStore, roundoff
 
+_KEPT = 0.125
+"""The relative error of a result of which two bits are left."""
+
 
 def kind_of(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, *, accumulates: bool) -> str:
     """The kind of a fault, one of the constants of `ampcheck.shadow.faults`."""
@@ -50,12 +53,23 @@ def follows_from_inputs(call: Call, tensor: torch.Tensor, store: CompanionStore)
     return any(not bool(result.isfinite().all()) for result in _alone(call, tensor, store))
 
 
-def _alone(call: Call, tensor: torch.Tensor, store: CompanionStore) -> list[torch.Tensor]:
-    """The results of the op in float64 on the same inputs that may be this one; none where it does not run."""
+def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
+    """Whether float32 gives the exact result to more than two bits: what even float32 loses is no fault of 16 bits."""
+    exact = store.exact(tensor)
+    for result in _alone(call, tensor, store, _Float32(store, "moved")):
+        both = result.isfinite() & exact.isfinite()
+        error = torch.linalg.vector_norm(torch.where(both, result - exact, 0.0))
+        if float(error) <= _KEPT * float(torch.linalg.vector_norm(torch.where(both, exact, 0.0))):
+            return True
+    return False
+
+
+def _alone(call: Call, tensor: torch.Tensor, store: CompanionStore, side: Side | None = None) -> list[torch.Tensor]:
+    """The results of the op that may be this one, in float64 on the same inputs; none where it does not run."""
     if call.written:  # an input is overwritten
         return []
     try:
-        alone = _Alone(store, "exact").run(call)
+        alone = (side or _Alone(store, "exact")).run(call)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         return []
     return [r for r in leaves(alone) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
@@ -70,6 +84,13 @@ def _rounds(call: Call, tensor: torch.Tensor, seen: Examination, store: Companio
     own = min(float(torch.linalg.vector_norm(wide - r)) for r in same)
     size = min(float(torch.linalg.vector_norm(r)) for r in same)
     return not own <= 0.3 * seen.impact * size
+
+
+class _Float32(Side):
+    """The exact inputs of one op, rounded to float32."""
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.store.exact(tensor).to(torch.complex64 if tensor.is_complex() else torch.float32)
 
 
 class _Alone(Side):

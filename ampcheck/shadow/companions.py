@@ -7,7 +7,7 @@ rule: the companion of a view is the same view of the companion of its storage.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -97,6 +97,7 @@ class CompanionStore:
     """The companions of every floating storage that was seen and is alive. watches: some memory is watched."""
 
     def __init__(self, seed: int = 0) -> None:
+        self.on_forget: Callable[[Companions], None] | None = None
         self._by_storage: dict[int, Companions] = {}
         self.watches = False
         self._seed = seed
@@ -254,24 +255,21 @@ class CompanionStore:
         dtype = _part(tensor.dtype)
         values = _values(storage, dtype, tensor.device)
         exact = values.to(torch.float64, copy=True)
-        unit, whole = roundoff(dtype), False
+        unit = roundoff(dtype)
         if moves and values.numel() and dtype.itemsize < 8:
-            moved, whole = self._move(values.to(torch.float32))
+            moved = self._move(values.to(torch.float32))
         else:
             moved = values.to(torch.float32, copy=True)
-        return Companions(Flat(exact), Flat(moved), dtype, unit, whole=whole, written=not moves)
+        return Companions(Flat(exact), Flat(moved), dtype, unit, written=not moves)
 
-    def _move(self, values: torch.Tensor) -> tuple[torch.Tensor, bool]:
-        """Data moved by `MOVE`, and whether all are whole numbers.
-
-        What a format holds exactly, such as masks, counters and scales, enters without an error.
-        """
+    def _move(self, values: torch.Tensor) -> torch.Tensor:
+        """Data moved by `MOVE`; what a format holds exactly, such as masks, counters and scales, has no error."""
         if values.numel() >= _SAMPLED:
             sample = values[:: values.numel() // 1024]
             if not bool((sample.round() == sample).any()):
-                return self._shaken(values), False
+                return self._shaken(values)
         integers = values.round() == values
-        return torch.where(integers, values, self._shaken(values)), bool(integers[:1]) and bool(integers.all())
+        return torch.where(integers, values, self._shaken(values))
 
     def _shaken(self, values: torch.Tensor) -> torch.Tensor:
         """Values times 1 plus or minus `MOVE`, with random signs of our own generator."""
@@ -303,6 +301,8 @@ class CompanionStore:
             if self._by_storage.get(number) is companions:
                 del self._by_storage[number]
                 companions.release()
+                if self.on_forget is not None:
+                    self.on_forget(companions)
 
         companions.alive = weakref.ref(storage, forget)
         self._by_storage[number] = companions

@@ -80,8 +80,9 @@ def examine_decision(call: Call, store: CompanionStore) -> Decided | None:
     margins = _MARGINS[call.name](call, store)
     if margins is None or not margins.margin.numel():
         return None
-    if all(store.of(t).whole or _is_constant(t, store) for t in call.inputs):
-        limit = 0.0  # whole numbers, and what follows from positions or constants alone, have no honest error
+    counted = call.name == "_to_copy"  # to integers
+    if all(store.of(t).whole or (counted and _is_constant(t, store)) for t in call.inputs):
+        limit = 0.0  # whole numbers, and bins of positions or constants alone, have no honest error
     else:
         limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
     wrong = margins.margin > limit * margins.scale

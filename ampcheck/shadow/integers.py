@@ -13,21 +13,18 @@ from dataclasses import dataclass
 import torch
 
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
+from ampcheck.shadow.companions import CompanionStore, roundoff
 
 IDENTITIES = frozenset(
-    "eq ne unique _unique _unique2 unique_dim unique_consecutive isin searchsorted bucketize".split()
+    "eq ne lt le gt ge unique _unique _unique2 unique_dim unique_consecutive isin searchsorted bucketize".split()
 )
-"""Ops that ask whether two numbers are the same."""
+"""Ops that compare numbers, or look them up."""
 
 _LARGEST = 2.0**53
 """Beyond it not even float64 holds every integer; a mask such as finfo.min is no count."""
 
 _COUNTED = 1 << 22
 """Elements among which collisions are counted, at the most."""
-
-ROUNDS = frozenset("floor ceil round trunc floor_ ceil_ round_ trunc_".split())
-"""Ops whose results are whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +41,6 @@ def examine_integers(call: Call, tensor: torch.Tensor, store: CompanionStore) ->
     if not 1 < tensor.numel() <= _COUNTED:
         return None
     exact = store.exact(tensor)
-    if call.name in ROUNDS and not call.written and has_companions(call.args[0]):
-        exact = call.op(store.exact(call.args[0]))  # the companion of a decision is the decision of the run
     largest = float(exact.abs().amax())
     if not 0.5 / roundoff(tensor.dtype) <= largest < _LARGEST:
         return None

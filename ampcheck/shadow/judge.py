@@ -14,12 +14,31 @@ from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.cause import follows_from_inputs, kind_of, largest_input, largest_of, sums_in_16_bits
+from ampcheck.shadow.cause import (
+    float32_keeps,
+    follows_from_inputs,
+    kind_of,
+    largest_input,
+    largest_of,
+    sums_in_16_bits,
+)
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
-from ampcheck.shadow.integers import IDENTITIES, ROUNDS, examine_integers
-from ampcheck.shadow.suspects import COLLIDED, ILL, MASKED, VANISHED, Suspects, caused, drop, pass_on, rescues, vanished
+from ampcheck.shadow.integers import IDENTITIES, examine_integers
+from ampcheck.shadow.suspects import (
+    COLLIDED,
+    ILL,
+    MASKED,
+    VANISHED,
+    Suspects,
+    caused,
+    drop,
+    emptied_rows,
+    pass_on,
+    rescues,
+    vanished,
+)
 from ampcheck.torchtools.origin import Origin
 from ampcheck.torchtools.source import op_name
 
@@ -53,18 +72,21 @@ _FEW = 64
 class Judge:
     """The faults of a run, and what is left of them.
 
-    judged: results that were compared; low: those of 16 bits or fewer; whole: those of them that hold whole numbers.
-    nonfinite: the ops that make exact values infinite or NaN. largest: by place and dtype of 16 bits, the largest
-    finite magnitude of a result, and that of its inputs where the result comes near the end of the format.
+    dropped: count faults in results that nothing used as well. judged: results that were compared; low: those of 16
+    bits or fewer; whole: those of them that hold whole numbers. nonfinite: the ops that make exact values infinite or
+    NaN. largest: by place and dtype of 16 bits, the largest finite magnitude of a result, and that of its inputs where
+    the result comes near the end of the format.
     """
 
     decides = staticmethod(decides)
 
-    def __init__(self, store: CompanionStore) -> None:
+    def __init__(self, store: CompanionStore, *, dropped: bool = False) -> None:
         self.judged = self.low = self.whole = 0
         self.nonfinite: dict[Where, Examination] = {}
         self.largest: dict[tuple[Where, str], tuple[float, float]] = {}
         self._store = store
+        if dropped:
+            store.on_forget = self._dropped
         self._faults: dict[Key, Fault] = {}
         self._suspects = Suspects()
         self._reached: defaultdict[Key, dict[str, float]] = defaultdict(dict)
@@ -92,7 +114,7 @@ class Judge:
             self._reach(before, f"a number that left the run at {where.file}:{where.line}")
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in self._suspects.of(before, COLLIDED):
-                self._add(suspect, "a comparison or an index")
+                self._accuse(suspect, "a comparison or an index")
         results = call.written + call.fresh
         if not results:
             return
@@ -138,7 +160,7 @@ class Judge:
         for key in frozenset[Key]().union(*(c.faults for c in values)):
             self._reached[key].setdefault(name, 1.0)
         for suspect in self._suspects.of(values, COLLIDED):
-            self._add(suspect, name)
+            self._accuse(suspect, name)
 
     def _relative_error(self, tensor: torch.Tensor) -> float:
         exact = self._store.exact(tensor)
@@ -175,7 +197,6 @@ class Judge:
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
         self.low += low
-        companions.whole |= call.name in ROUNDS
         self.whole += low and companions.whole
         if companions.whole:
             self._integers(call, tensor, companions, where, index)
@@ -191,16 +212,19 @@ class Judge:
             self._note_zeros(call, tensor, exact, companions, where, index)
         else:
             drop(companions, VANISHED)
-        if seen_at_once.ill and ILL not in companions.suspects:
+        if seen_at_once.ill and ILL not in companions.suspects and float32_keeps(call, tensor, self._store):
             seen = Examination(tensor.numel(), error=1.0)
             self._suspects.add(companions, ILL, self._place(faults.CANCELLATION, tensor, seen, where, index, call))
-        if seen_at_once.within:
+        masked = any(MASKED in c.suspects for c in before)
+        if seen_at_once.within and not masked:
             drop(companions, MASKED)
             return
         form = format_of(torch.float32 if tensor.is_complex() else tensor.dtype)
         seen = examine(
             tensor, exact, moved, unit, form=form, whole=whole, floor=floor, single=single, strict=bool(inherited)
-        )
+        )  # fmt: skip
+        if masked and not seen.beyond and (rows := emptied_rows(tensor, exact)):
+            seen = replace(seen, flagged=rows, error=1.0)
         self._note_nonfinite(call, seen, where)
         if not seen.beyond:
             drop(companions, MASKED)
@@ -225,11 +249,11 @@ class Judge:
 
     def _attributed(self, fault: Fault, call: Call, tensor: torch.Tensor, before: Sequence[Companions]) -> Fault:
         """The fault where it began, if an input of the op carries what explains it."""
-        if not fault.examination.lost:
-            return fault
         masked = next(self._suspects.of(before, MASKED), None)
         if masked is not None:
             return caused(fault, masked)
+        if not fault.examination.lost:
+            return fault
         zero = next(self._suspects.of(before, VANISHED), None)
         return caused(fault, zero) if zero is not None and follows_from_inputs(call, tensor, self._store) else fault
 
@@ -281,11 +305,12 @@ class Judge:
         decided = examine_decision(call, self._store)
         if decided is None:
             return
-        causes = [suspect.key for suspect in self._suspects.of(before, COLLIDED)]
-        for suspect in self._suspects.of(before, COLLIDED):
-            self._add(suspect)
-        for key in (*inherited, *causes):
-            self._reached[key][f"a decision of {where.op}"] = 1.0
+        name = f"a decision of {where.op}"
+        for key in inherited:
+            self._reached[key][name] = 1.0
+        causes = list(self._suspects.of(before, COLLIDED))
+        for suspect in causes:
+            self._accuse(suspect, name)
         if inherited or causes:
             return
         seen = Examination(decided.numel, error=decided.margin, limit=decided.limit)
@@ -305,6 +330,8 @@ class Judge:
             note=_CONSECUTIVE if lost.consecutive else "",
         )  # fmt: skip
         self._suspects.add(companions, COLLIDED, fault)
+        if lost.consecutive:
+            self._add(fault)
 
     def _note_nonfinite(self, call: Call, seen: Examination, where: Where) -> None:
         """Record an op by which exact itself becomes NaN, or infinite; constants that are written are no such op."""
@@ -323,6 +350,16 @@ class Judge:
         if largest > self.largest.get(key, (-1.0, 0.0))[0]:
             near = largest * _NEAR > format_of(tensor.dtype).max
             self.largest[key] = largest, largest_input(call) if near else 0.0
+
+    def _accuse(self, suspect: Fault, reaches: str) -> None:
+        """Record a suspect as the fault that it is."""
+        self._faults.setdefault(suspect.key, suspect)
+        self._reached[suspect.key].setdefault(reaches, 1.0)
+
+    def _dropped(self, companions: Companions) -> None:
+        """Record which faults are in a value that is gone and that no op has used."""
+        for key in companions.faults if not companions.consumed else ():
+            self._reached[key].setdefault("a result that nothing used", 1.0)
 
     def _add(self, fault: Fault, reaches: str = "") -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault

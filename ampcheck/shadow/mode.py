@@ -62,7 +62,7 @@ class Shadow(TorchDispatchMode):
         self.store = CompanionStore(seed)
         self.unruled: Counter[str] = Counter()
         self.escapes: Counter[str] = Counter()
-        self.judge = Judge(self.store) if judge else None
+        self.judge = Judge(self.store, dropped=model is None) if judge else None
         self.ops = 0
         self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))

@@ -78,6 +78,13 @@ def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor, fault: Fault
     )
 
 
+def emptied_rows(tensor: torch.Tensor, exact: torch.Tensor) -> int:
+    """Rows that are zero throughout and not in exact: a safe softmax makes them of a row that is masked whole."""
+    if not tensor.dim():
+        return 0
+    return int(((tensor == 0).all(-1) & (exact != 0).any(-1)).sum())
+
+
 def rescues(call: Call) -> bool:
     """Whether an op is there to keep elements from being zero."""
     return call.name in _RESCUES
@@ -86,7 +93,8 @@ def rescues(call: Call) -> bool:
 def caused(fault: Fault, suspect: Fault) -> Fault:
     """The fault at the place where it began."""
     place = f"{fault.where.op} at {fault.where.file}:{fault.where.line}" if fault.where.file else fault.where.op
-    note = f"{place} makes {fault.examination.lost:,} elements of it infinite or NaN"
+    lost = fault.examination.lost
+    note = f"{place} makes {lost:,} elements of it infinite or NaN" if lost else f"{place} loses whole rows to it"
     kind = faults.OVERFLOW if suspect.kind == faults.MASK else suspect.kind
-    seen = replace(suspect.examination, lost=fault.examination.lost, nan=fault.examination.nan, masked=False)
+    seen = replace(suspect.examination, lost=lost or suspect.examination.lost, nan=fault.examination.nan, masked=False)
     return replace(suspect, kind=kind, examination=seen, note=note)
