@@ -64,9 +64,14 @@ class TooSlowError(Exception):
 
 def entries(names: list[str]) -> list[Any]:
     """The OpInfo entries to run; an empty list of names means all."""
-    from torch.testing._internal import common_methods_invocations as db
-    from torch.testing._internal.autograd_function_db import autograd_function_db
-    from torch.testing._internal.custom_op_db import custom_op_db
+    freeze = torch.backends.disable_global_flags
+    torch.backends.disable_global_flags = lambda: None  # PyTorch's test tools refuse flags to the whole process
+    try:
+        from torch.testing._internal import common_methods_invocations as db
+        from torch.testing._internal.autograd_function_db import autograd_function_db
+        from torch.testing._internal.custom_op_db import custom_op_db
+    finally:
+        torch.backends.disable_global_flags = freeze
 
     foreach = [
         *db.foreach_unary_op_db,
