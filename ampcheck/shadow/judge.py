@@ -78,8 +78,6 @@ class Judge:
     the result comes near the end of the format.
     """
 
-    decides = staticmethod(decides)
-
     def __init__(self, store: CompanionStore, *, dropped: bool = False) -> None:
         self.judged = self.low = self.whole = 0
         self.nonfinite: dict[Where, Examination] = {}
@@ -90,6 +88,11 @@ class Judge:
         self._faults: dict[Key, Fault] = {}
         self._suspects = Suspects()
         self._reached: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+
+    @staticmethod
+    def looks_at(call: Call) -> bool:
+        """Whether an op without a floating result is of interest: it decides or compares by its inputs."""
+        return decides(call) or call.name in IDENTITIES
 
     @property
     def faults(self) -> tuple[Fault, ...]:

@@ -190,7 +190,7 @@ class Shadow(TorchDispatchMode):
                     self._write_integers(call, tensor)
         call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
-        decides = bool(before) and self.judge is not None and self.judge.decides(call)
+        decides = bool(before) and self.judge is not None and self.judge.looks_at(call)
         leaves_run = bool(before) and schema.name in _LEAVES
         if not (call.fresh or call.written or decides or leaves_run):
             return call.out
