@@ -25,7 +25,7 @@ MISSED = {
 
 NOT_SOUND = {
     "auroc_by_ranks": "ranks that collide are taken for positions, though the mean over them is sound",
-    "average_meter": "a sum that is 5 % off is sound for the oracle, which allows 32 roundings, and no good accumulator",
+    "average_meter": "the oracle allows 32 roundings; a sum that is 5 % off is no good accumulator",
 }
 
 
