@@ -26,13 +26,13 @@ from ampcheck.core.run import Finding, Run, Verdict, emit, merge, verify
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.numerics.stats import NumericsStats
-from ampcheck.shadow import Shadow
+from ampcheck.shadow import Shadow, explain_error
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
-from ampcheck.torchtools.copying import modules_of
+from ampcheck.torchtools.copying import has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.interception import is_intercepted
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.monitor import TrainingMonitor
@@ -106,6 +106,16 @@ class Watched:
                 return
         raise UsageError("step(loss) needs a watched optimizer: pass the optimizer to watch(...)")
 
+    def explain_error(self, tensor: torch.Tensor) -> str:
+        """The ops through which the error of a tensor came, from the op that lost it on, a line each.
+
+        Raises `UsageError` where the ops of the block are not watched: with an optimizer or a compiled model.
+        """
+        for monitor in self._monitors:
+            if isinstance(monitor, _Ops):
+                return explain_error(monitor.shadow, tensor)
+        raise UsageError("explain_error needs a watch of every op: call watch() without an optimizer or compiled model")
+
     @property
     def run(self) -> Run:
         """The findings of every selected check, with tables and charts."""
@@ -166,10 +176,8 @@ def watch(
 
     Training: memory is needed for one copy of the weights during a measured step; for 16-bit weights, for a second copy
     during the whole block and one byte per element; and for a 64 MiB comparison buffer. Steps inside compiled code
-    (`torch.compile(optimizer.step)`) cannot be measured. Compiled: entering resets Dynamo, so that the next call
-    compiles graphs with statistics, which takes up to twice as long (at level `all` longer). A value that overflows
-    or is NaN is measured again with complete counts, which compiles its graph once more. After the block the plain
-    graphs run.
+    (`torch.compile(optimizer.step)`) cannot be measured. Compiled: entering resets Dynamo; the next call compiles with
+    statistics, which takes up to twice as long, and once more where a value overflows or is NaN.
 
     An exception of the block propagates; the run is emitted first. Switches of autocast that the block changed are
     restored where autocast is watched. Raises `UsageError` for an object that is no model, optimizer or scaler, an
@@ -208,7 +216,7 @@ def watched(
     """The context behind `watch`, which neither emits nor raises. Arguments and errors as of `watch`."""
     require_settings(every, level)
     model, optimizers, scaler = _sort(objects)
-    compiled = model is not None and _is_compiled(model)
+    compiled = model is not None and has_compiled_parts(model)
     families = _families(model, bool(optimizers), compiled, checks)
     if graphs is not None and "graphs" not in families:
         if checks is not None:
@@ -233,7 +241,7 @@ def watched(
             raise UsageError("a watch of compiled code cannot contain another: watch one model at a time")
         monitors.append(_Values(shown, Telemetry(modules, level=Level(level), every=every), bounds, device))
     if "training" in families:
-        training = TrainingMonitor(optimizers, scaler, _parameter_names(modules), every=every)
+        training = TrainingMonitor(optimizers, scaler, parameter_names(modules), every=every)
         monitors.append(_Training(shown, training, bounds, device))
     return Watched(monitors, wanted, shown)
 
@@ -295,19 +303,6 @@ def _named(checks: Collection[str] | None, family: Collection[str]) -> tuple[str
     return None if checks is None else tuple(slug for slug in checks if slug in family) or None
 
 
-def _is_compiled(model: object) -> bool:
-    parts = (part for root in modules_of(dynamo.uncompiled(model)) for part in root.modules())
-    return dynamo.is_compiled(model) or any(map(dynamo.is_compiled, parts))
-
-
-def _parameter_names(roots: Sequence[torch.nn.Module]) -> dict[int, str]:
-    return {
-        id(parameter): (f"{number}.{name}" if len(roots) > 1 else name).replace("_orig_mod.", "")
-        for number, root in enumerate(roots)
-        for name, parameter in root.named_parameters()
-    }
-
-
 class _Autocast:
     family = "autocast"
 
@@ -346,13 +341,13 @@ class _Ops:
 
     def __init__(self, name: str, limits: Limits, checks: Collection[str] | None) -> None:
         self._name, self._limits, self._checks = name, limits, checks
-        self._shadow = Shadow()
+        self.shadow = Shadow()
 
     def enter(self, stack: ExitStack) -> None:
-        stack.enter_context(self._shadow)
+        stack.enter_context(self.shadow)
 
     def stats(self) -> NumericsStats:
-        return measure_block(self._shadow, self._name)
+        return measure_block(self.shadow, self._name)
 
     def run(self, stats: NumericsStats) -> Run:
         return block_run(stats, self._limits, self._checks)

@@ -220,3 +220,18 @@ def _copied_results(modules: list[torch.nn.Module]) -> dict[int, Any]:
             if tensor.grad_fn is not None:
                 memo[id(tensor)] = tensor.detach().clone()
     return memo
+
+
+def parameter_names(roots: Sequence[torch.nn.Module]) -> dict[int, str]:
+    """The names of parameters by `id`; of several modules with the number of the module before them."""
+    return {
+        id(parameter): (f"{number}.{name}" if len(roots) > 1 else name).replace("_orig_mod.", "")
+        for number, root in enumerate(roots)
+        for name, parameter in root.named_parameters()
+    }
+
+
+def has_compiled_parts(model: object) -> bool:
+    """Whether a model or function is compiled, or contains a module that is."""
+    parts = (part for root in modules_of(dynamo.uncompiled(model)) for part in root.modules())
+    return dynamo.is_compiled(model) or any(map(dynamo.is_compiled, parts))
