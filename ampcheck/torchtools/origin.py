@@ -41,7 +41,9 @@ class Origins:
         backward, node = _backward_node()
         if backward and not self._scopes.inside:  # inside: a checkpoint that recomputes its forward
             origin = self._by_node.get(node) if node is not None else None
-            return Origin("backward") if origin is None else replace(origin, phase="backward")
+            if origin is None:  # the accumulation of a gradient belongs to no op: the line that calls backward
+                return Origin("backward", "", 0, *users_line(frame))
+            return replace(origin, phase="backward")
         phase = "backward" if backward else self._scopes.phase
         origin = Origin(phase, *self._scopes.current, *users_line(frame))
         # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
