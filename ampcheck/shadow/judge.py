@@ -122,7 +122,11 @@ class Judge:
         if not results:
             return
         self._pass_on(call, results, before)
-        if not ruled or (call.schema.moves and not inherited and not call.written):
+        if not ruled:
+            for tensor in results if inherited else ():  # nothing is known of it but what it was made of
+                self._store.of(tensor).faults = inherited
+            return
+        if call.schema.moves and not inherited and not call.written:
             return
         statistics = call.name.startswith("native_") and not call.name.endswith("backward")
         for tensor in call.written + (call.fresh[:1] if statistics else call.fresh):

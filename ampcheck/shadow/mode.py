@@ -282,7 +282,7 @@ class Shadow(TorchDispatchMode):
         now = {id(t): c for t, c in zip(call.inputs, before, strict=True) if c.alive is not None}
         rule = RULES.get(schema.name)
         if schema.unset or (schema.random and rule is None):
-            self._restart(call, moves=not schema.unset)
+            self._restart(call, before, moves=not schema.unset)
             return False
         if schema.name in ("_to_copy", "clone") and self._share(call):
             return True
@@ -294,7 +294,7 @@ class Shadow(TorchDispatchMode):
                 raise RuntimeError("companions decide otherwise")
         except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
             self.unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
-            self._restart(call)
+            self._restart(call, before)
             return False
         finally:
             for side in self._sides:
@@ -322,11 +322,23 @@ class Shadow(TorchDispatchMode):
             return False
         return self.store.share(result, source) is not None
 
-    def _restart(self, call: Call, moves: bool = False) -> None:
+    def _restart(self, call: Call, before: list[Companions], moves: bool = False) -> None:
+        """Let the companions of all results restart from the real results.
+
+        Behind an op at fault what is not finite would pose as exact: zero stands for a finite value that is not known.
+        """
         for tensor in call.fresh:
             self.store.of(tensor, moves=moves)
         for tensor in call.written:
             self.store.lift(tensor, moves=moves)
+        if not any(companions.faults for companions in before):
+            return
+        for tensor in call.written + call.fresh:
+            lost = ~tensor.isfinite()
+            if bool(lost.any()):
+                self.store.to_write(tensor)
+                for side in self._sides:
+                    side.of(tensor).masked_fill_(lost, 0.0)
 
 
 def _follow_accumulators(call: Call, where: Where, before: list[Companions], store: CompanionStore) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ampcheck.shadow.call import Call, Side
+import torch
+
+from ampcheck.shadow.call import Call, Side, results_of
 
 Rule: TypeAlias = "Callable[[Call, Side], Any]"
 
@@ -26,10 +28,23 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def restart(call: Call, side: Side) -> Any:
-    """Every result restarts from its real values: a decision, or a number that was drawn."""
+    """Every result restarts from its real values: a decision, or a number that was drawn.
+
+    Where these are not finite there is no decision to follow, and exact is not lost: an overflow must not heal by it.
+    """
     for tensor in call.written:
-        side.of(tensor).copy_(tensor)
-    return map_results(call.out, lambda tensor: tensor.to(side.lift_dtype(tensor.dtype), copy=True))
+        companion = side.of(tensor)
+        companion.copy_(torch.where(tensor.isfinite(), tensor, companion))
+    if call.written:
+        return map_results(call.out, lambda tensor: None)  # written above
+    if all(bool(tensor.isfinite().all()) for tensor in call.fresh):
+        return map_results(call.out, lambda tensor: tensor.to(side.lift_dtype(tensor.dtype), copy=True))
+    own = iter(results_of(side.run(call)))
+    return map_results(call.out, lambda tensor: _where_finite(tensor, next(own)))
+
+
+def _where_finite(real: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor | None:
+    return None if own is None else torch.where(real.isfinite(), real.to(own.dtype), own)
 
 
 def map_results(value: Any, function: Callable[[Any], Any]) -> Any:
