@@ -100,10 +100,11 @@ def _counts(fault: Fault, limits: Limits) -> bool:
 def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
     seen, where = fault.examination, fault.where
     if fault.kind == faults.DECISION:
+        how = f"by up to {min(seen.error, 1.0):.2g} of the values" if seen.error > seen.limit else fault.note
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
             f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, "
-            + (f"by up to {min(seen.error, 1.0):.2g} of the values" if seen.error > seen.limit else "no mere near ties")
+            f"{how or 'no mere near ties'}"
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""

@@ -110,13 +110,14 @@ def _pooled(spread: torch.Tensor, size: torch.Tensor) -> float:
 
 
 class Look(NamedTuple):
-    """within: the value is within its bound. emptier: more of its elements are zero than of exact. largest: the largest
-    magnitude of a value of 16 bits, NaN where there is one. ill: the bound excuses nearly everything."""
+    """within: the value is within its bound. emptier: more of its elements are zero than of exact. smallest, largest:
+    the magnitudes of a value of 16 bits, NaN where there is one. ill: the bound excuses nearly everything."""
 
     within: bool
     emptier: bool = False
     largest: float = 0.0
     ill: bool = False
+    smallest: float = 0.0
 
 
 def look(
@@ -132,7 +133,7 @@ def look(
     reference = exact.to(torch.float32)
     size = torch.linalg.vector_norm(reference, dim=dims)
     spread = torch.linalg.vector_norm(moved - reference, dim=dims)
-    emptier, largest = False, 0.0
+    emptier, smallest, largest = False, 0.0, 0.0
     if value.dtype.itemsize == 2:
         smallest, largest = (float(v) for v in torch.aminmax(value.abs()))  # a few times as fast as counting zeros
         emptier = smallest == 0.0 and int(value.count_nonzero()) < int(reference.count_nonzero())
@@ -141,7 +142,7 @@ def look(
     bound = spread.mul_(SLACK * unit / MOVE).add(size, alpha=SLACK * floor * unit)
     within = (error <= bound) & error.isfinite()  # the bound is infinite where moved is
     ill = float(bound.sum()) > _ILL * float(size.sum())
-    return Look(bool(within.all()), emptier, largest, ill)
+    return Look(bool(within.all()), emptier, largest, ill, smallest)
 
 
 def examine(

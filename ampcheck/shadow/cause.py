@@ -50,13 +50,13 @@ def largest_input(call: Call) -> float:
 
 def follows_from_inputs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
     """Whether float64 makes no finite result of the same inputs either: they are at fault, and not the range."""
-    return any(not bool(result.isfinite().all()) for result in _alone(call, tensor, store))
+    return any(not bool(result.isfinite().all()) for result in alone(call, tensor, store))
 
 
 def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
     """Whether float32 gives the exact result to more than two bits: what even float32 loses is no fault of 16 bits."""
     exact = store.exact(tensor)
-    for result in _alone(call, tensor, store, _Float32(store, "moved")):
+    for result in alone(call, tensor, store, _Float32(store, "moved")):
         both = result.isfinite() & exact.isfinite()
         error = torch.linalg.vector_norm(torch.where(both, result - exact, 0.0))
         if float(error) <= _KEPT * float(torch.linalg.vector_norm(torch.where(both, exact, 0.0))):
@@ -64,20 +64,20 @@ def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bo
     return False
 
 
-def _alone(call: Call, tensor: torch.Tensor, store: CompanionStore, side: Side | None = None) -> list[torch.Tensor]:
+def alone(call: Call, tensor: torch.Tensor, store: CompanionStore, side: Side | None = None) -> list[torch.Tensor]:
     """The results of the op that may be this one, in float64 on the same inputs; none where it does not run."""
     if call.written:  # an input is overwritten
         return []
     try:
-        alone = (side or _Alone(store, "exact")).run(call)
+        result = (side or _Alone(store, "exact")).run(call)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         return []
-    return [r for r in leaves(alone) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
+    return [r for r in leaves(result) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
 
 
 def _rounds(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore) -> bool:
     """Whether the op itself loses the digits: float64 on the same inputs gives something else."""
-    same = _alone(call, tensor, store)
+    same = alone(call, tensor, store)
     if not same:
         return True
     wide = tensor.to(same[0].dtype)

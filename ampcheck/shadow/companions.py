@@ -50,8 +50,8 @@ class Companions:
     exact: float64. moved: float32. dtype: the format in which the run reads the memory. unit: the unit roundoff of the
     coarsest format in the history of the values. whole: every element is a whole number that came from integers.
     faults: keys of the faults that the values suffer from; trail: how they got there. updates: writes in a row that
-    build on the previous value; site: the op that writes an accumulator which is no single tensor (`total = total +
-    x`). used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
+    build on the previous value; sites: the ops that write an accumulator which is no single tensor (`total = total
+    + x`). used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
     values; else they entered as data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys
     of places where something happened that does no harm by itself, see `ampcheck.shadow.suspects`. bytes: the real
     values at the last look, of memory that NumPy may write. alive: the storage; None for companions of one use, of
@@ -59,7 +59,7 @@ class Companions:
     """
 
     __slots__ = (
-        "alive", "bytes", "consumed", "depth", "dtype", "exact", "faults", "moved", "site", "start", "suspects",
+        "alive", "bytes", "consumed", "depth", "dtype", "exact", "faults", "moved", "sites", "start", "suspects",
         "trail", "unit", "updates", "used", "whole", "written",
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ class Companions:
         self.faults: frozenset[Key] = frozenset()
         self.trail: object = None
         self.updates = 0
-        self.site: Where | None = None
+        self.sites: frozenset[Where] = frozenset()
         self.start: object = None
         self.consumed = self.used = False
         self.depth = 0

@@ -20,13 +20,14 @@ from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, rou
 class Decided:
     """Decisions of one op that exact would have taken otherwise. margin: how far the worst lies beyond a tie, relative
     to the values that were compared; limit: the margin that an honest error may turn. integers: the format skips the
-    integers that exact decides for."""
+    integers that exact decides for. blurred: too many to be near ties."""
 
     elements: int
     numel: int
     margin: float
     limit: float
     integers: bool = False
+    blurred: bool = False
 
 
 _FLOAT32 = 2.0**-20
@@ -48,11 +49,14 @@ class Margins:
 
     margin: how far the decision of the run lies from a tie, 0 where exact decides alike. scale: the magnitude of the
     values that were compared. width: how far these values lie apart; None where decisions have nothing in common.
+    tied: the run decided between equal values. table: the width is that of a table, which has no error of its own.
     """
 
     margin: torch.Tensor
     scale: torch.Tensor
     width: torch.Tensor | None = None
+    tied: torch.Tensor | None = None
+    table: bool = False
 
 
 _Measure = Callable[[Call, CompanionStore], "Margins | None"]
@@ -72,8 +76,11 @@ def decides(call: Call) -> bool:
     return call.name in _MARGINS
 
 
-def examine_decision(call: Call, store: CompanionStore) -> Decided | None:
-    """Compare the decisions of an op that ran with those of its exact inputs; None where all are honest."""
+def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False) -> Decided | None:
+    """Compare the decisions of an op that ran with those of its exact inputs; None where all are honest.
+
+    blurred: an op before it has lost what tells the values apart.
+    """
     unit = max((store.of(t).unit for t in call.inputs), default=0.0)
     if unit < JUDGED_UNIT:
         return None
@@ -85,15 +92,18 @@ def examine_decision(call: Call, store: CompanionStore) -> Decided | None:
         limit = 0.0  # whole numbers, and bins of positions or constants alone, have no honest error
     else:
         limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
-    wrong = margins.margin > limit * margins.scale
-    if margins.width is not None and margins.margin.numel() >= _FEWEST:
+    wrong, many = margins.margin > limit * margins.scale, False
+    if (blurred or margins.table) and margins.width is not None and margins.margin.numel() >= _FEWEST:
         clearly = margins.margin > _CLEARLY * margins.width
-        wrong |= clearly & (clearly.double().mean() > _MANY)
+        if margins.tied is not None:
+            clearly |= margins.tied & (margins.margin > 0)
+        many = bool(clearly.double().mean() > _MANY)
+        wrong |= clearly & many
     if not bool(wrong.any()):
         return None
     worst = (margins.margin / margins.scale).where(wrong & (margins.scale > 0), wrong.double())
     integers = bool((wrong & (margins.scale == 0)).any())
-    return Decided(int(wrong.sum()), margins.margin.numel(), float(worst.max()), limit, integers)
+    return Decided(int(wrong.sum()), margins.margin.numel(), float(worst.max()), limit, integers, many)
 
 
 def _is_constant(tensor: torch.Tensor, store: CompanionStore) -> bool:
@@ -140,8 +150,10 @@ def _best(call: Call, store: CompanionStore) -> Margins:
         exact, index, dim = exact.reshape(-1), call.out.reshape(1), 0
     else:
         index = call.out if call.argument("keepdim") else call.out.unsqueeze(dim)
-    best = exact.amax(dim, keepdim=True) if call.name == "argmax" else exact.amin(dim, keepdim=True)
-    return _lost(best, exact.gather(dim, index), exact, dim)
+    own = exact.argmax(dim, keepdim=True) if call.name == "argmax" else exact.argmin(dim, keepdim=True)
+    real = call.args[0].reshape(exact.shape)
+    tied = real.gather(dim, own) == real.gather(dim, index)
+    return _lost(exact.gather(dim, own), exact.gather(dim, index), exact, dim, tied)
 
 
 @_decides("topk", "sort", "kthvalue", "median", "max", "min")
@@ -150,10 +162,12 @@ def _selected(call: Call, store: CompanionStore) -> Margins | None:
     if not isinstance(call.out, (list, tuple)) or len(call.out) != 2 or not has_companions(call.args[0]):
         return None
     exact = store.exact(call.args[0])
-    own = call.op(exact, *call.args[1:], **call.kwargs)[0]
+    own, place = call.op(exact, *call.args[1:], **call.kwargs)[:2]
     own, picked = own.reshape(call.out[0].shape), store.exact(call.out[0])
     dim = call.argument("dim", -1)
-    return _lost(own, picked, exact, dim if own.dim() == exact.dim() else None)
+    if own.dim() != exact.dim() or not exact.dim():
+        return _lost(own, picked, exact, None)
+    return _lost(own, picked, exact, dim, call.args[0].gather(dim, place) == call.out[0])
 
 
 @_decides("searchsorted", "bucketize")
@@ -170,7 +184,7 @@ def _placed(call: Call, store: CompanionStore) -> Margins | None:
     low, high = padded[call.out], padded[call.out + 1]
     margin = torch.maximum(low - values, values - high).clamp_min(0.0)
     gap = (edges[-1] - edges[0]).abs() / len(edges)
-    return Margins(margin, _scale(values), 10 * gap)  # half of the distance between neighbours is clear
+    return Margins(margin, _scale(values), 10 * gap, table=True)  # half of the distance between neighbours is clear
 
 
 @_decides("round", "floor", "ceil", "trunc")
@@ -198,10 +212,12 @@ def _truncated(call: Call, store: CompanionStore) -> Margins | None:
     return Margins(torch.where(margin.isfinite(), margin, 0.0), torch.where(coarse, 0.0, _scale(exact)))
 
 
-def _lost(best: torch.Tensor, picked: torch.Tensor, exact: torch.Tensor, dim: int | None) -> Margins:
+def _lost(
+    best: torch.Tensor, picked: torch.Tensor, exact: torch.Tensor, dim: int | None, tied: torch.Tensor | None = None
+) -> Margins:
     margin = torch.where((best - picked).isfinite(), (best - picked).abs(), 0.0)
     known = torch.where(exact.isfinite(), exact, 0.0)
     typical = float(known.square().mean().sqrt()) if exact.numel() else 0.0
     scale = torch.maximum(best.abs(), picked.abs()).nan_to_num(0.0, 0.0, 0.0).clamp_min(typical)
     width = known.std(dim, correction=0, keepdim=True) if dim is not None and exact.dim() else known.std(correction=0)
-    return Margins(margin, scale, width)
+    return Margins(margin, scale, width, tied)

@@ -26,8 +26,11 @@ from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_comp
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import IDENTITIES, examine_integers
+from ampcheck.shadow.ranking import hides_ranking, shares_offset
 from ampcheck.shadow.suspects import (
+    BLURRED,
     COLLIDED,
+    CONTRACTIONS,
     ILL,
     MASKED,
     VANISHED,
@@ -36,6 +39,7 @@ from ampcheck.shadow.suspects import (
     drop,
     emptied_rows,
     pass_on,
+    place_of,
     rescues,
     vanished,
 )
@@ -186,6 +190,8 @@ class Judge:
             identity = companions.whole or call.schema.moves or self._is_position(companions)
             if COLLIDED in companions.suspects and not identity:
                 drop(companions, COLLIDED)  # a measurement
+            if call.name in CONTRACTIONS:
+                drop(companions, BLURRED)
 
     def _result(
         self,
@@ -222,6 +228,11 @@ class Judge:
         if seen_at_once.ill and ILL not in companions.suspects and float32_keeps(call, tensor, self._store):
             seen = Examination(tensor.numel(), error=1.0)
             self._suspects.add(companions, ILL, self._place(faults.CANCELLATION, tensor, seen, where, index, call))
+        if low and not whole and not single and BLURRED not in companions.suspects:
+            offset = shares_offset(seen_at_once.smallest, seen_at_once.largest)
+            if hides_ranking(call, tensor, self._store, offset=offset, accumulates=accumulates):
+                seen = Examination(tensor.numel())
+                self._suspects.add(companions, BLURRED, self._place(faults.DECISION, tensor, seen, where, index))
         masked = any(MASKED in c.suspects for c in before)
         if seen_at_once.within and not masked:
             drop(companions, MASKED)
@@ -309,7 +320,8 @@ class Judge:
     def _decision(
         self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], index: int
     ) -> None:
-        decided = examine_decision(call, self._store)
+        blurred = next(self._suspects.of(before, BLURRED, ILL), None)
+        decided = examine_decision(call, self._store, blurred=blurred is not None)
         if decided is None:
             return
         name = f"a decision of {where.op}"
@@ -323,7 +335,8 @@ class Judge:
         seen = Examination(decided.numel, error=decided.margin, limit=decided.limit)
         kind = faults.COLLISION if decided.integers else faults.DECISION
         fault = replace(self._place(kind, call.inputs[0], seen, where, index), elements=decided.elements)
-        fault = replace(fault, amax_in=largest_of(call.inputs[0]))
+        note = f"{place_of(blurred.where)} rounds away what ranks them" if blurred and decided.blurred else ""
+        fault = replace(fault, amax_in=largest_of(call.inputs[0]), note=note)
         self._add(fault, "the decision")
 
     def _integers(self, call: Call, tensor: torch.Tensor, companions: Companions, where: Where, index: int) -> None:

@@ -344,19 +344,24 @@ class Shadow(TorchDispatchMode):
 def _follow_accumulators(call: Call, where: Where, before: list[Companions], store: CompanionStore) -> None:
     """Count how often a statement such as `total = total * 0.9 + x` built on its own result.
 
-    The result of its last op is passed on by the ops of the same line to the same op of the next iteration.
+    Its ops pass their sites on along the line; the first that meets itself in the next iteration is the one to count.
     """
     result = call.fresh[0]
     if result.dtype.itemsize > 2:
         return
-    sources = [c for t, c in zip(call.inputs, before, strict=True) if c.site and t.shape == result.shape]
-    same_line = [c for c in sources if c.site and (c.site.file, c.site.line) == (where.file, where.line)]
+    sources = [c for t, c in zip(call.inputs, before, strict=True) if c.sites and t.shape == result.shape]
+    line = where.file, where.line
+    same_line = [c for c in sources if any((site.file, site.line) == line for site in c.sites)]
     companions = store.of(result)
-    if not same_line:
-        companions.site = where
-        return
-    source = max(same_line, key=lambda c: c.updates)
-    companions.site, companions.updates = source.site, source.updates + (source.site == where)
+    source = max(same_line, key=lambda c: (c.updates, where in c.sites), default=None)
+    if source is None:
+        companions.sites = frozenset([where])
+    elif where in source.sites:
+        companions.sites, companions.updates = frozenset([where]), source.updates + 1
+    else:
+        companions.sites, companions.updates = source.sites, source.updates
+        if not source.updates:
+            companions.sites |= {where}
 
 
 def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ A suspect travels with the values, from the place where it happened, until it is
 - vanished: elements that are zero here and not in exact. Something may divide by them.
 - masked: negative infinities of an additive mask. A row of nothing else makes NaN.
 - collided: different whole numbers that became equal. Something may take them for positions, ids or rows.
+- blurred: an op rounded away what tells elements apart. Something may rank them.
 - ill: a result of which the data determine next to nothing in the format of the run, by an op whose inputs they do
   determine. It is lost where it reaches an output.
 """
@@ -16,6 +17,7 @@ from dataclasses import replace
 
 import torch
 
+from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call
@@ -23,10 +25,17 @@ from ampcheck.shadow.cause import largest_input, largest_of
 from ampcheck.shadow.companions import Companions, Key
 from ampcheck.shadow.faults import Fault
 
-VANISHED, MASKED, COLLIDED, ILL = "vanished", "masked", "collided", "ill"
+VANISHED, MASKED, COLLIDED, BLURRED, ILL = "vanished", "masked", "collided", "blurred", "ill"
 
 _RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
 """Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
+
+
+CONTRACTIONS = frozenset(
+    "mm bmm mv dot addmm baddbmm addmv addbmm convolution _grouped_mm scaled_dot_product_attention "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math".split()
+)
+"""Ops whose results rank anew: each is a sum over elements of the inputs."""
 
 
 class Suspects:
@@ -90,9 +99,14 @@ def rescues(call: Call) -> bool:
     return call.name in _RESCUES
 
 
+def place_of(where: Where) -> str:
+    """An op with its line."""
+    return f"{where.op} at {where.file}:{where.line}" if where.file else where.op
+
+
 def caused(fault: Fault, suspect: Fault) -> Fault:
     """The fault at the place where it began."""
-    place = f"{fault.where.op} at {fault.where.file}:{fault.where.line}" if fault.where.file else fault.where.op
+    place = place_of(fault.where)
     lost = fault.examination.lost
     note = f"{place} makes {lost:,} elements of it infinite or NaN" if lost else f"{place} loses whole rows to it"
     kind = faults.OVERFLOW if suspect.kind == faults.MASK else suspect.kind

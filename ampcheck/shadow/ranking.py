@@ -1,0 +1,74 @@
+"""Ops whose rounding hides what tells elements apart, though their inputs show it.
+
+A ranking sees differences only: what all elements have in common (the offset of a score, the group in a sort key) takes
+digits and ranks nothing. The op is at fault by the same rule as elsewhere, applied to values that are centred along a
+dimension: an input is within its bound, and the result does not keep it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ampcheck.shadow.bounds import SLACK, floor_of
+from ampcheck.shadow.call import Call
+from ampcheck.shadow.cause import alone
+from ampcheck.shadow.companions import CompanionStore, roundoff
+
+_HIDDEN = 0.25
+"""The error of a result, relative to what ranks its elements, from which it hides them."""
+
+_OFFSET = 2.0
+"""Values of one magnitude: none is larger than another by this factor."""
+
+_SUMS = frozenset("add sub rsub".split())
+
+
+def shares_offset(smallest: float, largest: float) -> bool:
+    """Whether elements with these magnitudes may have an offset in common."""
+    return 0.0 < largest <= _OFFSET * smallest
+
+
+def hides_ranking(call: Call, tensor: torch.Tensor, store: CompanionStore, *, offset: bool, accumulates: bool) -> bool:
+    """Whether a result of 16 bits hides what tells its elements apart along some dimension, by the rounding of this op.
+
+    offset: its elements have an offset in common. accumulates: it is a sum over many ops, each of which adds to the
+    error.
+    """
+    if not call.schema.moves and call.name in _SUMS and tensor.numel() > 1 and _absorbs(call, tensor, store):
+        return True
+    if not offset or call.schema.moves:
+        return False
+    exact = store.exact(tensor)
+    error = tensor - exact
+    dims = [dim for dim in range(tensor.dim()) if _HIDDEN * _width(exact, dim) < _width(error, dim)]
+    if accumulates or not dims:
+        return any(_width(exact, dim) > 0 for dim in dims)
+    bound = _honest(tensor, store)
+    errors = [result - exact for result in alone(call, tensor, store)]
+    return any(0 < _width(e, dim) <= bound * _width(exact, dim) for e in errors for dim in dims)
+
+
+def _absorbs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
+    """Whether the rounding of a sum hides a term that is known to more digits."""
+    largest = float(tensor.abs().amax())
+    coarse = largest * roundoff(tensor.dtype)
+    for term in call.inputs:
+        if term.numel() <= 1 or not float(term.abs().amax()) * _HIDDEN <= coarse:
+            continue
+        exact = store.exact(term)
+        error, bound = term - exact, _honest(term, store)
+        for dim in range(term.dim()):
+            width = _width(exact, dim)
+            if _HIDDEN * width <= coarse and width > 0 and _width(error, dim) <= bound * width:
+                return True
+    return False
+
+
+def _honest(tensor: torch.Tensor, store: CompanionStore) -> float:
+    companions = store.of(tensor)
+    return SLACK * floor_of(companions.depth) * companions.unit
+
+
+def _width(values: torch.Tensor, dim: int) -> float:
+    """How far values lie apart along a dimension: the root of their mean variance."""
+    return float(values.var(dim, correction=0).mean().sqrt())
