@@ -191,7 +191,9 @@ def examine(
     known_well = spread <= UNKNOWABLE * size
     if strict:
         spread, known_well = torch.where(known_well, spread, 0.0), torch.ones_like(known_well)
-    slack = slack_of(elements)
+    slack = (
+        SLACK if strict else slack_of(elements)
+    )  # the cause is known: a sample that is small by chance accuses nobody
     if size.numel() > 1 and not (single or _are_columns(value.shape)):
         slack, spread = 2 * slack, torch.maximum(spread, _pooled(spread, size) * size)
     bound = slack * spread + SLACK * floor * unit * size

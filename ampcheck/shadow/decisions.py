@@ -39,6 +39,9 @@ _FEWEST = 4
 _CLEARLY = 0.05
 """A part of the deviation of the values by which one that is selected may miss the best."""
 
+_STEP = 0.25
+"""The error of the steps of a table, relative to them, from which it is another table."""
+
 _MANY = 0.2
 """The share of decisions above which such misses are no near ties: the format is too coarse for the values."""
 
@@ -49,14 +52,14 @@ class Margins:
 
     margin: how far the decision of the run lies from a tie, 0 where exact decides alike. scale: the magnitude of the
     values that were compared. width: how far these values lie apart; None where decisions have nothing in common.
-    tied: the run decided between equal values. table: the width is that of a table, which has no error of its own.
+    tied: the run decided between equal values. sure: no decision is a near tie.
     """
 
     margin: torch.Tensor
     scale: torch.Tensor
     width: torch.Tensor | None = None
     tied: torch.Tensor | None = None
-    table: bool = False
+    sure: bool = False
 
 
 _Measure = Callable[[Call, CompanionStore], "Margins | None"]
@@ -92,8 +95,8 @@ def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False
         limit = 0.0  # whole numbers, and bins of positions or constants alone, have no honest error
     else:
         limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
-    wrong, many = margins.margin > limit * margins.scale, False
-    if (blurred or margins.table) and margins.width is not None and margins.margin.numel() >= _FEWEST:
+    wrong, many = margins.margin > (0.0 if margins.sure else limit * margins.scale), False
+    if blurred and margins.width is not None and margins.margin.numel() >= _FEWEST:
         clearly = margins.margin > _CLEARLY * margins.width
         if margins.tied is not None:
             clearly |= margins.tied & (margins.margin > 0)
@@ -179,12 +182,14 @@ def _placed(call: Call, store: CompanionStore) -> Margins | None:
     edges, values = (first, second) if call.name == "searchsorted" else (second, first)
     if edges.dim() != 1 or not edges.numel():
         return None
+    table = edges.double().diff()
     edges, values = (store.exact(v) if has_companions(v) else v.double() for v in (edges, values))
     padded = torch.cat([edges.new_tensor([-torch.inf]), edges, edges.new_tensor([torch.inf])])
     low, high = padded[call.out], padded[call.out + 1]
     margin = torch.maximum(low - values, values - high).clamp_min(0.0)
-    gap = (edges[-1] - edges[0]).abs() / len(edges)
-    return Margins(margin, _scale(values), 10 * gap, table=True)  # half of the distance between neighbours is clear
+    steps = edges.diff()
+    sure = bool((table - steps).abs().sum() > _STEP * steps.abs().sum())
+    return Margins(margin, _scale(values), sure=sure)
 
 
 @_decides("round", "floor", "ceil", "trunc")
