@@ -33,6 +33,7 @@ from ampcheck.shadow.suspects import (
     CONTRACTIONS,
     ILL,
     MASKED,
+    SUMS,
     VANISHED,
     Suspects,
     caused,
@@ -187,7 +188,8 @@ class Judge:
             companions = self._store.of(tensor)
             rounds = tensor.dtype.itemsize <= 2 and not call.schema.moves
             companions.depth = min(_DEEP, max(depth, companions.depth if call.written else 0) + rounds)
-            identity = companions.whole or call.schema.moves or self._is_position(companions)
+            summed = call.name in SUMS and all(c.whole for c in before)
+            identity = not summed and (companions.whole or call.schema.moves or self._is_position(companions))
             if COLLIDED in companions.suspects and not identity:
                 drop(companions, COLLIDED)  # a measurement
             if call.name in CONTRACTIONS:

@@ -37,6 +37,9 @@ CONTRACTIONS = frozenset(
 )
 """Ops whose results rank anew: each is a sum over elements of the inputs."""
 
+SUMS = frozenset("sum mean nansum".split())
+"""Ops that make one measurement of many whole numbers."""
+
 
 class Suspects:
     """Every suspect of a run, by its key."""

@@ -1,0 +1,154 @@
+"""Promise: a decision is a finding where the format could tell the values apart, and data where it could not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.faults import DECISION, Fault
+
+LOW = (torch.float16, torch.bfloat16)
+FORMATS = pytest.mark.parametrize("low", LOW, ids=["float16", "bfloat16"])
+
+DECISIONS: dict[str, Callable[[Tensor], object]] = {
+    "argmax": lambda scores: scores.argmax(-1),
+    "argmin": lambda scores: scores.argmin(-1, keepdim=True),
+    "max": lambda scores: scores.max(-1),
+    "topk": lambda scores: scores.topk(2, dim=-1),
+    "sort": lambda scores: scores.sort(dim=-1, descending=True),
+    "kthvalue": lambda scores: scores.kthvalue(2, dim=-1),
+    "of columns": lambda scores: scores.argmax(0),
+}
+
+
+def faults_of(function: Callable[[], object]) -> list[Fault]:
+    with Shadow() as shadow:
+        function()
+    return [fault for fault in shadow.faults if fault.reaches]
+
+
+def scores_of(low: torch.dtype, seed: int = 0, experts: int = 12) -> Tensor:
+    """Honest scores: a product in 16 bits of features with weights."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(64, 32, generator=generator)
+    weights = torch.randn(experts, 32, generator=generator) / 6
+    with torch.autocast("cpu", low):
+        return F.linear(features, weights)
+
+
+def offset_of(low: torch.dtype) -> float:
+    """An offset beside which scores of about one lose every digit."""
+    return 2.3 / torch.finfo(low).eps
+
+
+@FORMATS
+@pytest.mark.parametrize("name", DECISIONS)
+@pytest.mark.parametrize("seed", range(3))
+def test_near_ties_of_honest_scores_are_silent(name: str, low: torch.dtype, seed: int) -> None:
+    assert not faults_of(lambda: DECISIONS[name](scores_of(low, seed)))
+    assert not faults_of(lambda: DECISIONS[name](scores_of(low, seed).softmax(-1)))
+
+
+@FORMATS
+@pytest.mark.parametrize("name", DECISIONS)
+def test_an_offset_that_hides_the_scores_is_found(name: str, low: torch.dtype) -> None:
+    (fault,) = faults_of(lambda: DECISIONS[name](scores_of(low) + offset_of(low)))
+    assert fault.kind == DECISION
+    assert "rounds away what ranks them" in fault.note
+
+
+@FORMATS
+@pytest.mark.parametrize("name", DECISIONS)
+def test_the_same_offset_in_float32_is_silent(name: str, low: torch.dtype) -> None:
+    assert not faults_of(lambda: DECISIONS[name](scores_of(low).float() + offset_of(low)))
+
+
+@FORMATS
+def test_a_product_with_a_bias_that_hides_the_scores_is_found(low: torch.dtype) -> None:
+    torch.manual_seed(0)
+    router = nn.Linear(16, 8)
+    nn.init.constant_(router.bias, offset_of(low))
+    with torch.no_grad(), torch.autocast("cpu", low):
+        (fault,) = faults_of(lambda: router(torch.randn(64, 16)).topk(2))
+    assert fault.kind == DECISION
+
+
+@FORMATS
+@pytest.mark.parametrize("seed", range(3))
+def test_descriptors_that_are_all_alike_are_data(low: torch.dtype, seed: int) -> None:
+    """An untrained matcher: the errors of its layers exceed what tells the descriptors apart."""
+    torch.manual_seed(seed)
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(4)))
+    common = torch.randn(64)
+
+    def match() -> None:
+        with torch.no_grad(), torch.autocast("cpu", low):
+            left, right = (blocks(common + 0.003 * torch.randn(48, 64)) for _ in range(2))
+            similarity = left @ right.mT / 8
+            scores = similarity.log_softmax(-1) + similarity.log_softmax(-2)
+            scores.max(-1), scores.max(-2), similarity.argmax(-1)
+
+    assert not faults_of(match)
+
+
+@FORMATS
+def test_queries_are_selected_among_thousands_with_near_ties(low: torch.dtype) -> None:
+    torch.manual_seed(0)
+    head, tokens = nn.Linear(64, 20), torch.randn(2, 2000, 64)
+    with torch.no_grad(), torch.autocast("cpu", low):
+        assert not faults_of(lambda: head(tokens).amax(-1).topk(300, dim=1))
+
+
+@FORMATS
+def test_a_sort_key_that_rounds_its_second_part_away_is_found(low: torch.dtype) -> None:
+    def order(wide: torch.dtype) -> Tensor:
+        torch.manual_seed(0)
+        key = (torch.arange(96) % 6 * 900).to(wide) + torch.rand(96).to(low)
+        return key.argsort(stable=True)
+
+    assert [fault.kind for fault in faults_of(lambda: order(low))] == [DECISION]
+    assert not faults_of(lambda: order(torch.float32))
+
+
+@FORMATS
+def test_sums_in_16_bits_over_many_steps_are_found_at_the_order_that_they_give(low: torch.dtype) -> None:
+    def beams(kept: torch.dtype) -> Tensor:
+        torch.manual_seed(0)
+        score, steps = torch.zeros(16, dtype=kept), -4 - torch.rand(400, 1) - torch.rand(16) / 100
+        for step in steps:
+            score = score + step.to(kept)
+        return score.argsort(descending=True)
+
+    assert faults_of(lambda: beams(low))
+    assert not faults_of(lambda: beams(torch.float32))
+
+
+@FORMATS
+def test_a_table_finer_than_its_format_is_found_and_a_coarse_one_silent(low: torch.dtype) -> None:
+    def draw(steps: int) -> Tensor:
+        torch.manual_seed(0)
+        table = torch.rand(steps).to(low).cumsum(0)
+        return torch.searchsorted(table.float(), torch.rand(400) * float(table[-1]))
+
+    assert [fault.kind for fault in faults_of(lambda: draw(20_000))] == [DECISION]
+    assert not faults_of(lambda: draw(6))
+
+
+@FORMATS
+def test_a_mask_is_a_finding_where_values_are_far_from_the_threshold(low: torch.dtype) -> None:
+    def kept(scores: Tensor) -> Tensor:
+        return scores > 0.5
+
+    assert not faults_of(lambda: kept(scores_of(low)))
+
+    def variances() -> Tensor:
+        torch.manual_seed(0)
+        x = (30 + 0.1 * torch.randn(64, 32)).to(low)
+        return (x.square().mean(-1) - x.mean(-1).square()) > 0.001
+
+    assert any(fault.where.line for fault in faults_of(variances))
