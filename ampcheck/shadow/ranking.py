@@ -17,6 +17,9 @@ from ampcheck.shadow.companions import CompanionStore, roundoff
 _HIDDEN = 0.25
 """The error of a result, relative to what ranks its elements, from which it hides them."""
 
+_GROWS = 8.0
+"""The factor by which the op that hides a ranking makes the error larger."""
+
 _OFFSET = 2.0
 """Values of one magnitude: none is larger than another by this factor."""
 
@@ -39,13 +42,17 @@ def hides_ranking(call: Call, tensor: torch.Tensor, store: CompanionStore, *, of
     if not offset or call.schema.moves:
         return False
     exact = store.exact(tensor)
-    error = tensor - exact
-    dims = [dim for dim in range(tensor.dim()) if _HIDDEN * _width(exact, dim) < _width(error, dim)]
-    if accumulates or not dims:
-        return any(_width(exact, dim) > 0 for dim in dims)
+    widths = [(_width(exact, dim), _width(tensor - exact, dim)) for dim in range(tensor.dim())]
+    hidden = {dim: (width, error) for dim, (width, error) in enumerate(widths) if 0 < _HIDDEN * width < error}
+    if accumulates or not hidden:
+        return bool(hidden)
     bound = _honest(tensor, store)
-    errors = [result - exact for result in alone(call, tensor, store)]
-    return any(0 < _width(e, dim) <= bound * _width(exact, dim) for e in errors for dim in dims)
+    of_inputs = [result - exact for result in alone(call, tensor, store)]
+    return any(
+        _width(values, dim) <= min(bound * width, error / _GROWS)
+        for values in of_inputs
+        for dim, (width, error) in hidden.items()
+    )
 
 
 def _absorbs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
@@ -59,7 +66,7 @@ def _absorbs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
         error, bound = term - exact, _honest(term, store)
         for dim in range(term.dim()):
             width = _width(exact, dim)
-            if _HIDDEN * width <= coarse and width > 0 and _width(error, dim) <= bound * width:
+            if 0 < _HIDDEN * width <= coarse and _width(error, dim) <= min(bound * width, coarse / _GROWS):
                 return True
     return False
 
