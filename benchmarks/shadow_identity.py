@@ -41,7 +41,7 @@ hf/MistralForCausalLM hf/GPTJForCausalLM hf/FalconForCausalLM hf/T5ForConditiona
 hf/MBartForConditionalGeneration hf/M2M100ForConditionalGeneration hf/Mamba2ForCausalLM hf/BeitForImageClassification
 hf/ConvNextV2ForImageClassification hf/RegNetForImageClassification hf/PvtV2ForImageClassification hf/CLIPSegModel
 hf/DetrForObjectDetection hf/NomicBertForMaskedLM hf/ModernBertForMaskedLM hf/PerceiverForMaskedLM hf/PatchTSMixerModel
-hf/ASTForAudioClassification hf/RecurrentGemmaForCausalLM hf/NystromformerForMaskedLM hf/GraniteMoeHybridForCausalLM
+hf/ASTForAudioClassification hf/RecurrentGemmaForCausalLM hf/NystromformerForMaskedLM hf/ArceeForCausalLM
 diffusers/UNet2DModel diffusers/DiTTransformer2DModel diffusers/SD3Transformer2DModel diffusers/AutoencoderKL
 diffusers/ControlNetModel diffusers/WanTransformer3DModel vit-pytorch/SimpleViT vit-pytorch/CrossViT vit-pytorch/XCiT
 vit-pytorch/SimpleViT-FFT x-transformers/Decoder-softclamp-flash lucidrains/gMLP lucidrains/Conformer
@@ -63,6 +63,8 @@ class Lifted(TorchFunctionMode):
         if func is torch.set_default_dtype:
             return None
         args, kwargs = pytree.tree_map(_lifted_dtype, (args, kwargs or {}))
+        if func is torch.nn.functional.rms_norm and (*args[3:], kwargs.get("eps"))[0] is None:
+            args, kwargs = args[:3], {**kwargs, "eps": torch.finfo(torch.float32).eps}  # the default of the run
         return func(*args, **kwargs)
 
 

@@ -14,6 +14,12 @@ from ampcheck.shadow.companions import CompanionStore, roundoff
 _KEPT = 0.125
 """The relative error of a result of which two bits are left."""
 
+_WRITES = frozenset(
+    "full full_like new_full fill fill_ masked_fill masked_fill_ index_fill index_fill_ scalar_tensor "
+    "constant_pad_nd".split()
+)
+"""Ops that write a constant."""
+
 
 def kind_of(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, *, accumulates: bool) -> str:
     """The kind of a fault, one of the constants of `ampcheck.shadow.faults`."""
@@ -62,6 +68,15 @@ def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bo
         if float(error) <= _KEPT * float(torch.linalg.vector_norm(torch.where(both, exact, 0.0))):
             return True
     return False
+
+
+def makes_nonfinite(call: Call, seen: Examination, store: CompanionStore) -> bool:
+    """Whether exact itself becomes NaN, or infinite, by this op; one that writes constants means it."""
+    if not (seen.exact_nan or seen.exact_inf) or call.name in _WRITES:
+        return False
+    sources = [store.exact(t) for t in call.inputs]
+    made_nan = seen.exact_nan and not any(bool(t.isnan().any()) for t in sources)
+    return made_nan or bool(seen.exact_inf and all(bool(t.isfinite().all()) for t in sources))
 
 
 def alone(call: Call, tensor: torch.Tensor, store: CompanionStore, side: Side | None = None) -> list[torch.Tensor]:

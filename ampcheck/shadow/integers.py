@@ -20,6 +20,9 @@ IDENTITIES = frozenset(
 )
 """Ops that compare numbers, or look them up."""
 
+CONSECUTIVE = "positions or ids, counted through without a gap"
+"""The note of a fault of such numbers."""
+
 _LARGEST = 2.0**53
 """Beyond it not even float64 holds every integer; a mask such as finfo.min is no count."""
 

@@ -19,13 +19,14 @@ from ampcheck.shadow.cause import (
     kind_of,
     largest_input,
     largest_of,
+    makes_nonfinite,
     sums_in_16_bits,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
-from ampcheck.shadow.integers import IDENTITIES, examine_integers
-from ampcheck.shadow.ranking import hides_ranking, shares_offset
+from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
+from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import Reached
 from ampcheck.shadow.suspects import (
     BLURRED,
@@ -59,16 +60,8 @@ _ACCUMULATED = 1.0
 _DEEP = 64
 """Roundings in a row beyond which more make no difference."""
 
-_WRITES = frozenset(
-    "full full_like new_full fill fill_ masked_fill masked_fill_ index_fill index_fill_ scalar_tensor "
-    "constant_pad_nd".split()
-)
-"""Ops that write a constant."""
-
 _LOST = 0.25
 """The relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
-
-_CONSECUTIVE = "positions or ids, counted through without a gap"
 
 _FEW = 64
 """Elements up to which an error heals only if each of them is within its bound."""
@@ -236,11 +229,10 @@ class Judge:
         if seen_at_once.ill and ILL not in companions.suspects and float32_keeps(call, tensor, self._store):
             seen = Examination(tensor.numel(), error=1.0)
             self._suspects.add(companions, ILL, self._place(faults.CANCELLATION, tensor, seen, where, index, call))
-        if low and not whole and not single and BLURRED not in companions.suspects:
-            offset = shares_offset(seen_at_once.smallest, seen_at_once.largest)
-            if hides_ranking(call, tensor, self._store, offset=offset, accumulates=accumulates):
-                seen = Examination(tensor.numel())
-                self._suspects.add(companions, BLURRED, self._place(faults.DECISION, tensor, seen, where, index))
+        ranks = low and not (whole or single or BLURRED in companions.suspects)
+        if ranks and hides_ranking(call, tensor, self._store, seen_at_once, accumulates=accumulates):
+            fault = self._place(faults.DECISION, tensor, Examination(tensor.numel()), where, index)
+            self._suspects.add(companions, BLURRED, fault)
         masked = any(MASKED in c.suspects for c in before)
         if seen_at_once.within and not masked:
             drop(companions, MASKED)
@@ -251,7 +243,8 @@ class Judge:
         )  # fmt: skip
         if masked and not seen.beyond and (rows := emptied_rows(tensor, exact)):
             seen = replace(seen, flagged=rows, error=1.0)
-        self._note_nonfinite(call, seen, where)
+        if makes_nonfinite(call, seen, self._store):
+            self.nonfinite.setdefault(where, seen)
         if not seen.beyond:
             drop(companions, MASKED)
             return
@@ -285,7 +278,7 @@ class Judge:
 
     def _is_position(self, companions: Companions) -> bool:
         """Whether the numbers that collided were counted through without a gap."""
-        return any(suspect.note == _CONSECUTIVE for suspect in self._suspects.of([companions], COLLIDED))
+        return any(suspect.note == CONSECUTIVE for suspect in self._suspects.of([companions], COLLIDED))
 
     def _note_zeros(
         self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions, where: Where, index: int
@@ -355,20 +348,11 @@ class Judge:
         fault = Fault(
             faults.COLLISION, where, _name(tensor), Examination(tensor.numel()), tuple(tensor.shape),
             lost.largest, largest_of(tensor), lost.largest, lost.collided, index=index,
-            note=_CONSECUTIVE if lost.consecutive else "",
+            note=CONSECUTIVE if lost.consecutive else "",
         )  # fmt: skip
         self._suspects.add(companions, COLLIDED, fault)
         if lost.consecutive:
             self._add(fault)
-
-    def _note_nonfinite(self, call: Call, seen: Examination, where: Where) -> None:
-        """Record an op by which exact itself becomes NaN, or infinite; constants that are written are no such op."""
-        if not (seen.exact_nan or seen.exact_inf) or call.name in _WRITES:
-            return
-        sources = [self._store.exact(t) for t in call.inputs]
-        made_nan = seen.exact_nan and not any(bool(t.isnan().any()) for t in sources)
-        if made_nan or (seen.exact_inf and all(bool(t.isfinite().all()) for t in sources)):
-            self.nonfinite.setdefault(where, seen)
 
     def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where, largest: float) -> None:
         """Record how large the values of 16 bits became at each place."""

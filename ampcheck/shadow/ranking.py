@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ampcheck.shadow.bounds import SLACK, floor_of
+from ampcheck.shadow.bounds import SLACK, Look, floor_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import alone
 from ampcheck.shadow.companions import CompanionStore, roundoff
@@ -26,20 +26,16 @@ _OFFSET = 2.0
 _SUMS = frozenset("add sub rsub".split())
 
 
-def shares_offset(smallest: float, largest: float) -> bool:
-    """Whether elements with these magnitudes may have an offset in common."""
-    return 0.0 < largest <= _OFFSET * smallest
-
-
-def hides_ranking(call: Call, tensor: torch.Tensor, store: CompanionStore, *, offset: bool, accumulates: bool) -> bool:
+def hides_ranking(
+    call: Call, tensor: torch.Tensor, store: CompanionStore, magnitudes: Look, *, accumulates: bool
+) -> bool:
     """Whether a result of 16 bits hides what tells its elements apart along some dimension, by the rounding of this op.
 
-    offset: its elements have an offset in common. accumulates: it is a sum over many ops, each of which adds to the
-    error.
+    accumulates: it is a sum over many ops, each of which adds to the error.
     """
     if not call.schema.moves and call.name in _SUMS and tensor.numel() > 1 and _absorbs(call, tensor, store):
         return True
-    if not offset or call.schema.moves:
+    if not 0.0 < magnitudes.largest <= _OFFSET * magnitudes.smallest or call.schema.moves:
         return False
     exact = store.exact(tensor)
     widths = [(_width(exact, dim), _width(tensor - exact, dim)) for dim in range(tensor.dim())]
