@@ -68,16 +68,16 @@ def run_part(folder: str, part: int, parts: int, only: str, queue: Any) -> None:
     warnings.simplefilter("ignore")
     sys.path.insert(0, folder)
     models = importlib.import_module("zoo").ZOO
-    signal.signal(signal.SIGALRM, _late)
+    signal.signal(signal.SIGVTALRM, _late)
     for name in [n for i, n in enumerate(models) if i % parts == part and only in n]:
         for low in (torch.float16, torch.bfloat16):
             row = {"model": name, "dtype": str(low).removeprefix("torch.")}
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)  # of this process: the machine may be busy
             try:
                 row |= run_model(models[name], low)
             except Exception as error:  # noqa: BLE001  # a model that raises must not end the sweep
                 row["error"] = f"{type(error).__name__}: {error}"[:300]
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             queue.put(row)
             gc.collect()
     queue.put(None)
