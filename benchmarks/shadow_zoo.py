@@ -1,10 +1,13 @@
 """Every model of a zoo under shadows, float16 and bfloat16, forward and backward: the false alarms, and what they cost.
 
-    python benchmarks/shadow_zoo.py ../shared/zoo --json shadow_zoo.json [--jobs 2] [--only TEXT]
+    python benchmarks/shadow_zoo.py ../shared/zoo --json reports/evidence/zoo_verdicts.json \\
+        --judged benchmarks/zoo_verdicts.json [--resume] [--jobs 2] [--only TEXT]
 
 A zoo is a folder whose module `zoo` has `ZOO`, names to functions that return `(model, args, kwargs)`. float16 runs at
-the loss scales that `GradScaler` goes through, until no gradient overflows. The report lists every fault that reaches
-an output or a gradient; whether it is a defect is for a person to judge.
+the loss scales that `GradScaler` goes through, until no gradient overflows. A Markdown table next to the JSON lists
+every fault that reaches an output or a gradient, with what a person found out about it (`--judged`, a JSON list of
+{"model", "dtype", "check", "op", "verdict", "reason", "verified"}). `--resume` keeps the rows that are there already;
+`commit` says which code measured them.
 """
 
 from __future__ import annotations
@@ -15,14 +18,17 @@ import importlib
 import json
 import multiprocessing
 import signal
+import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from _evidence import write_evidence
 
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.faults import OVERFLOW
@@ -58,12 +64,15 @@ def run_model(build: Any, low: torch.dtype) -> dict[str, Any]:
         "gradients": len(gradients),
         "unruled": dict(shadow.unruled),
         "nonfinite": [str(where) for where in shadow.judge.nonfinite] if shadow.judge else [],
-        "faults": [{"text": str(f), "kind": f.kind, "reaches": dict(f.reaches)} for f in shadow.faults],
+        "faults": [
+            {"text": str(f), "kind": f.kind, "op": f.where.op, "where": str(f.where), "reaches": dict(f.reaches)}
+            for f in shadow.faults
+        ],
     }
 
 
-def run_part(folder: str, part: int, parts: int, only: str, queue: Any) -> None:
-    """Every `parts`-th model."""
+def run_part(folder: str, part: int, parts: int, only: str, done: set[tuple[str, str]], queue: Any) -> None:
+    """Every `parts`-th model that is not done."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     sys.path.insert(0, folder)
@@ -71,7 +80,9 @@ def run_part(folder: str, part: int, parts: int, only: str, queue: Any) -> None:
     signal.signal(signal.SIGVTALRM, _late)
     for name in [n for i, n in enumerate(models) if i % parts == part and only in n]:
         for low in (torch.float16, torch.bfloat16):
-            row = {"model": name, "dtype": str(low).removeprefix("torch.")}
+            row = {"model": name, "dtype": str(low).removeprefix("torch."), "commit": _commit()}
+            if (row["model"], row["dtype"]) in done:
+                continue
             signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)  # of this process: the machine may be busy
             try:
                 row |= run_model(models[name], low)
@@ -83,8 +94,56 @@ def run_part(folder: str, part: int, parts: int, only: str, queue: Any) -> None:
     queue.put(None)
 
 
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def _late(*_: object) -> None:
     raise TimeoutError(f"{SECONDS} s")
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The totals of all rows."""
+    ran = [row for row in rows if "error" not in row]
+    unruled = sum((Counter(row["unruled"]) for row in ran), Counter())
+    return {
+        "models": len({row["model"] for row in rows}),
+        "runs": len(ran),
+        "raised": len(rows) - len(ran),
+        "ops": sum(row["ops"] for row in ran),
+        "judged": sum(row["judged"] for row in ran),
+        "without a rule": sum(unruled.values()),
+        "runs with a fault that reaches": sum(any(f["reaches"] for f in row["faults"]) for row in ran),
+        "seconds": round(sum(row["seconds"] for row in ran), 1),
+        "unruled": dict(unruled),
+    }
+
+
+def table(rows: list[dict[str, Any]], judged: list[dict[str, str]]) -> Iterator[str]:
+    """Every finding with its judgement, those of one op of a model together; then what raised."""
+    known = {(e["model"], e["dtype"], e["check"], e["op"]): e for e in judged}
+    groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        for fault in row.get("faults", ()):
+            if fault["reaches"]:
+                groups.setdefault((row["model"], row["dtype"], fault["kind"], fault["op"]), []).append(fault)
+    unjudged = {"verdict": "not judged", "reason": "", "verified": ""}
+    verdicts = Counter(known.get(key, unjudged)["verdict"] for key in groups)
+    yield ", ".join(f"{name}: {value}" for name, value in summary(rows).items() if name != "unruled") + "."
+    yield ""
+    yield f"Findings by verdict: {', '.join(f'{n} {verdict}' for verdict, n in verdicts.items()) or 'none'}."
+    yield ""
+    yield "| model | dtype | check | op | places | first at | verdict | reason | verified |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for key, faults in sorted(groups.items()):
+        entry = known.get(key, unjudged)
+        cells = (*key, str(len(faults)), faults[0]["where"], entry["verdict"], entry["reason"], entry["verified"])
+        yield "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+    yield ""
+    yield "| raises | dtype | what |"
+    yield "|---|---|---|"
+    yield from (f"| {row['model']} | {row['dtype']} | {row['error']} |" for row in rows if "error" in row)
 
 
 def main() -> None:
@@ -92,15 +151,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("zoo", type=Path)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--judged", type=Path, help="what a person found out about the findings")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the evidence has already")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
+    judged = json.loads(options.judged.read_text()) if options.judged else []
+    kept = options.resume and options.json.is_file()
+    rows: list[dict[str, Any]] = json.loads(options.json.read_text())["rows"] if kept else []
+    done = {(row["model"], row["dtype"]) for row in rows}
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     for part in range(options.jobs):
-        arguments = (str(options.zoo), part, options.jobs, options.only, queue)
+        arguments = (str(options.zoo), part, options.jobs, options.only, done, queue)
         context.Process(target=run_part, args=arguments, daemon=True).start()
-    rows: list[dict[str, Any]] = []
     running = options.jobs
     while running:
         row = queue.get()
@@ -114,22 +178,9 @@ def main() -> None:
                 print(f"{row['model']} {row['dtype']} {share}\n    {fault['text']}", flush=True)
         if "error" in row:
             print(f"{row['model']} {row['dtype']} raises {row['error']}", flush=True)
-    unruled = sum((Counter(row.get("unruled", {})) for row in rows), Counter())
-    ran = [row for row in rows if "error" not in row]
-    summary = {
-        "command": "python benchmarks/shadow_zoo.py ZOO --json FILE",
-        "torch": torch.__version__,
-        "models": len({row["model"] for row in rows}),
-        "runs": len(ran),
-        "raised": len(rows) - len(ran),
-        "ops": sum(row["ops"] for row in ran),
-        "judged": sum(row["judged"] for row in ran),
-        "without a rule": sum(unruled.values()),
-        "runs with a fault that reaches": sum(any(f["reaches"] for f in row["faults"]) for row in ran),
-        "seconds": round(sum(row["seconds"] for row in ran), 1),
-    }
-    print(json.dumps(summary, indent=1), dict(unruled.most_common(20)))
-    options.json.write_text(json.dumps({**summary, "unruled": dict(unruled), "rows": rows}, indent=1) + "\n")
+        write_evidence(options.json, {**summary(rows), "rows": rows}, table(rows, judged))
+    print(json.dumps(summary(rows), indent=1))
+    write_evidence(options.json, {**summary(rows), "rows": rows}, table(rows, judged))
 
 
 if __name__ == "__main__":
