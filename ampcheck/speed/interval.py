@@ -9,7 +9,8 @@ few cycles for the confidence it is infinite, and nothing is decided.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ def paired_ratio(reference: ArmTimes, arm: ArmTimes, *, resamples: int = RESAMPL
 
 def ratio_of(logs: Logs, *, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
     """The same of log-ratios, float64 [cycles], at least one."""
-    low, high = _bootstrapped(logs, resamples, seed)
+    low, high = bootstrapped(np.median, logs, resamples=resamples, seed=seed)
     return Ratio(
         median=math.exp(np.median(logs)),
         low=math.exp(low),
@@ -61,19 +62,19 @@ def cycles_needed(confidence: float) -> int:
     return max(1, math.ceil(math.log2(2 / (1 - confidence))))
 
 
-def _bootstrapped(logs: Logs, resamples: int, seed: int) -> tuple[float, float]:
-    if len(logs) < 2:
+def bootstrapped(
+    statistic: Callable[..., Any], *samples: Logs, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """The percentile interval at 95 per cent of a statistic of samples, float64 [cycles], whose cycles correspond."""
+    if len(samples[0]) < 2:
         return -math.inf, math.inf
-    if np.ptp(logs) == 0:  # scipy would warn
-        return float(logs[0]), float(logs[0])
+    if not any(np.ptp(sample) for sample in samples):  # nothing to resample: scipy would warn
+        return float(statistic(*samples)), float(statistic(*samples))
     from scipy import stats as statistics
 
-    interval = statistics.bootstrap(
-        (logs,),
-        np.median,
-        n_resamples=resamples,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        random_state=np.random.default_rng(seed),
-    ).confidence_interval
+    generator = np.random.default_rng(seed)
+    interval: Any = statistics.bootstrap(
+        samples, statistic, paired=True, vectorized=True, n_resamples=resamples, confidence_level=CONFIDENCE,
+        method="percentile", random_state=generator,
+    ).confidence_interval  # fmt: skip
     return float(interval.low), float(interval.high)

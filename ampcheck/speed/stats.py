@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import cast
 
-from ampcheck.core.arguments import is_number, show
 from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.json_files import from_plain
 from ampcheck.core.run import Scalar
 
 SCHEMA = 1
@@ -150,34 +150,7 @@ class SpeedRecord:
         stored = cast("Mapping[str, object]", data)
         values = {known.name: stored[known.name] for known in fields(cls) if known.name in stored}
         values |= {name: math.inf for name in ("high", "noise") if values.get(name, 0) is None}
-        for known in fields(cls):
-            if known.name in values and not _FITS.get(str(known.type), is_fingerprint)(values[known.name]):
-                raise UsageError(
-                    f"this speed record of ampcheck is damaged: {known.name} cannot be {show(values[known.name])}"
-                )
         try:
-            return cls(**values)  # type: ignore[arg-type]  # checked above
-        except TypeError as error:
-            raise UsageError(f"this speed record of ampcheck is damaged ({error}): write it again") from error
-
-
-def is_fingerprint(value: object) -> bool:
-    """Whether `value` maps names to plain values, so that JSON can be written of it again."""
-    return isinstance(value, Mapping) and all(
-        isinstance(name, str) and isinstance(item, str | int | float | None) for name, item in value.items()
-    )
-
-
-def is_float64(value: object) -> bool:
-    """Whether `value` is a number that fits into a float64; JSON has integers of any size."""
-    try:
-        return is_number(value) and float(cast("float", value)) is not None
-    except OverflowError:
-        return False
-
-
-_FITS = {
-    "str": lambda value: isinstance(value, str),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": is_float64,
-}
+            return from_plain(cls, values)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"this speed record of ampcheck is damaged: {error}") from error

@@ -25,8 +25,10 @@ import numpy as np
 
 from ampcheck.catalog.speed import SPEEDUP
 from ampcheck.core.arguments import parse_integer, parse_number
+from ampcheck.core.check import Evidence
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import counted
 from ampcheck.speed.interval import CONFIDENCE, Logs, cycles_needed, log_ratios, median_bounds, paired_ratio
 from ampcheck.speed.stats import LOOKS, ArmTimes, SpeedRecord, SpeedStats
 
@@ -154,39 +156,38 @@ def _decided(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Decision:
 
 
 def _judged(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Finding:
-    decision, needed = _decided(stats, arm, rule), cycles_needed(rule.confidence)
-    required = requirement(arm.name, rule.limit, stats.reference.name)
-    observed = (
-        f"it is {decision.ratio:.4g} times as fast, {decision.low:.4g} to {decision.high:.4g} at "
-        f"{_percent(rule.confidence)} confidence, in {stats.cycles:,} paired cycles"
-    )
-    message, hint = f"{required}, shortfalls below {_percent(rule.effect)} not counted; {observed}", ""
+    decision, needed, reference = _decided(stats, arm, rule), cycles_needed(rule.confidence), stats.reference.name
+    required = requirement(arm.name, rule.limit, reference)
+    observed = f"it is {show_ratio(decision, rule)}, in {stats.cycles:,} paired cycles"
+    message = explain(decision, rule, required, observed, reference, aa_noise(log_ratios(stats.reference, stats.twin)))
+    hint = {
+        NOISE: "raise the budget, leave other work off this machine, or use a larger minimum effect",
+        STRADDLES: "raise the budget, or leave other work off this machine",
+        "": "torch.profiler shows where the time goes; of compiled code look at graph breaks and recompilations "
+        "first (ampcheck.assert_compiled)",
+    }[decision.reason]
     if stats.cycles < needed:
-        cycles = "1 cycle is" if stats.cycles == 1 else f"{stats.cycles} cycles are"
-        message = f"{required}; {cycles} too few, {needed} are needed"
+        few = f"{counted(stats.cycles, 'cycles')} {'is' if stats.cycles == 1 else 'are'} too few"
+        message = f"{required}; {few}, {needed} are needed"
         hint = "raise the budget, or let one step do less work"
-    elif decision.reason == NOISE:
-        noise = _percent(aa_noise(log_ratios(stats.reference, stats.twin)))
-        message = (
-            f"not comparable: {stats.reference.name} and its own twin differ by up to {noise}, "
-            f"more than the minimum effect of {_percent(rule.effect)}; {observed}"
-        )
-        hint = "raise the budget, leave other work off this machine, or use a larger minimum effect"
-    elif decision.reason == STRADDLES:
-        message = f"{required}; {observed}: too wide to decide, or between {rule.floor:.4g} and {rule.limit:.4g}"
-        hint = "raise the budget, or leave other work off this machine"
-    elif decision.verdict is Verdict.PASS:
-        return SPEEDUP.passed(
-            stats.subject, message, stats.cycles, where=WHERE, observed=decision.ratio, limit=rule.limit
-        )
-    else:
-        hint = (
-            "torch.profiler shows where the time goes; of compiled code look at graph breaks and recompilations "
-            "first (ampcheck.assert_compiled)"
-        )
-    return SPEEDUP.finding(
-        decision.verdict, stats.subject, message, where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint
-    )
+    evidence = Evidence(where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint)
+    return SPEEDUP.judged(decision.verdict, stats.subject, message, stats.cycles, **evidence)
+
+
+def show_ratio(decision: Decision, rule: Rule) -> str:
+    """A ratio with its interval."""
+    interval = f"{decision.low:.4g} to {decision.high:.4g} at {percent(rule.confidence)} confidence"
+    return f"{decision.ratio:.4g} times as fast, {interval}"
+
+
+def explain(decision: Decision, rule: Rule, required: str, observed: str, reference: str, noise: float) -> str:
+    """The message of a decision. noise: by what share the reference and its own twin differ."""
+    if decision.reason == NOISE:
+        twins = f"{reference} and its own twin differ by up to {100 * noise:.2g} %"
+        return f"not comparable: {twins}, more than the minimum effect of {percent(rule.effect)}; {observed}"
+    if decision.reason == STRADDLES:
+        return f"{required}; {observed}: too wide to decide, or between {rule.floor:.4g} and {rule.limit:.4g}"
+    return f"{required}, shortfalls below {percent(rule.effect)} not counted; {observed}"
 
 
 def record_of(stats: SpeedStats, arm: str, *, name: str, precision: str = "float32", verdict: str = "") -> SpeedRecord:
@@ -245,5 +246,6 @@ def requirement(arm: str, limit: float, reference: str) -> str:
     return f"{arm} must be at least {limit:.4g} times as fast as {reference}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share, in four digits."""
     return f"{100 * share:.4g} %"

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 
 from ampcheck.catalog.compiled import EAGER_FALLBACK, GRAPH_BREAK, RECOMPILE
 from ampcheck.catalog.speed import REGRESSION
-from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.check import Evidence
+from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.text import counted, listed
 from ampcheck.speed.base.launches import decide_rounds, launch_deviation, rounds_of, twin_noise
 from ampcheck.speed.base.stats import BASE, BUDGET_SPENT, COMPILED, EAGER, HEAD, TARGET, UNCHANGED, BaseStats
-from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, requirement, whose_fault
-
-_WHERE = Where(phase="speed")
+from ampcheck.speed.verdict import NOISE, WHERE, Decision, Rule, explain, requirement, show_ratio, whose_fault
 
 
 def decisions(stats: BaseStats, rule: Rule) -> dict[str, Decision]:
@@ -34,12 +33,12 @@ def check_base(stats: BaseStats, rule: Rule | None = None) -> list[Finding]:
             "a new target has no base to compare with; else make a checkout run by itself, which has what git tracks "
             "and lacks built extensions, submodules and files of Git LFS"
         )
-        return [REGRESSION.undecided(name, message, where=_WHERE, hint=hint)]
+        return [REGRESSION.undecided(name, message, where=WHERE, hint=hint)]
     if stats.stopped == UNCHANGED:
         message = f"nothing was measured: nothing changed since {BASE} ({stats.base}), no file of {HEAD} differs"
-        return [REGRESSION.skip(name, message, where=_WHERE, hint="name an earlier commit, such as HEAD~1")]
+        return [REGRESSION.skip(name, message, where=WHERE, hint="name an earlier commit, such as HEAD~1")]
     if not stats.rounds:
-        return [REGRESSION.skip(name, "nothing was measured: no round was run", where=_WHERE)]
+        return [REGRESSION.skip(name, "nothing was measured: no round was run", where=WHERE)]
     by_arm = decisions(stats, rule)
     slower = by_arm[stats.judged].verdict is Verdict.FAIL
     return [*_check_graphs(stats, slower), *_check_eager(stats, by_arm, rule), _check_time(stats, by_arm, rule)]
@@ -49,7 +48,7 @@ def _check_time(stats: BaseStats, by_arm: dict[str, Decision], rule: Rule) -> Fi
     decision, rounds = by_arm[stats.judged], rounds_of(stats.turns(stats.judged))
     required = requirement(HEAD, rule.limit, f"{BASE} ({stats.base})")
     observed = (
-        f"{'' if stats.judged == TARGET else f'{stats.judged}, '}it is {_ratio(decision, rule)}, in "
+        f"{'' if stats.judged == TARGET else f'{stats.judged}, '}it is {show_ratio(decision, rule)}, in "
         f"{len(stats.rounds)} launches of each side and {stats.cycles:,} paired cycles; launches of one code differ by "
         f"{100 * launch_deviation(rounds):.2g} %"
     )
@@ -57,29 +56,13 @@ def _check_time(stats: BaseStats, by_arm: dict[str, Decision], rule: Rule) -> Fi
     if stats.stopped == BUDGET_SPENT:
         hint = "raise --budget, which was spent before more could be launched, or leave other work off this machine"
     if decision.reason == NOISE:
-        message = (
-            f"not comparable: {BASE} and its own twin differ by up to {100 * twin_noise(rounds):.2g} %, more than the "
-            f"minimum effect of {100 * rule.effect:.4g} %; {observed}"
-        )
         hint += "; or use a larger --effect"
-    elif decision.reason == STRADDLES:
-        message = f"{required}; {observed}: too wide to decide, or between {rule.floor:.4g} and {rule.limit:.4g}"
-    else:
-        message = f"{required}, shortfalls below {100 * rule.effect:.4g} % not counted; {observed}"
+    elif not decision.reason:
         hint = "look at the change in a profile; torch.profiler shows the ops that grew"
+    message = explain(decision, rule, required, observed, BASE, twin_noise(rounds))
     message += "".join(f"; {clause}" for clause in (_cause(stats, by_arm, rule), stats.idle) if clause)
-    if decision.verdict is Verdict.PASS:
-        return REGRESSION.passed(
-            stats.subject, message, stats.cycles, where=_WHERE, observed=decision.ratio, limit=rule.limit
-        )
-    return REGRESSION.finding(
-        decision.verdict, stats.subject, message, where=_WHERE, observed=decision.ratio, limit=rule.limit, hint=hint
-    )
-
-
-def _ratio(decision: Decision, rule: Rule) -> str:
-    interval = f"{decision.low:.4g} to {decision.high:.4g} at {100 * rule.confidence:.4g} % confidence"
-    return f"{decision.ratio:.4g} times as fast, {interval}"
+    evidence = Evidence(where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint)
+    return REGRESSION.judged(decision.verdict, stats.subject, message, stats.cycles, **evidence)
 
 
 def _check_eager(stats: BaseStats, by_arm: dict[str, Decision], rule: Rule) -> list[Finding]:
@@ -87,9 +70,9 @@ def _check_eager(stats: BaseStats, by_arm: dict[str, Decision], rule: Rule) -> l
     if EAGER not in stats.arms[:-1] or by_arm[EAGER].verdict is not Verdict.FAIL:
         return []
     decision = by_arm[EAGER]
-    message = f"eager mode, the reference of the compiled arm, is {_ratio(decision, rule)}, compared with {BASE}"
+    message = f"eager mode, the reference of the compiled arm, is {show_ratio(decision, rule)}, compared with {BASE}"
     hint = "leave --mode out to judge the target itself"
-    return [REGRESSION.warn(stats.subject, message, where=_WHERE, observed=decision.ratio, limit=rule.limit, hint=hint)]
+    return [REGRESSION.warn(stats.subject, message, where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint)]
 
 
 def _cause(stats: BaseStats, by_arm: dict[str, Decision], rule: Rule) -> str:
@@ -108,35 +91,31 @@ def _check_graphs(stats: BaseStats, slower: bool) -> list[Finding]:
     name, worse = stats.subject, Verdict.FAIL if slower else Verdict.WARN
     effect = f"and {HEAD} is slower" if slower else "a warning, as no slowdown is shown"
     if reason := base.unavailable or head.unavailable:
-        return [GRAPH_BREAK.skip(name, f"graphs were not compared: {reason}", where=_WHERE)]
+        return [GRAPH_BREAK.skip(name, f"graphs were not compared: {reason}", where=WHERE)]
     if not (base.graphs or head.graphs):
         if stats.judged != COMPILED:
             return []
         message = f"the {COMPILED} arm must compile a graph, and neither side compiled any"
         hint = "torch._dynamo.config.disable, TORCHDYNAMO_DISABLE and the stance 'force_eager' switch it off"
-        return [EAGER_FALLBACK.warn(name, message, where=_WHERE, hint=hint)]
+        return [EAGER_FALLBACK.warn(name, message, where=WHERE, hint=hint)]
     findings = []
     if base.graphs and not head.graphs:
         message = f"{HEAD} must still be compiled: {BASE} has {counted(base.graphs, 'graphs')}, {HEAD} none; {effect}"
         hint = "TORCH_LOGS=dynamo reports why it was left out"
-        findings.append(EAGER_FALLBACK.finding(worse, name, message, where=_WHERE, hint=hint))
+        findings.append(EAGER_FALLBACK.finding(worse, name, message, where=WHERE, hint=hint))
     for check, what, before, now in (
         (GRAPH_BREAK, "graph break", base.breaks, head.breaks),
         (RECOMPILE, "recompilation", base.recompiles, head.recompiles),
     ):
         numbers = f"{counted(len(before), f'{what}s', 'no')} on {BASE}, {counted(len(now), f'{what}s', 'no')} on {HEAD}"
-        observed, limit, unit = len(now), len(before), f"{what}s"
-        if len(now) <= len(before):
-            message = f"no more {what}s than on {BASE}: {numbers}, in {base.graphs} and {head.graphs} graphs"
-            graphs = base.graphs + head.graphs
-            passed = check.passed(name, message, graphs, where=_WHERE, observed=observed, limit=limit, unit=unit)
-            findings.append(passed)
-            continue
-        message = f"{HEAD} must have no more {what}s than {BASE}: {numbers}; new: {_new(before, now)}; {effect}"
+        message = f"no more {what}s than on {BASE}: {numbers}, in {base.graphs} and {head.graphs} graphs"
+        more = len(now) > len(before)
+        if more:
+            message = f"{HEAD} must have no more {what}s than {BASE}: {numbers}; new: {_new(before, now)}; {effect}"
         hint = "ampcheck.assert_compiled reports for each how to avoid it"
-        findings.append(
-            check.finding(worse, name, message, where=_WHERE, observed=observed, limit=limit, unit=unit, hint=hint)
-        )
+        evidence = Evidence(where=WHERE, observed=len(now), limit=len(before), unit=f"{what}s", hint=hint)
+        verdict = worse if more else Verdict.PASS
+        findings.append(check.judged(verdict, name, message, base.graphs + head.graphs, **evidence))
     return findings
 
 

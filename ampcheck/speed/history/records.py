@@ -9,11 +9,11 @@ from datetime import datetime, timezone
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias, cast
 
-from ampcheck.core.arguments import parse_number, show
 from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.json_files import from_plain
 from ampcheck.core.run import Scalar
 from ampcheck.speed.fingerprint import VERSIONS, hardware_key, hardware_of
-from ampcheck.speed.stats import SpeedRecord, is_fingerprint
+from ampcheck.speed.stats import SpeedRecord
 
 SCHEMA = 1
 """Version of a line of the history. 1: the first."""
@@ -31,17 +31,6 @@ class Times:
     def to_dict(self) -> dict[str, object]:
         """This as data for `json.dumps`."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> Times:
-        """The inverse of `to_dict`. Raises `UsageError` for damaged data."""
-        try:
-            seconds, known = parse_number(data["seconds"], "seconds"), data["fingerprint"]
-            if not is_fingerprint(known):
-                raise UsageError(f"fingerprint cannot be {show(known)}")
-            return cls(str(data["name"]), seconds, str(data["precision"]), cast("Mapping[str, Scalar]", known))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise UsageError(f"these times are damaged ({error!r:.300}): import them again") from error
 
 
 class SeriesKey(NamedTuple):
@@ -139,7 +128,7 @@ class Point:
             if "record" in line:
                 measured = SpeedRecord.from_dict(line["record"])
             else:
-                measured = Times.from_dict(cast("Mapping[str, object]", line["times"]))
+                measured = from_plain(Times, line["times"], frozenset(("precision", "fingerprint")))
         except UsageError:
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:

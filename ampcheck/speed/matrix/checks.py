@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from ampcheck.catalog.speed import SPEEDUP
 from ampcheck.core.check import Evidence
-from ampcheck.core.run import Finding, Where
+from ampcheck.core.run import Finding
 from ampcheck.speed.matrix.stats import UNDECIDED, WRONG, Cell, MatrixStats
-from ampcheck.speed.verdict import EFFECT
-
-_WHERE = Where(phase="speed")
+from ampcheck.speed.verdict import EFFECT, WHERE
 
 
 def check_matrix(stats: MatrixStats) -> list[Finding]:
@@ -28,18 +26,18 @@ def check_matrix(stats: MatrixStats) -> list[Finding]:
                 f"{cell.why}"
             )
             hint = "ampcheck blame names the stage, the op and the module"
-            findings.append(SPEEDUP.warn(stats.subject, text, where=_WHERE, hint=hint))
+            findings.append(SPEEDUP.warn(stats.subject, text, where=WHERE, hint=hint))
         elif cell.failed:
             text = f"each cell that this machine can run must run; {cell.name} was not measured: {cell.reason}"
             hint = "ampcheck.assert_compiled reports more" if cell.mode != "eager" else ""
-            findings.append(SPEEDUP.warn(stats.subject, text, where=_WHERE, hint=hint))
+            findings.append(SPEEDUP.warn(stats.subject, text, where=WHERE, hint=hint))
     if stats.recompiled:
         text = (
             f"times must be of code that is compiled already; {stats.recompiled} graphs were compiled while the arms "
             "were timed"
         )
         hint = "ampcheck.assert_compiled reports recompilations"
-        findings.append(SPEEDUP.warn(stats.subject, text, where=_WHERE, hint=hint))
+        findings.append(SPEEDUP.warn(stats.subject, text, where=WHERE, hint=hint))
     return findings
 
 
@@ -48,10 +46,10 @@ def _check_best(stats: MatrixStats) -> Finding:
     timed = [cell for cell in stats.cells if cell.ratio is not None and cell.verdict]
     if not timed:
         reason = next((cell.reason for cell in stats.cells if cell.reason), "no cell was measured")
-        return SPEEDUP.skip(name, f"nothing was compared: {reason}", where=_WHERE)
+        return SPEEDUP.skip(name, f"nothing was compared: {reason}", where=WHERE)
     first = best or (paying[0] if paying else None)
     if first is not None and first.ratio is not None:
-        evidence = Evidence(where=_WHERE, observed=first.ratio.median, limit=1 + EFFECT, unit="times as fast")
+        evidence = Evidence(where=WHERE, observed=first.ratio.median, limit=1 + EFFECT, unit="times as fast")
         message = f"a cell pays that is {_least(first.noise)} and right; of {len(timed)} the fastest "
         if best is None:
             why = f": {first.why}" if first.why else ""
@@ -64,9 +62,9 @@ def _check_best(stats: MatrixStats) -> Finding:
     if undecided := [cell.name for cell in timed if cell.verdict == UNDECIDED]:
         message = f"none of {len(timed)} cells is surely faster than eager float32; undecided: {'; '.join(undecided)}"
         hint = "raise the budget, or leave other work off this machine"
-        return SPEEDUP.undecided(name, message, where=_WHERE, hint=hint)
+        return SPEEDUP.undecided(name, message, where=WHERE, hint=hint)
     message = f"none of {len(timed)} cells is right and {_least(stats.noise)}"
-    return SPEEDUP.passed(name, message, len(timed), where=_WHERE)
+    return SPEEDUP.passed(name, message, len(timed), where=WHERE)
 
 
 def _least(noise: float) -> str:

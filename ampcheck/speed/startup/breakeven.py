@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ampcheck.speed.interval import CONFIDENCE, RESAMPLES
+from ampcheck.speed.interval import RESAMPLES, bootstrapped
 from ampcheck.speed.stats import ArmTimes
 
 
@@ -57,24 +56,7 @@ def break_even(cost: float, eager: ArmTimes, arm: ArmTimes, *, lowest: float, hi
 def savings(eager: ArmTimes, arm: ArmTimes, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
     """Seconds that a call of `arm` saves, and the ends of its interval at 95 per cent; cycles correspond."""
     times = np.asarray(eager.seconds), np.asarray(arm.seconds)
-    saving = float(_saving(*times))
-    if len(eager.seconds) < 2:
-        return saving, -math.inf, math.inf
-    if not any(np.ptp(seconds) for seconds in times):  # nothing to resample: scipy would warn
-        return saving, saving, saving
-    from scipy import stats as statistics
-
-    interval: Any = statistics.bootstrap(
-        times,
-        _saving,
-        paired=True,
-        vectorized=True,
-        n_resamples=resamples,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        random_state=np.random.default_rng(seed),
-    ).confidence_interval
-    return saving, float(interval.low), float(interval.high)
+    return float(_saving(*times)), *bootstrapped(_saving, *times, resamples=resamples, seed=seed)
 
 
 def _saving(eager: NDArray[np.float64], arm: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:

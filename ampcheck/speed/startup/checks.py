@@ -10,8 +10,8 @@ from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.speed import COMPILE_TIME, PEAK_MEMORY, START_UP
 from ampcheck.compiled.graph.checks import check_breaks, check_fallbacks, check_recompiles
 from ampcheck.core.arguments import parse_number
-from ampcheck.core.check import Check, Evidence
-from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.check import Evidence
+from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.text import counted, listed
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,
@@ -25,12 +25,12 @@ from ampcheck.speed.startup.stats import (
     StartupArm,
     StartupStats,
 )
+from ampcheck.speed.verdict import WHERE
 
 SLACK = 2**20
 """Bytes that a step may need beyond the limit of memory."""
 
 _NAMED = 4
-_WHERE = Where(phase="speed")
 
 _OFF = "leave the caches on: TORCHINDUCTOR_FORCE_DISABLE_CACHES and the settings named here switch them off"
 _BUILT = (
@@ -79,7 +79,7 @@ def check_startup(stats: StartupStats, limits: StartupLimits | None = None) -> l
     limits, cold = limits or StartupLimits(), stats.arm(COLD)
     if cold is None or not cold.launches:
         message = "a start must be measured to be judged, and there is none with empty caches"
-        return [COVERAGE.fail(stats.subject, message, where=_WHERE)]
+        return [COVERAGE.fail(stats.subject, message, where=WHERE)]
     findings = [_check_caches(stats, name, cold) for name in CACHED]
     if (graph := cold.launches[0].graph) is not None:
         graph = replace(graph, subject=stats.subject)
@@ -104,11 +104,11 @@ def _check_caches(stats: StartupStats, name: str, cold: StartupArm) -> Finding:
         reason = stats.left_out.get(name, "it was not measured")
         if name == ARTIFACTS and "saved nothing" in reason:
             message = f"{start} was not judged: {reason}{_reasons(cold.launches)}"
-            return START_UP.fail(subject, message, where=_WHERE, hint=_OFF)
-        return START_UP.skip(subject, f"{start} was not judged: {reason}", where=_WHERE)
+            return START_UP.fail(subject, message, where=WHERE, hint=_OFF)
+        return START_UP.skip(subject, f"{start} was not judged: {reason}", where=WHERE)
     launches = arm.launches
     if untold := next((launch.untold for launch in launches if launch.untold), ""):
-        return START_UP.skip(subject, f"{start} was not judged: {untold}", where=_WHERE)
+        return START_UP.skip(subject, f"{start} was not judged: {untold}", where=WHERE)
     lookups = [lookup for launch in launches for lookup in launch.lookups]
     graphs = sum(len(launch.graph.graphs) for launch in launches if launch.graph is not None)
     fx = [lookup for lookup in lookups if lookup.cache == FX]
@@ -120,7 +120,7 @@ def _check_caches(stats: StartupStats, name: str, cold: StartupArm) -> Finding:
     if not graphs:
         message = f"{start} must use what was compiled before, but nothing was compiled in it"
         hint = "see eager-fallback and graph-break: it ran eager"
-        return START_UP.fail(subject, message, where=_WHERE, hint=hint)
+        return START_UP.fail(subject, message, where=WHERE, hint=hint)
     if missed or not hits:
         cause = f"{counted(graphs, 'graphs')} asked no cache"
         if missed:
@@ -128,20 +128,20 @@ def _check_caches(stats: StartupStats, name: str, cold: StartupArm) -> Finding:
         message = f"{start} must compile nothing again, but {cause}{_reasons(launches)}{_key(launches, cold)}{seconds}"
         hint = _REFUSED if any(lookup.result == "bypass" for lookup in lookups) else _DIFFERS
         hint = _OFF if any(launch.off for launch in launches) else hint
-        evidence = Evidence(where=_WHERE, observed=len(missed) or graphs, limit=0, unit="graphs", hint=hint)
+        evidence = Evidence(where=WHERE, observed=len(missed) or graphs, limit=0, unit="graphs", hint=hint)
         return START_UP.fail(subject, message, **evidence)
     if built := max(launch.binaries for launch in launches):
         message = (
             f"{start} must compile nothing again; its {counted(hits, 'lookups')} hit, but a C++ compiler built "
             f"{counted(built, 'files')} of machine code again{seconds}"
         )
-        return START_UP.warn(subject, message, where=_WHERE, observed=built, limit=0, unit="files", hint=_BUILT)
+        return START_UP.warn(subject, message, where=WHERE, observed=built, limit=0, unit="files", hint=_BUILT)
     if traced:
         message = f"{start} compiled nothing again, but {counted(len(traced), 'graphs')} {_was(traced)} traced again"
         message += _reasons(launches) + seconds
-        return START_UP.warn(subject, message, where=_WHERE, observed=len(traced), limit=0, unit="graphs")
+        return START_UP.warn(subject, message, where=WHERE, observed=len(traced), limit=0, unit="graphs")
     message = f"{start} compiled nothing again: {hits} of {counted(len(lookups), 'lookups')} hit{seconds}"
-    return START_UP.passed(subject, message, len(lookups), where=_WHERE, observed=0, limit=0, unit="graphs")
+    return START_UP.passed(subject, message, len(lookups), where=WHERE, observed=0, limit=0, unit="graphs")
 
 
 def _was(items: list[Lookup]) -> str:
@@ -181,7 +181,7 @@ def _check_memory(stats: StartupStats, arm: StartupArm, limits: StartupLimits) -
     if peak is None or (eager is None and limits.bytes is None):
         reasons = [launch.memory_untold for known in (arm, stats.eager) for launch in known.launches]
         reason = next(filter(None, reasons), "it was not measured")
-        return [PEAK_MEMORY.skip(stats.subject, f"the peak memory of a step is not known: {reason}", where=_WHERE)]
+        return [PEAK_MEMORY.skip(stats.subject, f"the peak memory of a step is not known: {reason}", where=WHERE)]
     bounds = []
     if limits.memory is not None and eager is not None:
         ratio = f", {peak / eager:.3g} times as much" if eager else ""
@@ -193,8 +193,8 @@ def _check_memory(stats: StartupStats, arm: StartupArm, limits: StartupLimits) -
     for limit, required, ratio in bounds:
         message = f"a compiled step may need {required}; it needs {_mib(peak)}{ratio}"
         verdict = Verdict.PASS if peak <= limit else Verdict.FAIL
-        evidence = Evidence(observed=peak, limit=limit, hint=_MEMORY)
-        findings.append(_finding(PEAK_MEMORY, verdict, stats, message, len(arm.launches), evidence))
+        evidence = Evidence(where=WHERE, observed=peak, limit=limit, hint=_MEMORY)
+        findings.append(PEAK_MEMORY.judged(verdict, stats.subject, message, len(arm.launches), **evidence))
     return findings
 
 
@@ -208,8 +208,8 @@ def _check_cost(stats: StartupStats, arm: StartupArm, limit: float) -> Finding:
     if verdict is Verdict.UNDECIDED and few:
         message += f"; fewer than {ENOUGH} launches decide nothing so near, or beyond"
     hint = f"measure {ENOUGH} or more cold launches (cold={ENOUGH})" if few else _FASTER
-    evidence = Evidence(observed=cost, limit=limit, unit="s", hint=hint)
-    return _finding(COMPILE_TIME, verdict, stats, message, len(costs), evidence)
+    evidence = Evidence(where=WHERE, observed=cost, limit=limit, unit="s", hint=hint)
+    return COMPILE_TIME.judged(verdict, stats.subject, message, len(costs), **evidence)
 
 
 def _check_break_even(stats: StartupStats, arm: StartupArm, limit: float) -> Finding:
@@ -217,26 +217,15 @@ def _check_break_even(stats: StartupStats, arm: StartupArm, limit: float) -> Fin
     paid, launches = stats.break_even(arm), len(arm.launches)
     if paid is None:
         message = "after how many calls compilation has paid is not known: its steady state was not timed with eager"
-        return COMPILE_TIME.skip(stats.subject, message, where=_WHERE)
+        return COMPILE_TIME.skip(stats.subject, message, where=WHERE)
     verdict = Verdict.PASS if paid.high <= limit else Verdict.FAIL if paid.low > limit else Verdict.UNDECIDED
     if verdict is Verdict.FAIL and not paid.never and launches < ENOUGH:
         verdict = Verdict.UNDECIDED
     result = "it never has" if paid.never else f"{paid}" if paid.undecided else f"it has after {paid}"
     message = f"compilation must have paid after {limit:,g} calls; {result}: "
     message += f"it costs {paid.cost:.3g} s and a call saves {paid.saving:.3g} s"
-    evidence = Evidence(observed=paid.calls, limit=limit, unit="calls", hint=_FASTER)
-    return _finding(COMPILE_TIME, verdict, stats, message, launches, evidence)
-
-
-def _finding(
-    check: Check, verdict: Verdict, stats: StartupStats, message: str, launches: int, evidence: Evidence
-) -> Finding:
-    """The hint of the evidence is for what does not pass."""
-    evidence["where"] = _WHERE
-    if verdict is not Verdict.PASS:
-        return check.finding(verdict, stats.subject, message, **evidence)
-    evidence["hint"] = ""
-    return check.passed(stats.subject, message, launches, **evidence)
+    evidence = Evidence(where=WHERE, observed=paid.calls, limit=limit, unit="calls", hint=_FASTER)
+    return COMPILE_TIME.judged(verdict, stats.subject, message, launches, **evidence)
 
 
 def _mib(count: float) -> str:
