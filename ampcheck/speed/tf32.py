@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from operator import attrgetter
-from typing import TypeVar
+from functools import partial
 
 import torch
 
 from ampcheck.core.errors import UsageError
-
-_T = TypeVar("_T")
-_MATMUL = ("cuda.matmul", "mkldnn.matmul")
-_CUDNN = ("cudnn.conv", "cudnn.rnn")
+from ampcheck.torchtools.global_state import setting
 
 
 def tf32(precision: str, kind: str) -> Callable[[], AbstractContextManager[None]]:
@@ -29,51 +25,39 @@ def tf32(precision: str, kind: str) -> Callable[[], AbstractContextManager[None]
         if precision == "tf32":
             raise UsageError(f"TF32 is a mode of NVIDIA's tensor cores, and the device is {kind}: leave tf32 out")
         return nullcontext
-    return _with_tf32(precision == "tf32") if precision in ("float32", "tf32") else nullcontext
+    return partial(_switched, precision == "tf32") if precision in ("float32", "tf32") else nullcontext
 
 
-def _with_tf32(on: bool) -> Callable[[], AbstractContextManager[None]]:
-    @contextmanager
-    def context() -> Iterator[None]:
-        cudnn = torch.backends.cudnn
-        matmul, convolution = _read(torch.get_float32_matmul_precision), _read(lambda: cudnn.allow_tf32)
-        newer = {name: value for name in (*_MATMUL, *_CUDNN) if (value := _precision(name)) is not None}
-        if matmul is None:
-            _set("cuda.matmul", on)
-        else:
-            torch.set_float32_matmul_precision("high" if on else "highest")
-        if convolution is not None:
-            cudnn.allow_tf32 = on  # off becomes `none`, which the older interface can still read
-        for name in newer.keys() & set(_CUDNN):
-            if (_precision(name) == "tf32") is not on:
-                _set(name, on)
-        try:
-            yield
-        finally:
-            if convolution is not None:
-                cudnn.allow_tf32 = convolution
-            if matmul is not None:
-                torch.set_float32_matmul_precision(matmul)
-            for name, value in newer.items():  # the older interface leaves `none` at `ieee`
-                attrgetter(name)(torch.backends).fp32_precision = value
+@contextmanager
+def _switched(on: bool) -> Iterator[None]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    older = [setting(cudnn, "allow_tf32"), (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)]
+    owners = ((torch.backends.mkldnn, "matmul"), (cudnn, "conv"), (cudnn, "rnn"))
+    parts = [matmul, *(getattr(owner, name, None) for owner, name in owners)]
+    newer = [setting(part, "fp32_precision") for part in parts if hasattr(part, "fp32_precision")]
+    # In the order of restoring: the older interface leaves `none` at `ieee`.
+    before = [(write, _read(read)) for read, write in (*older, *newer)]
+    convolution, product = before[0][1], before[1][1]
+    if product is None:
+        matmul.fp32_precision = "tf32" if on else "ieee"
+    else:
+        torch.set_float32_matmul_precision("high" if on else "highest")
+    if convolution is not None:
+        cudnn.allow_tf32 = on  # off becomes `none`, which the older interface can still read
+    for read, write in newer[2:]:
+        if (read() == "tf32") is not on:
+            write("tf32" if on else "ieee")
+    try:
+        yield
+    finally:
+        for write, value in before:
+            if value is not None:
+                write(value)
 
-    return context
 
-
-def _read(flag: Callable[[], _T]) -> _T | None:
-    """An older flag; None where PyTorch refuses to read it, since the program has set its successor."""
+def _read(flag: Callable[[], object]) -> object:
+    """A flag; None where PyTorch refuses to read an older one, since the program has set its successor."""
     try:
         return flag()
     except RuntimeError:
         return None
-
-
-def _precision(name: str) -> str | None:
-    """The newer flag of a part of `torch.backends`; None where this PyTorch has none."""
-    holder, _, part = name.partition(".")
-    value: str | None = getattr(getattr(getattr(torch.backends, holder, None), part, None), "fp32_precision", None)
-    return value
-
-
-def _set(name: str, on: bool) -> None:
-    attrgetter(name)(torch.backends).fp32_precision = "tf32" if on else "ieee"

@@ -16,10 +16,10 @@ from ampcheck.speed.base.stats import (
     TARGET,
     UNCHANGED,
     BaseStats,
-    Side,
     Signals,
     Turns,
 )
+from ampcheck.speed.git import Side
 from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, whose_fault
 
 LUCK = (0.001, -0.002, 0.001)

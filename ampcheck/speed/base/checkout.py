@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.base.git import Repository
 from ampcheck.speed.base.origin import is_installed
+from ampcheck.speed.git import Repository
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Tab
 from ampcheck.speed.base.checks import check_base, decisions
 from ampcheck.speed.base.launches import launch_deviation, rounds_of, twin_noise
 from ampcheck.speed.base.measure import measure_base
-from ampcheck.speed.base.stats import BASE, EAGER, HEAD, LAUNCHES, BaseStats, Side
+from ampcheck.speed.base.stats import BASE, EAGER, HEAD, LAUNCHES, BaseStats
+from ampcheck.speed.git import Side
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.verdict import Rule
 from ampcheck.torchtools.restore import restoring

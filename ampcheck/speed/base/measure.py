@@ -25,12 +25,12 @@ from ampcheck.speed.base.stats import (
     SIDES,
     UNCHANGED,
     BaseStats,
-    Side,
     Signals,
     Turns,
 )
 from ampcheck.speed.clock import summarised
 from ampcheck.speed.fingerprint import differences
+from ampcheck.speed.git import Side
 from ampcheck.speed.options import LAUNCHES, SpeedOptions
 from ampcheck.speed.stats import LOOKS, TWIN
 from ampcheck.speed.verdict import Rule

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ampcheck.core.run import Scalar
+from ampcheck.speed.git import Side
 from ampcheck.speed.stats import TWIN
 
 BASE, HEAD = "base", "head"
@@ -46,22 +47,6 @@ class Signals:
     graphs: int = 0
     breaks: tuple[tuple[str, str], ...] = ()
     recompiles: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """The code of a side. name: as passed by the user; revision: the abbreviated commit; title: its first line;
-    changed: files that differ from the commit; how: `merge base` where the commit is that of the name and the head."""
-
-    name: str
-    revision: str
-    title: str = ""
-    changed: int = 0
-    how: str = ""
-
-    def __str__(self) -> str:
-        name = f"{self.how} with {self.name}" if self.how else self.name
-        return self.revision if name in (self.revision, "") else f"{name}, {self.revision}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -25,6 +24,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.file_lock import locked
 from ampcheck.core.json_files import conflict_in, parse_json, tag_nonfinite, untag_nonfinite
 from ampcheck.speed.fingerprint import key_of
+from ampcheck.speed.git import Repository
 from ampcheck.speed.history.records import SCHEMA, History, Note, Point
 from ampcheck.speed.stats import SpeedRecord
 
@@ -48,27 +48,12 @@ def commit_of(folder: Path | None = None, *, besides: Path | None = None) -> Com
     besides: a folder whose changes do not count, such as the history itself. Files that git does not track do not
     count either.
     """
-    inside = folder or Path.cwd()
-    name, root = _git(inside, "rev-parse", "--verify", "HEAD"), _git(inside, "rev-parse", "--show-toplevel")
-    if not name or not root:
-        return Commit()
-    paths = [":(top)"]
-    if besides is not None and besides.resolve().is_relative_to(top := Path(root).resolve()):
-        excluded = besides.resolve().relative_to(top).as_posix()
-        paths += [f":(top,exclude,literal){excluded}"] if excluded != "." else []
-    changes = _git(inside, "status", "--porcelain", "--untracked-files=no", "--", *paths)
-    return Commit(name, None if changes is None else bool(changes))
-
-
-def _git(folder: Path, *command: str) -> str | None:
-    """The output of git, stripped; None where it fails."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *command], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+        repository = Repository.around(folder or Path.cwd())
+        name = repository.commit("HEAD")
+    except UsageError:
+        return Commit()
+    return Commit(name, repository.dirty(besides))
 
 
 def append(
