@@ -23,14 +23,13 @@ from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
 from ampcheck.core.subject import Subject
 from ampcheck.lab.expectations import Expectations, lacks, timed
 from ampcheck.speed.compiling import compilations, many_compilations
-from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.stats import TWIN, SpeedStats
-from ampcheck.speed.verdict import Rule, check_speed
+from ampcheck.speed.verdict import Rule, check_speed, paired_ratio
 
 DTYPE = torch.bfloat16
 BUDGET, FULL_BUDGET = 6.0, 20.0

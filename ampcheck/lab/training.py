@@ -15,12 +15,11 @@ from ampcheck.core.run import Chart, Finding, Marker, Run, Scalar, Series, Table
 from ampcheck.lab.expectations import Expectations, lacks, power, run_of, timed
 from ampcheck.lab.loops import AMP_FLOAT16, BETAS, EPS, FLOAT32, MODES, NAIVE, TOKENS, Loop, Mode, TrainingRun, train
 from ampcheck.speed.compiling import many_compilations
-from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.memory import peak_memory
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.stats import TWIN, SpeedStats
-from ampcheck.speed.verdict import Rule, check_speed
+from ampcheck.speed.verdict import Rule, check_speed, paired_ratio
 
 STEPS, FULL_STEPS = 60, 400
 SLOW = 3.0

@@ -10,7 +10,7 @@ from ampcheck.core.run import Run, verify
 from ampcheck.speed.judge import measure_until_decided, speed_run
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import Step
-from ampcheck.speed.startup.checks import StartupLimits
+from ampcheck.speed.startup.judge import StartupLimits
 from ampcheck.speed.verdict import check_speed, limits_of
 from ampcheck.torchtools.restore import restoring
 

@@ -8,11 +8,10 @@ import numpy as np
 
 from ampcheck.catalog.speed import SPEEDUP
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
-from ampcheck.speed.interval import log_ratios, paired_ratio
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, measure_speed
 from ampcheck.speed.stats import ArmTimes, SpeedStats
-from ampcheck.speed.verdict import Rule, aa_noise, is_decided
+from ampcheck.speed.verdict import Rule, aa_noise, is_decided, log_ratios, paired_ratio
 
 
 def measure_until_decided(

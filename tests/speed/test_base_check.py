@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ampcheck.core.run import Verdict
-from ampcheck.speed.base.checks import check_base
-from ampcheck.speed.base.judge import base_run
+from ampcheck.speed.base.judge import base_run, check_base
 from ampcheck.speed.base.stats import (
     BUDGET_SPENT,
     COMPILED,

@@ -13,7 +13,7 @@ from repositories import commit, git, repository
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
 from ampcheck.speed.base import measure
-from ampcheck.speed.base.checks import check_base
+from ampcheck.speed.base.judge import check_base
 from ampcheck.speed.base.measure import measure_base
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.verdict import Rule

@@ -16,8 +16,8 @@ from ampcheck.core.subject import Kind, load_subject
 from ampcheck.speed.base.origin import loaded_modules, require_origin
 from ampcheck.speed.base.stats import COMPILED, EAGER, TARGET
 from ampcheck.speed.clock import Clock, clock_of
-from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.paired import Arm, naming, without_collector
+from ampcheck.speed.stats import fingerprint
 from ampcheck.speed.steps import StepConfig, step_of
 from ampcheck.torchtools import dynamo
 

@@ -15,7 +15,6 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Verdict
 from ampcheck.core.text import counted
 from ampcheck.speed.base.checkout import Checkout, base_of, head_of, repository_of, worktree
-from ampcheck.speed.base.launches import decide_rounds, look_points, rounds_of
 from ampcheck.speed.base.origin import Sources, describe_idle, describe_strays, own_files
 from ampcheck.speed.base.stats import (
     BASE,
@@ -27,12 +26,14 @@ from ampcheck.speed.base.stats import (
     BaseStats,
     Signals,
     Turns,
+    decide_rounds,
+    look_points,
+    rounds_of,
 )
 from ampcheck.speed.clock import summarised
-from ampcheck.speed.fingerprint import differences
 from ampcheck.speed.git import Side
 from ampcheck.speed.options import LAUNCHES, SpeedOptions
-from ampcheck.speed.stats import LOOKS, TWIN
+from ampcheck.speed.stats import LOOKS, TWIN, differences
 from ampcheck.speed.verdict import Rule
 from ampcheck.speed.worker import Worker
 

@@ -12,8 +12,7 @@ from typing import NamedTuple, TypeAlias, cast
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.json_files import from_plain
 from ampcheck.core.run import Scalar
-from ampcheck.speed.fingerprint import VERSIONS, hardware_key, hardware_of
-from ampcheck.speed.stats import SpeedRecord
+from ampcheck.speed.stats import VERSIONS, SpeedRecord, hardware_key, hardware_of
 
 SCHEMA = 1
 """Version of a line of the history. 1: the first."""

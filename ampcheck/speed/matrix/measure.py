@@ -25,8 +25,6 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Scalar, Verdict
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.compiling import compilations, many_compilations
-from ampcheck.speed.fingerprint import fingerprint
-from ampcheck.speed.interval import log_ratios, median_bounds, paired_ratio
 from ampcheck.speed.matrix.accuracy import Judge
 from ampcheck.speed.matrix.stats import (
     DOES_NOT,
@@ -41,10 +39,10 @@ from ampcheck.speed.matrix.stats import (
 )
 from ampcheck.speed.memory import allocated_memory, available_memory, peak_memory
 from ampcheck.speed.paired import Step, measure_speed
-from ampcheck.speed.startup.breakeven import break_even
-from ampcheck.speed.stats import ArmTimes, SpeedStats
+from ampcheck.speed.startup.stats import break_even
+from ampcheck.speed.stats import ArmTimes, SpeedStats, fingerprint
 from ampcheck.speed.steps import EAGER, PRECISIONS, StepConfig, learns
-from ampcheck.speed.verdict import EFFECT, Rule, aa_noise
+from ampcheck.speed.verdict import EFFECT, Rule, aa_noise, log_ratios, median_bounds, paired_ratio
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import modules_of, prepare
 from ampcheck.torchtools.unsupported import cannot_run
