@@ -160,7 +160,7 @@ class _Measurement:
             self.rounds.append(self._turns(workers))
             self.conditions.append(_ask(HEAD, workers[HEAD], "conditions"))
             if not self.signals:
-                self.signals = {side: _signals(_ask(side, workers[side], "signals")) for side in (BASE, HEAD)}
+                self.signals = {side: _ask(side, workers[side], "signals") for side in (BASE, HEAD)}
 
     def stats(self, known: BaseStats) -> BaseStats:
         """The figures so far."""
@@ -238,11 +238,6 @@ def _ask(side: str, worker: Worker, command: str, **arguments: Any) -> Any:
 
 def _is_decided(stats: BaseStats, rule: Rule) -> bool:
     return decide_rounds(rounds_of(stats.turns(stats.judged)), rule).verdict is not Verdict.UNDECIDED
-
-
-def _signals(reply: Mapping[str, Any]) -> Signals:
-    pairs = {name: tuple((pair[0], pair[1]) for pair in reply.get(name, ())) for name in ("breaks", "recompiles")}
-    return Signals(reply["unavailable"], reply.get("graphs", 0), **pairs)
 
 
 def _notes(commit: str, named: str, base: Side, head: Side) -> tuple[str, ...]:
