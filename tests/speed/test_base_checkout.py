@@ -14,8 +14,7 @@ from repositories import commit, git, repository
 
 from ampcheck.core.errors import UsageError
 from ampcheck.speed.base import checkout
-from ampcheck.speed.base.checkout import base_of, head_of, repository_of, worktree
-from ampcheck.speed.base.origin import require_origin
+from ampcheck.speed.base.checkout import base_of, head_of, repository_of, require_origin, worktree
 from ampcheck.speed.git import Repository
 
 

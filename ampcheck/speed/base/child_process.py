@@ -13,7 +13,7 @@ import torch
 
 from ampcheck.core.run import Scalar
 from ampcheck.core.subject import Kind, load_subject
-from ampcheck.speed.base.origin import loaded_modules, require_origin
+from ampcheck.speed.base.checkout import loaded_modules, require_origin
 from ampcheck.speed.base.stats import COMPILED, EAGER, TARGET, Signals
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.paired import Arm, naming, without_collector
