@@ -21,7 +21,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
 from ampcheck.core.subject import Subject
-from ampcheck.lab.expectations import Expectations, lacks, timed
+from ampcheck.lab.expectations import Expectations, lacks, run_of, timed
 from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.options import SpeedOptions
@@ -242,12 +242,12 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     if stats.speeds is not None:
         note = f"Dot: median; bar: 5th to 95th percentile. {TWIN}: {EAGER} timed a second time in each turn."
         charts += [replace(chart, note=note) for chart in speed_run(stats.speeds).charts]
-    raised = {f"{mode.name}: {mode.raised}": 1 for mode in stats.modes if mode.raised}
-    coverage = Coverage({"modes of compilation": len(stats.modes) - len(raised)}, raised)
-    if isinstance(stats.startup, Run):
-        tables += stats.startup.tables
-        coverage += stats.startup.coverage
-    return Run(findings=tuple(check_compiling(stats)), coverage=coverage, tables=tuple(tables), charts=tuple(charts))
+    broken = [f"{mode.name}: {mode.raised}" for mode in stats.modes if mode.raised and not mode.lacking]
+    tables += stats.startup.tables if isinstance(stats.startup, Run) else ()
+    seen = {"modes of compilation": sum(not mode.raised for mode in stats.modes)}
+    run = run_of(check_compiling(stats), seen, tables=tables, charts=charts, unseen=broken)
+    startup = stats.startup.coverage if isinstance(stats.startup, Run) else Coverage({})
+    return replace(run, coverage=run.coverage + startup)
 
 
 def modes_table(stats: CompilingStats) -> Table:

@@ -177,7 +177,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     stats = measure_lab_confounders(device, steps=FULL_STEPS if full else STEPS, progress=progress)
     seen = {"products": len(stats.products), "short training runs": len(stats.spread)}
     charts = [spread_chart(stats)]
-    return run_of(check_lab_confounders(stats), seen, stats.lacking, tables=_tables(stats), charts=charts)
+    return run_of(check_lab_confounders(stats), seen, tables=_tables(stats), charts=charts)
 
 
 def _tables(stats: LabConfounders) -> tuple[Table, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -70,15 +70,16 @@ class Expectations:
 
 
 def run_of(
-    findings: Iterable[Finding],
+    findings: Sequence[Finding],
     seen: Mapping[str, int],
-    skipped: Iterable[str] = (),
     *,
     tables: Iterable[Table] = (),
     charts: Iterable[Chart] = (),
+    unseen: Iterable[str] = (),
 ) -> Run:
-    """The run of an experiment. skipped: why something was not measured."""
-    coverage = Coverage(seen, dict.fromkeys(skipped, 1))
+    """The run of an experiment. unseen: why something was not measured, besides the reasons of skips."""
+    skipped = (finding.message for finding in findings if finding.verdict is Verdict.SKIP)
+    coverage = Coverage(seen, dict.fromkeys((*skipped, *unseen), 1))
     return Run(findings=tuple(findings), coverage=coverage, tables=tuple(tables), charts=tuple(charts))
 
 

@@ -17,7 +17,7 @@ from ampcheck import demo
 from ampcheck.autocast.device import place
 from ampcheck.core.errors import brief
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Finding, Run, Scalar, Table, Verdict
+from ampcheck.core.run import Finding, Run, Scalar, Table
 from ampcheck.core.subject import Call
 from ampcheck.lab.expectations import Expectations, lacks, run_of
 from ampcheck.torchtools.pytree import map_tensors, tensors
@@ -170,8 +170,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     tables += [modules_table(flow) for flow in flows if flow.device == str(place(device))]
     findings = [*lab.findings, *(finding for flow in flows for finding in check_flow(flow))]
     seen = {"modules": sum(len(modules) for flow in flows for modules in flow.arms.values()), "models": len(flows)}
-    skipped = [finding.message for finding in findings if finding.verdict is Verdict.SKIP]
-    return run_of(findings, seen, skipped, tables=tables)
+    return run_of(findings, seen, tables=tables)
 
 
 def random_lm() -> LanguageModel | str:

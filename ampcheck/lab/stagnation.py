@@ -133,7 +133,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     ends = Table(title, columns, rows, note=note)
     charts = [stagnation_chart(stats, name) for name in ARITHMETIC if (name, KAHAN) in stats.paths]
     seen = {"updates": STEPS * len(stats.paths)}
-    return run_of(check_stagnation(stats), seen, stats.lacking.values(), tables=[ends], charts=charts)
+    return run_of(check_stagnation(stats), seen, tables=[ends], charts=charts)
 
 
 def stagnation_chart(stats: StagnationStats, name: str) -> Chart:

@@ -186,8 +186,8 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     if not stats.runs and not stats.broken:
         raise UsageError(f"no precision could be trained in: {'; '.join(stats.lacking.values())}")
     seen = {"training steps": sum(len(run.steps) for run in stats.runs), "training runs": len(stats.runs)}
-    skipped = [f"{name}: {reason}" for name, reason in (*stats.lacking.items(), *stats.broken.items())]
-    return run_of(check_training(stats), seen, skipped, tables=tables(stats), charts=charts(stats))
+    broken = [f"{name}: {reason}" for name, reason in stats.broken.items()]
+    return run_of(check_training(stats), seen, tables=tables(stats), charts=charts(stats), unseen=broken)
 
 
 def tables(stats: TrainingStats) -> tuple[Table, ...]:

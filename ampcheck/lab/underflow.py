@@ -157,7 +157,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
         tables.append(table)
         charts.append(chart)
     seen = {"magnitudes": COUNT, "gradients": sum(layer.nonzero for layer in stats.layers)}
-    return run_of(check_underflow(stats), seen, stats.lacking.values(), tables=tables, charts=charts)
+    return run_of(check_underflow(stats), seen, tables=tables, charts=charts)
 
 
 def histogram_chart(stats: UnderflowStats) -> Chart:
