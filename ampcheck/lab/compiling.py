@@ -21,7 +21,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
 from ampcheck.core.subject import Subject
-from ampcheck.lab.expectations import Expectations, lacks, run_of, timed
+from ampcheck.lab.lab import Expectations, lacks, run_of, timed
 from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.options import SpeedOptions

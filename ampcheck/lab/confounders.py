@@ -14,7 +14,7 @@ from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Scalar, Series, Table
-from ampcheck.lab.expectations import Expectations, run_of
+from ampcheck.lab.lab import Expectations, run_of
 from ampcheck.lab.loops import AMP_BFLOAT16, FLOAT32, Loop
 from ampcheck.torchtools.global_state import read_state, restore_state
 from ampcheck.torchtools.spacing import spacing

@@ -13,7 +13,7 @@ from torch import Tensor
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Scalar, Series, Table
-from ampcheck.lab.expectations import ARITHMETIC, Expectations, run_of, usable
+from ampcheck.lab.lab import ARITHMETIC, Expectations, run_of, usable
 
 LOGITS = (0.0, 20.0, 40.0, 80.0)
 RANGE = (-80.0, 80.0)

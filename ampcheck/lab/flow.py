@@ -19,7 +19,7 @@ from ampcheck.core.errors import brief
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Scalar, Table
 from ampcheck.core.subject import Call
-from ampcheck.lab.expectations import Expectations, lacks, run_of
+from ampcheck.lab.lab import Expectations, lacks, run_of
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import hookable
 from ampcheck.torchtools.trace import Trace

@@ -12,7 +12,7 @@ from torch import Tensor
 from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Series, Table
-from ampcheck.lab.expectations import ARITHMETIC, Expectations, run_of, usable
+from ampcheck.lab.lab import ARITHMETIC, Expectations, run_of, usable
 from ampcheck.training.stagnation.cures import AS_IS, KAHAN, STOCHASTIC, round_stochastically
 
 START, UPDATE, STEPS = 1.0, 1e-5, 2000

@@ -12,7 +12,7 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Marker, Run, Scalar, Series, Table, Where
-from ampcheck.lab.expectations import Expectations, lacks, power, run_of, timed
+from ampcheck.lab.lab import Expectations, lacks, power, run_of, timed
 from ampcheck.lab.loops import AMP_FLOAT16, BETAS, EPS, FLOAT32, MODES, NAIVE, TOKENS, Loop, Mode, TrainingRun, train
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.judge import speed_run

@@ -10,7 +10,7 @@ import torch
 from ampcheck.core.formats import FORMATS, format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Series, Table
-from ampcheck.lab.expectations import ARITHMETIC, Expectations, run_of, usable
+from ampcheck.lab.lab import ARITHMETIC, Expectations, run_of, usable
 
 EXPONENTS = (-10, 20)
 """From 2^-10 to 2^20."""

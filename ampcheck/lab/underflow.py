@@ -15,7 +15,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Series, Table
 from ampcheck.health import TensorHealth, health_of
-from ampcheck.lab.expectations import Expectations, bands_of, power, run_of, usable
+from ampcheck.lab.lab import Expectations, bands_of, power, run_of, usable
 
 SCALE = 2.0**13
 COUNT = 200_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import cast
@@ -46,11 +46,15 @@ def hardware_of(known: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 def differences(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> list[str]:
     """The differences of two fingerprints, a clause each; empty where timings are comparable."""
-    return [
-        f"{name}: {before.get(name, 'unknown')} and {after.get(name, 'unknown')}"
-        for name in KEYED
-        if before.get(name) != after.get(name)
-    ]
+    return [f"{name}: {old} and {new}" for name, old, new in changes_between(before, after)]
+
+
+def changes_between(
+    before: Mapping[str, Scalar], after: Mapping[str, Scalar], names: Iterable[str] = KEYED
+) -> list[tuple[str, Scalar, Scalar]]:
+    """The parts of two fingerprints that differ, with the old and the new value."""
+    pairs = ((name, before.get(name, "unknown"), after.get(name, "unknown")) for name in names)
+    return [(name, old, new) for name, old, new in pairs if old != new]
 
 
 def key_of(known: Mapping[str, Scalar], precision: str = "float32") -> str:

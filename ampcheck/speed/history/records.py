@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.json_files import from_plain
 from ampcheck.core.run import Scalar
-from ampcheck.speed.stats import VERSIONS, SpeedRecord, hardware_key, hardware_of
+from ampcheck.speed.stats import VERSIONS, SpeedRecord, changes_between, hardware_key, hardware_of
 
 SCHEMA = 1
 """Version of a line of the history. 1: the first."""
@@ -138,19 +138,6 @@ class Point:
         return point
 
 
-VersionChange: TypeAlias = tuple[str, Scalar, Scalar]
-"""The name of a version, its value before and after."""
-
-
-def changed_versions(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> list[VersionChange]:
-    """The versions that differ between two fingerprints."""
-    return [
-        (name, before.get(name, "unknown"), after.get(name, "unknown"))
-        for name in VERSIONS
-        if before.get(name) != after.get(name)
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class SpeedSeries:
     """The points of one key, in the order in which they were measured; never of two kinds of hardware."""
@@ -163,10 +150,10 @@ class SpeedSeries:
         """Ratios, or seconds."""
         return [point.value for point in self.points]
 
-    def releases(self) -> list[tuple[int, list[VersionChange]]]:
-        """Where versions changed: the index of the first point with the new ones, and the changes."""
+    def releases(self) -> list[tuple[int, list[tuple[str, Scalar, Scalar]]]]:
+        """Where versions changed: the index of the first point with the new ones; name, old and new version of each."""
         fingerprints = [point.measured.fingerprint for point in self.points]
-        changes = (changed_versions(before, after) for before, after in pairwise(fingerprints))
+        changes = (changes_between(before, after, VERSIONS) for before, after in pairwise(fingerprints))
         return [(index, changed) for index, changed in enumerate(changes, 1) if changed]
 
 
