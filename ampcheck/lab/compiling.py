@@ -21,7 +21,8 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
 from ampcheck.core.subject import Subject
-from ampcheck.lab.lab import Expectations, lacks, run_of, timed
+from ampcheck.lab.lab import Expectations, lacks, run_of
+from ampcheck.speed.clock import clock_of
 from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.options import SpeedOptions
@@ -154,14 +155,14 @@ def measure_compiling(
     reference.backward()  # type: ignore[no-untyped-call]
     gradients = _gradients(exact)
     steps: dict[str, Callable[[], Tensor]] = {}
-    stats = []
+    stats, clock = [], clock_of(device)
     with many_compilations(device):
         for number, mode in enumerate(modes):
             progress(mode.name, number, total)
             compiled = compilations()
             try:
                 arm, step = _arm(mode, model, data, device)
-                first, loss = timed(step, device)
+                first, loss = clock.block(step, 1), step()
             except Exception as error:  # noqa: BLE001  # what this machine lacks is skipped, any other error fails
                 lacks_tool = bool(lacking(error, kernels=True))
                 stats.append(ModeStats(mode.name, raised=brief(error), lacking=lacks_tool))

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -23,8 +23,6 @@ from ampcheck.torchtools.restore import restoring
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
-T = TypeVar("T")
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
 """Formats in which PyTorch computes everywhere, widest first."""
@@ -105,19 +103,6 @@ def usable(names: Iterable[str], device: str) -> tuple[dict[str, torch.dtype], d
     reasons = {name: lacks(name, device) for name in names}
     dtypes: dict[str, torch.dtype] = {name: getattr(torch, name) for name, reason in reasons.items() if not reason}
     return dtypes, {name: reason for name, reason in reasons.items() if reason}
-
-
-def timed(call: Callable[[], T], device: str) -> tuple[float, T]:
-    """The seconds of one call, including its kernels on an accelerator, and its result."""
-
-    def wait() -> None:
-        torch.zeros((), device=device).item()  # a copy to the host waits for all kernels before it
-
-    wait()
-    begin = time.perf_counter()
-    result = call()
-    wait()
-    return time.perf_counter() - begin, result
 
 
 def bands_of(name: str) -> tuple[Band, ...]:

@@ -12,8 +12,9 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Marker, Run, Scalar, Series, Table, Where
-from ampcheck.lab.lab import Expectations, lacks, power, run_of, timed
+from ampcheck.lab.lab import Expectations, lacks, power, run_of
 from ampcheck.lab.loops import AMP_FLOAT16, BETAS, EPS, FLOAT32, MODES, NAIVE, TOKENS, Loop, Mode, TrainingRun, train
+from ampcheck.speed.clock import clock_of
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.memory import peak_memory
@@ -113,7 +114,8 @@ def measure_training(
 def _timed(loops: Mapping[str, Loop], device: str, budget: float) -> Iterator[SpeedStats]:
     """Each loop against eager float32; the slow ones in a measurement of their own."""
     steps = {name: partial(loop.train, 0) for name, loop in loops.items()}
-    typical = {name: min(timed(step, device)[0] for _ in range(2)) for name, step in steps.items()}
+    clock = clock_of(device)
+    typical = {name: min(clock.block(step, 1) for _ in range(2)) for name, step in steps.items()}
     slow = [name for name, seconds in typical.items() if seconds > SLOW * typical[FLOAT32.name]]
     for group in ([name for name in steps if name not in slow], [FLOAT32.name, *slow]):
         if len(group) > 1:
