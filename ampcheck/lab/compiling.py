@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,7 @@ BUDGET, FULL_BUDGET = 6.0, 20.0
 EAGER = "eager"
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
+class Mode(NamedTuple):
     """A way to run the demo under autocast. options: of torch.compile; None is eager mode. inside: autocast is entered
     inside the compiled function."""
 

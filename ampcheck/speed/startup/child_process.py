@@ -150,15 +150,12 @@ class Start:
 
     def pair(self, precision: str, seconds: float) -> Figures:
         """The steady state and that of an eager copy, block by block."""
-        from ampcheck.speed.paired import PairedMeasurement
+        from ampcheck.speed.paired import measure_speed
         from ampcheck.speed.steps import StepConfig, step_of
 
         eager = step_of(self.subject, StepConfig(precision=precision), device=self.device, backward=self.backward)
         arms = {"eager": eager, "this": self.step}
-        measurement = PairedMeasurement(arms, subject=self.subject.name, device=self.device)
-        measurement.warm_up()
-        measurement.run(seconds)
-        stats = measurement.stats()
+        stats = measure_speed(arms, subject=self.subject.name, device=self.device, budget=seconds, width=None)
         return {"times": (stats.reference, *stats.compared)}
 
 
