@@ -1,4 +1,7 @@
-"""The base in a temporary worktree, which is removed in any case; folder, import paths and target of either side."""
+"""The base in a temporary worktree, which is removed in any case; folder, import paths and target of either side.
+
+A side that imports code from outside its checkout does not measure the change: where modules came from is checked.
+"""
 
 from __future__ import annotations
 
