@@ -31,6 +31,9 @@ UNKNOWABLE = 0.3
 _ILL = 0.5
 """The bound of a value, relative to it, from which less than one bit of it is required to be right."""
 
+_GONE = 0.25
+"""The relative error of a value from which less than two bits of it are right."""
+
 _FEW = {1: 64.0, 2: 14.0, 3: 9.0}
 """The slack of groups of so few elements that one sample of their spread may be small by chance: Student's t at 1 %."""
 
@@ -191,12 +194,13 @@ def examine(
     known_well = spread <= UNKNOWABLE * size
     if strict:
         spread, known_well = torch.where(known_well, spread, 0.0), torch.ones_like(known_well)
-    slack = (
-        SLACK if strict else slack_of(elements)
-    )  # the cause is known: a sample that is small by chance accuses nobody
+    slack = slack_of(elements)
     if size.numel() > 1 and not (single or _are_columns(value.shape)):
         slack, spread = 2 * slack, torch.maximum(spread, _pooled(spread, size) * size)
     bound = slack * spread + SLACK * floor * unit * size
+    if strict:  # the cause is known: that a sample is small by chance excuses no value of which two bits are gone
+        least = SLACK * (spread + floor * unit * size)
+        bound = torch.minimum(bound, torch.maximum(least, _GONE * size))
     flags = (error > bound) & known_well
     if not (unit >= JUDGED_UNIT if digits is None else digits):
         flags = torch.zeros_like(flags)
