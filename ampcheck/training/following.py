@@ -75,8 +75,10 @@ class Following:
 
     def ended(self, number: int, value: float) -> None:
         """Book a step that came to its end and returned a value."""
+        residents = floating_residents(self._loop)
         if number < self._steps:
-            self.updates.end(floating_residents(self._loop))
+            self.updates.end(residents)
+        self.updates.look(residents)
         same = [e for v, e in self.shadow.numbers if v == value or (math.isnan(v) and math.isnan(value))]
         if same:
             self.exact[number] = same[-1]

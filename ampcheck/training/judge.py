@@ -21,7 +21,7 @@ from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.torchtools.restore import restoring
 from ampcheck.training.distributed.ranks import agreed, ending_alike, settled
 from ampcheck.training.loop import TrainingLoop, quiet
-from ampcheck.training.observed import Observed, unjudged
+from ampcheck.training.observed import unjudged
 from ampcheck.training.stages import CHECKS, STAGES, Context, Stage, observe_steps
 
 __all__ = ["CHECKS", "STEPS", "assert_training", "judge_training"]
@@ -98,19 +98,18 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
         progress(f"{loop.name}: {stage}", next(done), len(stages) + 2)
 
     report("plain steps")
-    run, results = observe_steps(context)
-    yield run
-    stopped = results.observed.stopped
-    fatal = agreed(stopped is not None and results.observed.steps == 0)
+    yield observe_steps(context)
+    stopped = context.seen.stopped
+    fatal = agreed(stopped is not None and context.seen.steps == 0)
     for stage in stages:
         report(stage.name)
         context.start.restore()
         if fatal and stage.needs_step:
-            yield _prevented(context, results.observed, stage)
+            yield _prevented(context, stage)
             continue
         with quiet():
-            run, results = stage.judge(context, results)
-        yield replace(run, findings=tuple(unjudged(run.findings, results.observed)))
+            run = stage.judge(context)
+        yield replace(run, findings=tuple(unjudged(run.findings, context.seen)))
     context.start.restore()
     report("use of autocast")
     if not fatal and (checks is None or set(checks) - {*CHECKS, "coverage"}):
@@ -122,8 +121,9 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
     report("done")
 
 
-def _prevented(context: Context, seen: Observed, stage: Stage) -> Run:
+def _prevented(context: Context, stage: Stage) -> Run:
     """Incomplete checks of a stage without a first step; skipped where memory was short, or nothing was to judge."""
+    seen = context.seen
     memory = seen.stopped is not None and seen.stopped.kind == "memory"
     scaled = any(scaler.is_enabled() for scaler in context.loop.reached.scalers.values())
     idle = {RESUME: context.loop.save is None, SCALE_INVARIANCE: not scaled}

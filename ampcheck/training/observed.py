@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-
-import torch
+from typing import Any
 
 from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, RESUME, SCALER_PROTOCOL, STAGNATION
@@ -15,11 +14,11 @@ from ampcheck.core.run import Chart, Finding, Series, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import GradientStats, GradientWatch
-from ampcheck.training.loop import Role, StepError, TrainingLoop, plain_values, quiet
+from ampcheck.training.loop import Role, StepError, TrainingLoop, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
-from ampcheck.training.stagnation.measure import Restarts, StagnationStats, stagnation_stats
+from ampcheck.training.stagnation.measure import StagnationStats, stagnation_stats
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
 
 _LISTED = 3
@@ -109,8 +108,8 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     """Run the first steps and record their events. follow: under a shadow, which compares what they compute."""
     in_modules = {id(parameter) for module in loop.reached.modules.values() for parameter in module.parameters()}
     owned = {name: parameter for name, parameter in loop.parameters() if id(parameter) in in_modules}
-    sums, residency = _sums(loop), measure_state_dtypes(loop, after_step=False)
-    recorder, watch = Recorder(loop), Restarts()
+    before = measure_state_dtypes(loop, after_step=False)
+    recorder = Recorder(loop)
     gradients = GradientWatch(loop, recorder, outputs=not loop.reached.compiled)
     following = Following(loop, gradients) if follow else None
     losses: list[float] = []
@@ -126,8 +125,8 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
             losses.append(taken)
             if following is not None:
                 following.ended(recorder.step, taken)
-                watch.look(loop)
     events, scalers = tuple(recorder.events), loop.reached.scalers
+    residency = measure_state_dtypes(loop, after_step=bool(losses), before=before)
     in_modules = {id(parameter) for module in loop.reached.modules.values() for parameter in module.parameters()}
     groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
     lost = {id(parameter) for group in groups for parameter in group["params"]} - in_modules
@@ -137,34 +136,30 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
     low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
     disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
+    compared: dict[str, Any] = {}
+    if following is not None:
+        error = f"step {stopped.step}: {stopped.message}" if stopped else ""
+        compared = {
+            "gradients": gradients.result(len(losses)),
+            "updates": stagnation_stats(loop, following.updates, error),
+            "sums": reduction_stats(following.sums, following.lineage.ops, loop.name),
+            "places": following.places,
+            "exact": following.exact,
+        }
     return Observed(
         loop.name,
         tuple(losses),
         events,
         stopped,
-        residency=measure_state_dtypes(loop, after_step=bool(losses), before=residency),
+        residency=residency,
         replaced=replaced,
-        gradients=None if following is None else gradients.result(len(losses)),
-        updates=None if following is None else _updates(loop, following, watch, stopped),
-        sums=None if following is None else reduction_stats(following.sums, following.lineage.ops, loop.name),
-        places={} if following is None else following.places,
-        exact={} if following is None else following.exact,
-        changed=stepped or bool(replaced) or _sums(loop) != sums,
+        changed=stepped or bool(replaced) or _weights(residency) != _weights(before),
         narrow=True if low else None if loop.reached.compiled else False,
         disabled=disabled,
         unused=() if recorder.scaled else tuple(path for path in scalers if path not in disabled),
         empty=loop.empty,
+        **compared,
     )
-
-
-def _updates(
-    loop: TrainingLoop, following: Following, restarts: Restarts, stopped: StepError | None
-) -> StagnationStats:
-    stats = stagnation_stats(loop, following.updates, f"step {stopped.step}: {stopped.message}" if stopped else "")
-    for updates in stats.tensors:
-        if updates.name in restarts.names:
-            updates.accumulation = None
-    return stats
 
 
 def _all_skipped(events: Iterable[Event]) -> bool:
@@ -174,18 +169,13 @@ def _all_skipped(events: Iterable[Event]) -> bool:
     return bool(skips) and all(skips) and not direct
 
 
-def _sums(loop: TrainingLoop) -> dict[str, str]:
-    """The sum of each trained tensor in float64, as text, in which NaN equals NaN; shows writes through `.data`.
+def _weights(state: StateDtypeStats) -> dict[tuple[Role, str], int]:
+    """The sum of the bits of each trained tensor.
 
     Copies count too: master weights take up an update that their 16-bit copies cannot represent yet.
     """
-    trained = (Role.PARAMETER, Role.COPY)
-    weights = {r.name: r.tensor for r in loop.residents() if r.role in trained or r.tensor.requires_grad}
-    return {
-        name: repr(float(plain_values(weight).sum(dtype=torch.float64)))
-        for name, weight in weights.items()
-        if weight.is_floating_point() and weight.device.type != "meta"
-    }
+    trained = (t for t in state.tensors if t.floating and (t.role in (Role.PARAMETER, Role.COPY) or t.trained))
+    return {(tensor.role, tensor.name): tensor.version[-1] for tensor in trained}
 
 
 def unjudged(findings: Iterable[Finding], seen: Observed) -> list[Finding]:

@@ -1,11 +1,10 @@
-"""The stages of the judgement of a training loop: each takes frozen inputs and returns a run and its results."""
+"""The stages of the judgement of a training loop: each returns a run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -23,7 +22,6 @@ from ampcheck.training.gradients.checks import check_gradients, damage_text, gra
 from ampcheck.training.gradients.finite import (
     check_finite,
     check_loss,
-    loss_stats,
     measure_finite,
     nonfinite_parameters,
 )
@@ -64,9 +62,13 @@ _FOLLOWED = frozenset(
 """The checks that compare what steps compute."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Context:
-    """The inputs of every stage. start: the state in which the loop was handed over, and in which each stage begins."""
+    """The inputs of every stage, and what earlier stages found.
+
+    start: the state in which the loop was handed over, and in which each stage begins. overflowed: the first step, on
+    any rank, that ended in an infinity or a NaN. invariant: whether the loop is invariant to the loss scale.
+    """
 
     loop: TrainingLoop
     start: Snapshot
@@ -74,25 +76,9 @@ class Context:
     wanted: frozenset[str]
     steps: int
     device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """What later stages use of earlier ones.
-
-    overflowed: the first step, on any rank, that ended in an infinity or a NaN. lost, format, damage: of the gradients.
-    invariant: whether the loop is invariant to the loss scale.
-    """
-
-    observed: Observed
+    seen: Observed = field(init=False)
     overflowed: int | None = None
-    lost: float | None = None
-    format: str = ""
-    damage: str = ""
     invariant: bool | None = None
-
-
-Outcome: TypeAlias = tuple[Run, Results]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +87,17 @@ class Stage:
 
     name: str
     checks: tuple[Check, ...]
-    judge: Callable[[Context, Results], Outcome]
+    judge: Callable[[Context], Run]
     needs_step: bool = True
 
 
-def observe_steps(context: Context) -> Outcome:
+def observe_steps(context: Context) -> Run:
     """Run the plain steps, and report those that did not go as a step must."""
     loop, wanted = context.loop, context.wanted
     already_nonfinite = nonfinite_parameters(loop)
-    seen = observe(loop, context.steps, follow=not _FOLLOWED.isdisjoint(wanted))
+    seen = context.seen = observe(loop, context.steps, follow=not _FOLLOWED.isdisjoint(wanted))
     finite = measure_finite(loop, seen.losses, already_nonfinite)
-    overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
+    context.overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
     if finite.overflowed is not None:
         finite = replace(finite, place=seen.place(finite.overflowed))
     findings = [*check_observed(seen), *unjudged([f for f in check_finite(finite) if f.check in wanted], seen)]
@@ -119,66 +105,61 @@ def observe_steps(context: Context) -> Outcome:
     if loop.reached.unseen:
         unseen["what the step reaches beyond the first 20,000 values"] = 1
     coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
-    run = Run(findings=tuple(findings), coverage=coverage, charts=loss_chart(seen))
-    return run, Results(seen, overflowed)
+    return Run(findings=tuple(findings), coverage=coverage, charts=loss_chart(seen))
 
 
-def _gradients(context: Context, results: Results) -> Outcome:
+def _gradients(context: Context) -> Run:
     """Gradients compared with float64, and the loss scales that keep them."""
-    loop, limits, seen = context.loop, context.limits, results.observed
+    limits, seen = context.limits, context.seen
     stats = seen.gradients
     if stats is None:
-        return Run(), results
+        return Run()
     skipped = first_skipped(seen.events)
-    skipped = results.overflowed if skipped is None else skipped
+    skipped = context.overflowed if skipped is None else skipped
     first_op = seen.place(skipped) if skipped is not None else None
-    scales = measure_loss_scale(loop, stats, seen.events, limits, first_op=first_op)
+    scales = measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)
     damage = damage_text(stats, limits)
     judged = [f for scale in scales for f in check_loss_scale(replace(scale, damage=damage), limits)]
     if stats.skipped:
-        why = f"not judged: {stats.skipped}"
         verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
-        judged = [
-            replace(f, verdict=verdict, message=why, hint=stats.hint) if f.verdict is Verdict.SKIP else f
-            for f in judged
-        ]
+        why = of_loops.LOSS_SCALE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
+        judged = [why if f.verdict is Verdict.SKIP else f for f in judged]
     tables = [gradient_table(stats), *map(loss_scale_table, scales)]
     charts = [*map(loss_scale_chart, scales), *map(window_chart, scales)]
-    run = Run(
+    return Run(
         findings=(*check_gradients(stats, limits), *judged),
         coverage=stats.coverage,
         tables=tuple(table for table in tables if table is not None),
         charts=tuple(chart for chart in charts if chart is not None),
     )
-    return run, replace(results, lost=stats.lost, format=stats.format, damage=damage)
 
 
-def _updates(context: Context, results: Results) -> Outcome:
-    stats = results.observed.updates
+def _updates(context: Context) -> Run:
+    stats = context.seen.updates
     if stats is None:
-        return Run(), results
-    run = _run(check_stagnation(stats, context.limits), coverage=stats.coverage, tables=stagnation_tables(stats))
-    return run, results
+        return Run()
+    return _run(check_stagnation(stats, context.limits), coverage=stats.coverage, tables=stagnation_tables(stats))
 
 
-def _scales(context: Context, results: Results) -> Outcome:
+def _scales(context: Context) -> Run:
     stats = measure_invariance(context.loop)
-    return _run(check_invariance(stats)), replace(results, invariant=stats.invariant)
+    context.invariant = stats.invariant
+    return _run(check_invariance(stats))
 
 
-def _protocol(context: Context, results: Results) -> Outcome:
+def _protocol(context: Context) -> Run:
     """The order of calls, as observed; and the effects of a skipped step, which is provoked if none was observed."""
-    seen = results.observed
+    seen, gradients = context.seen, context.seen.gradients
     stats = ProtocolStats(
         context.loop.name,
         seen.events,
         seen.steps,
-        results.lost,
+        gradients.lost if gradients else None,
         seen.stopped,
-        results.invariant,
+        context.invariant,
         applied=applied_nonfinite(seen.events) or None,
-        damage=results.damage,
-        format=results.format,
+        damage=damage_text(gradients, context.limits) if gradients else "",
+        format=gradients.format if gradients else "",
         scalers=tuple(path for path, scaler in context.loop.reached.scalers.items() if scaler.is_enabled()),
     )
     of_schedulers = of_loops.SCHEDULER_SKIP.slug in context.wanted
@@ -196,7 +177,7 @@ def _protocol(context: Context, results: Results) -> Outcome:
         if direct and recorder.overflowed is not None:
             stats = replace(stats, applied=applied_nonfinite(recorder.events), injected=recorder.overflowed)
     findings = check_protocol(stats, context.limits)
-    return _run([*findings, *(check_scheduler_skip(skipping) if of_schedulers else ())]), results
+    return _run([*findings, *(check_scheduler_skip(skipping) if of_schedulers else ())])
 
 
 def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Recorder:
@@ -212,47 +193,47 @@ def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Rec
     return recorder
 
 
-def _resuming(context: Context, results: Results) -> Outcome:
-    events = check_checkpoint_events(results.observed.events, context.loop.name)
+def _resuming(context: Context) -> Run:
+    events = check_checkpoint_events(context.seen.events, context.loop.name)
     stats = measure_resume(context.loop)
-    return _run([*events, *check_resume(stats)], tables=resume_table(stats)), results
+    return _run([*events, *check_resume(stats)], tables=resume_table(stats))
 
 
-def _reductions(context: Context, results: Results) -> Outcome:
+def _reductions(context: Context) -> Run:
     """Sums and norms of this process, or of all ranks together."""
     loop = context.loop
     if world_size() > 1:
         ranks = measure_distributed(loop, world_size=loop.shape.get("world_size"))
         findings, tables = check_distributed(ranks, context.limits), tuple(distributed_tables(ranks))
-        return _run(findings, coverage=ranks.coverage, tables=tables), results
-    stats = results.observed.sums
+        return _run(findings, coverage=ranks.coverage, tables=tables)
+    stats = context.seen.sums
     if stats is None:
-        return Run(), results
+        return Run()
     table = reduction_table(stats)
-    return _run(check_reductions(stats, context.limits), tables=(table,) if table else ()), results
+    return _run(check_reductions(stats, context.limits), tables=(table,) if table else ())
 
 
-def _state_dtypes(context: Context, results: Results) -> Outcome:
-    seen = results.observed
+def _state_dtypes(context: Context) -> Run:
+    seen = context.seen
     if seen.residency is None:
-        return Run(), results
+        return Run()
     passes = [event for event in seen.events if event.act is Act.BACKWARD and event.dtype]
     computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
     findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed)
     if of_models.LOSS_DTYPE.slug in context.wanted:
         first = next((number for number, loss in enumerate(seen.losses) if not math.isfinite(loss)), 0)
-        nonfinite = check_loss(loss_stats(seen.subject, seen.losses, seen.exact, seen.place(first)))
+        nonfinite = check_loss(seen.subject, seen.losses, seen.exact, seen.place(first))
         if nonfinite:
             findings = [*(f for f in findings if f.check != of_models.LOSS_DTYPE.slug), *nonfinite]
-    return _run(findings, tables=state_dtype_tables(seen.residency)), results
+    return _run(findings, tables=state_dtype_tables(seen.residency))
 
 
-def _confounders(context: Context, results: Results) -> Outcome:
+def _confounders(context: Context) -> Run:
     loop = context.loop
     stats = measure_confounders(torch.device(context.device))
-    if results.observed.steps and not loop.reached.compiled:  # a compiled step would be compiled once more
+    if context.seen.steps and not loop.reached.compiled:  # a compiled step would be compiled once more
         stats = replace(stats, nondeterministic=measure_nondeterminism(lambda: loop.take(0)))
-    return _run(check_tf32(stats, context.limits), tables=(confounders_table(stats),)), results
+    return _run(check_tf32(stats, context.limits), tables=(confounders_table(stats),))
 
 
 def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: Coverage | None = None) -> Run:

@@ -118,43 +118,20 @@ def mend_nonfinite(place: Where) -> str:
     return "compute and sum the loss in float32 (output.float() before it), or take a mean instead of a sum"
 
 
-@dataclass(frozen=True, slots=True)
-class LossStats:
-    """The first step that did not return a finite loss, compared with float64.
+def check_loss(subject: str, losses: Sequence[float], exact: Mapping[int, float], place: Where | None) -> list[Finding]:
+    """`loss-dtype`: a loss that is finite in float64 is finite. Empty where the first that is not has no such value.
 
-    step: None where every step did. value: what it returned. exact: what it would have returned, not finite where that
-    is nothing to compare with. many: how many of the observed steps returned such a loss. place: the op in
-    which a value first became infinite or NaN.
+    losses, exact: what the steps returned, and would have returned. place: the op of that step in which a value first
+    became infinite or NaN.
     """
-
-    subject: str
-    step: int | None = None
-    value: float = 0.0
-    exact: float = math.nan
-    many: int = 0
-    steps: int = 0
-    place: Where | None = None
-
-
-def loss_stats(subject: str, losses: Sequence[float], exact: Mapping[int, float], place: Where | None) -> LossStats:
-    """What is known of the first loss that is not finite. losses, exact: what the steps returned, and what they would
-    have returned; place: the op of that step in which a value first became infinite or NaN."""
-    step = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
-    if step is None:
-        return LossStats(subject, steps=len(losses))
-    many = sum(not math.isfinite(loss) for loss in losses)
-    return LossStats(subject, step, losses[step], exact.get(step, math.nan), many, len(losses), place)
-
-
-def check_loss(stats: LossStats) -> list[Finding]:
-    """`loss-dtype`: a loss that is finite in float64 is finite. Empty where there is no such loss."""
-    if stats.step is None or not math.isfinite(stats.exact):
+    step = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), -1)
+    if not math.isfinite(reference := exact.get(step, math.nan)):
         return []
+    many = sum(not math.isfinite(loss) for loss in losses)
     message = (
-        f"a loss must be finite where float64 gives a finite one; step {stats.step} returned {stats.value:g}, and "
-        f"{stats.exact:.6g} in float64 ({stats.many} of {stats.steps} steps returned no finite loss)"
-        f"{_first_op(stats.place)}"
+        f"a loss must be finite where float64 gives a finite one; step {step} returned {losses[step]:g}, and "
+        f"{reference:.6g} in float64 ({many} of {len(losses)} steps returned no finite loss){_first_op(place)}"
     )
-    place = stats.place or Where()
-    where, hint = replace(place, phase=place.phase or "forward", step=stats.step), mend_nonfinite(place)
-    return [LOSS_DTYPE.fail(stats.subject, message, where=where, observed=stats.value, limit=stats.exact, hint=hint)]
+    place = place or Where()
+    where, hint = replace(place, phase=place.phase or "forward", step=step), mend_nonfinite(place)
+    return [LOSS_DTYPE.fail(subject, message, where=where, observed=losses[step], limit=reference, hint=hint)]

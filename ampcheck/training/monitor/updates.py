@@ -65,8 +65,7 @@ class Updates:
             none = torch.zeros(_COUNTS, dtype=torch.float64, device=device)
             narrow = [after.dtype.is_floating_point and after.dtype.itemsize < _WIDE for _, _, after in changed]
             counts = [
-                self._unchanged(*parts) if is_narrow else none
-                for parts, is_narrow in zip(changed, narrow, strict=True)
+                self._unchanged(*parts) if is_narrow else none for parts, is_narrow in zip(changed, narrow, strict=True)
             ]
             norms = _norms([(before, after) for _, before, after in changed]).double()
             scratch = max(scratch, CHUNK * any(narrow))
@@ -163,6 +162,6 @@ def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     shape, pieces = tensors[0].shape, -(-tensors[0].numel() * _WIDE * 2 // CHUNK)
     side = max(range(len(shape)), key=lambda dim: shape[dim], default=0)
     if pieces > 1:
-        yield from zip(*(tensor.split(-(-shape[side] // pieces), side) for tensor in tensors), strict=True)
+        yield from zip(*(torch.split(tensor, -(-shape[side] // pieces), side) for tensor in tensors), strict=True)
     else:
         yield tensors

@@ -11,7 +11,6 @@ import torch
 from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Table
-from ampcheck.torchtools.storage import local
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.cures import measure_cures
@@ -20,10 +19,6 @@ from ampcheck.training.stagnation.updates import Accumulation, TensorUpdates, Up
 _ROWS = 40
 _LONGEST = 8192
 _MOST = 0.5
-_FALLS = 0.99
-"""A sum of increments of one sign never becomes smaller; below this part of what it was, it was cleared."""
-
-_ADDS = (Role.BUFFER, Role.COPY, Role.STATE, Role.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +41,15 @@ class StagnationStats:
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
     """What the updates of the steps that ended came to. error: why the loop stopped."""
     tensors = list(watch.tensors.values())
-    owners, rates = _owners(loop), _rates(loop)
+    modules, rates = {path for path, _ in loop.modules()}, _rates(loop)
     carriers = {name for updates in tensors for name in updates.carriers}
     for updates in tensors:
         updates.optimizer, updates.rate = rates.get(updates.name, ("", 1.0))
-        updates.module = owners.get(updates.name, owners.get(updates.name.rpartition(".")[0], ""))
+        owner = updates.name.rpartition(".")[0]  # of the state of an optimizer, a parameter
+        updates.module = next((path for path in (owner, owner.rpartition(".")[0]) if path in modules), "")
         updates.compensates = updates.name in carriers
-        updates.accumulation = None if updates.compensates else _accumulation(updates)
+        exempt = updates.compensates or updates.name in watch.restarted
+        updates.accumulation = None if exempt else _accumulation(updates)
     for role in {updates.role for updates in tensors}:
         group = [updates for updates in tensors if updates.role == role]
         if rounds_at_random(group):
@@ -104,15 +101,6 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def _owners(loop: TrainingLoop) -> Mapping[str, str]:
-    """The module of each parameter and buffer."""
-    found = {}
-    for path, module in loop.modules():
-        for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            found[f"{path}.{name}" if path else name] = path
-    return found
-
-
 def _rates(loop: TrainingLoop) -> Mapping[str, tuple[str, float]]:
     """The optimizer of each parameter and its learning rate there, 1.0 where it is zero or not a number."""
     names = {id(parameter): name for name, parameter in loop.parameters()}
@@ -161,23 +149,3 @@ def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
         factor = one.bad_decay.factor if one.share <= _MOST and one.bad_decay.share > _MOST else None
         length = min(_LONGEST, 2 * one.accumulation.steps) if one.accumulation else None
         one.cures = measure_cures(one.samples, getattr(torch, one.dtype), factor=factor, steps=length)
-
-
-class Restarts:
-    """Detect 16-bit sums that are reset: called after each step; `names` are the tensors whose magnitude fell."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self._before: dict[str, float] = {}
-
-    def look(self, loop: TrainingLoop) -> None:
-        """Record the magnitude of each tensor; a DTensor's is that of its shard."""
-        with torch.no_grad():
-            for one in loop.residents():
-                tensor = local(one.tensor)
-                if one.role not in _ADDS or not tensor.is_floating_point() or tensor.dtype.itemsize != 2:
-                    continue
-                now = float(tensor.abs().sum(dtype=torch.float64))
-                if now < _FALLS * self._before.get(one.name, 0.0):
-                    self.names.add(one.name)
-                self._before[one.name] = now

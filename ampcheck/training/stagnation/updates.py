@@ -18,6 +18,9 @@ from ampcheck.training.loop import Resident, Role
 from ampcheck.training.loop_shadow import LoopShadow
 from ampcheck.training.stagnation.cures import Cure
 
+_FALLS = 0.99
+"""A sum of increments of one sign never becomes smaller; below this part of what it was, it was cleared."""
+
 _NOISE = 1e-12
 """Relative to a value, what float64 itself may make of an update that is none: 0.9 x + 0.1 x - x."""
 
@@ -162,7 +165,8 @@ class _Before:
 class UpdateWatch:
     """Books what each step does to the narrow tensors that live across steps. `tensors` holds them by role and name.
 
-    looked: tensors that live across steps; narrow: those of them narrower than float32.
+    looked: tensors that live across steps; narrow: those of them narrower than float32. restarted: the names of those
+    of 16 bits whose magnitude fell.
     """
 
     def __init__(self, shadow: LoopShadow, lineage: Lineage) -> None:
@@ -172,8 +176,10 @@ class UpdateWatch:
         self.looked = self.narrow = self.steps = 0
         self._shadow, self._lineage = shadow, lineage
         lineage.overwritten = shadow.accept  # what is given a value anew has lost nothing by rounding it
+        self.restarted: set[str] = set()
         self._before: list[_Before] = []
         self._versions: dict[int, int] = {}
+        self._magnitudes: dict[str, float] = {}
 
     def begin(self, residents: Sequence[Resident]) -> None:
         """Take down the values of the narrow tensors, before a step."""
@@ -187,6 +193,16 @@ class UpdateWatch:
                 known = self._shadow.store.known(tensor) is not None
                 exact = self._shadow.exact(tensor).clone() if known else tensor.double()
                 self._before.append(_Before(resident, tensor, bit, tensor.clone(), exact))
+
+    @torch.no_grad()
+    def look(self, residents: Sequence[Resident]) -> None:
+        """Record the magnitude of each tensor of 16 bits after a step."""
+        for resident in residents:
+            if resident.tensor.dtype.itemsize == 2:
+                now = float(resident.tensor.abs().sum(dtype=torch.float64))
+                if now < _FALLS * self._magnitudes.get(resident.name, 0.0):
+                    self.restarted.add(resident.name)
+                self._magnitudes[resident.name] = now
 
     def end(self, residents: Sequence[Resident]) -> None:
         """Book a step that came to its end."""

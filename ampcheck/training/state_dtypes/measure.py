@@ -30,7 +30,7 @@ class StateTensor:
     shape: of the whole tensor. elements, bytes: what this process stores, of a DTensor the local shard.
     trained: whether it requires a gradient. changed: whether a step changed it; None where that was not measured.
     master: of a 16-bit weight, the float32 tensor of an optimizer that rounds to it.
-    version: changes with every write: PyTorch's own count (blind to writes through `.data`), the sum of the bits.
+    version: changes with every write: PyTorch's own count (blind to writes through `.data`), then the sum of the bits.
     """
 
     role: Role
@@ -118,9 +118,9 @@ def _size(part: torch.Tensor) -> tuple[int, int]:
 
 
 def _sum_of_bits(part: torch.Tensor) -> int:
-    """Of a 16-bit or 8-bit float tensor, in which writes through `.data` must show; 0 of any other."""
-    integers = {2: torch.int16, 1: torch.int8}.get(part.element_size())
-    if integers is None or not _is_low(part.dtype) or part.layout is not torch.strided:
+    """Of a strided tensor, in which writes through `.data` must show; 0 of any other."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(part.element_size())
+    if integers is None or part.layout is not torch.strided or part.is_meta:
         return 0
     with suppress(RuntimeError, NotImplementedError):  # a subclass that has no view of its bits
         return int(part.view(integers).sum(dtype=torch.int64))
