@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -38,15 +38,25 @@ _CASTS = frozenset(("_to_copy", "clone", "copy"))
 _GUARDS = frozenset(("add", "sub", "clamp", "clamp_min", "maximum"))
 
 
-@dataclass(slots=True)
-class Scaling:
-    """A tensor was multiplied by a number just below 1 and rounded, with nothing added. looked: its nonzero elements;
-    stuck: those that hold the same value afterwards."""
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """What multiplications by a factor just below 1 do on their own, with nothing added: of `looked` nonzero elements
+    `stuck` hold the same value afterwards."""
 
-    factor: float
-    looked: int
-    stuck: int
-    op: str
+    factor: float = 1.0
+    looked: int = 0
+    stuck: int = 0
+    op: str = ""
+
+    def __add__(self, other: Decay) -> Decay:
+        return (
+            replace(other, looked=self.looked + other.looked, stuck=self.stuck + other.stuck) if other.looked else self
+        )
+
+    @property
+    def share(self) -> float:
+        """The share of the elements that it leaves as they are."""
+        return self.stuck / self.looked if self.looked else 0.0
 
 
 @dataclass(slots=True)
@@ -56,7 +66,7 @@ class Written:
     op: str = ""
     file: str = ""
     line: int | None = None
-    scalings: list[Scaling] = field(default_factory=list)
+    decay: Decay = field(default_factory=Decay)
 
 
 @dataclass(slots=True)
@@ -74,24 +84,12 @@ class VanishedConstant:
     option: str = ""
 
 
-class Additions:
-    """What a `Lineage` tells of each op; see `ampcheck.training.reductions.sums`."""
-
-    def begin(self, lineage: Lineage) -> None:
-        """A step begins, and all forms are forgotten."""
-
-    def before(self, call: Call, lineage: Lineage) -> None:
-        """An op is about to run."""
-
-    def after(self, call: Call, lineage: Lineage, place: tuple[str, int | None]) -> None:
-        """An op has run, and the forms of its results are known."""
-
-
 class Lineage(TorchDispatchMode):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
     part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers.
+    additions: a `ReductionWatch`, which is told of every op and may add origins.
 
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
@@ -99,7 +97,7 @@ class Lineage(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, additions: Additions | None = None) -> None:
+    def __init__(self, additions: Any = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops = 0
         self.overwritten: Callable[[torch.Tensor], None] | None = None
@@ -289,8 +287,8 @@ class Lineage(TorchDispatchMode):
         self.written[number].op = op_name(call.op)
         if old is not None:
             nonzero = old != 0
-            looked, stuck = int(nonzero.sum()), int((nonzero & (result == old)).sum())
-            self.written[number].scalings.append(Scaling(scaled, looked, stuck, op_name(call.op)))
+            stuck = int((nonzero & (result == old)).sum())
+            self.written[number].decay += Decay(scaled, int(nonzero.sum()), stuck, op_name(call.op))
 
     def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""

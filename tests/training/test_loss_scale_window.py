@@ -241,21 +241,13 @@ def test_a_share_of_all_leaves_the_lower_end_open() -> None:
     assert scale_window({"a": GradientHistogram({0: 9}, 1.0)}, share=1.0).needed == -1074
 
 
-@pytest.mark.parametrize("share", [-0.1, math.nan])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
-    with pytest.raises(UsageError, match="must be 0 or more"):
-        scale_window({}, share=share)
-
-
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
 def test_a_scale_that_is_none_is_refused(scale: float) -> None:
     with pytest.raises(UsageError, match="must be a positive number"):
         scale_window({}, share=0.1).at(scale)
 
 
-def test_unknown_names_and_formats_are_refused() -> None:
-    with pytest.raises(UsageError, match="'b', of which there is no histogram"):
-        scale_window({"a": GradientHistogram()}, share=0.1, binding=["b"])
+def test_a_format_in_which_nothing_rounds_to_zero_is_refused() -> None:
     with pytest.raises(UsageError, match="float64: it has no loss-scale window"):
         scale_window({}, share=0.1, dtype="float64")
 

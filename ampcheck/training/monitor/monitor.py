@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -52,19 +52,6 @@ class _Steps:
         return OptimizerStats(self.name, taken, self.measured, self.rates.read(), *counts, nearest=nearest)
 
 
-@dataclass(slots=True)
-class _Parameter:
-    """A parameter that a step came across. tensor: None after the block. still, compensated: see `ParameterStats`."""
-
-    name: str
-    steps: _Steps
-    tensor: torch.Tensor | None
-    dtype: str
-    numel: int
-    still: float | None = None
-    compensated: bool = False
-
-
 class TrainingMonitor:
     """Records what optimizers do inside `watching`, each N-th step of an optimizer measured, the first among them.
 
@@ -81,7 +68,8 @@ class TrainingMonitor:
             _Steps(f"optimizer.{i}" if many else "optimizer", optimizer) for i, optimizer in enumerate(optimizers)
         ]
         self._names, self._keys = dict(names), dict[int, int]()
-        self._parameters: list[_Parameter] = []
+        self._parameters: list[ParameterStats] = []
+        self._alive: dict[int, tuple[_Steps, torch.Tensor]] = {}  # by the number of the parameter, inside the block
         self._gradients: dict[tuple[torch.device, str, Plan], GradientSums] = {}
         self._scales, self._losses = Series(), Series()
         self._unseen: Counter[str] = Counter()
@@ -110,8 +98,7 @@ class TrainingMonitor:
 
     def _leave(self) -> None:
         self._compare()
-        for parameter in self._parameters:
-            parameter.tensor = None
+        self._alive.clear()
         for steps in self._steps:
             steps.entries = None
         self._keys.clear()
@@ -120,11 +107,10 @@ class TrainingMonitor:
     @torch.no_grad()
     def _compare(self) -> None:
         """Compare parameters with their first values and with the optimizers' state, while they are referenced."""
-        alive = {key: (param, param.tensor) for key, param in enumerate(self._parameters) if param.tensor is not None}
-        still = self._updates.still({key: tensor for key, (_, tensor) in alive.items()})
-        for key, (parameter, tensor) in alive.items():
-            parameter.still = still.get(key)
-            parameter.compensated = is_compensated(parameter.steps.optimizer, tensor)
+        still = self._updates.still({key: tensor for key, (_, tensor) in self._alive.items()})
+        for key, (steps, tensor) in self._alive.items():
+            compensated = is_compensated(steps.optimizer, tensor)
+            self._parameters[key] = replace(self._parameters[key], still=still.get(key), compensated=compensated)
 
     def _key(self, steps: _Steps, tensor: torch.Tensor) -> int:
         key = self._keys.get(id(tensor))
@@ -132,7 +118,8 @@ class TrainingMonitor:
             key = self._keys[id(tensor)] = len(self._parameters)
             name = self._names.get(id(tensor), f"{steps.name}.params.{key}")
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self._parameters.append(_Parameter(name, steps, tensor, dtype, tensor.numel()))
+            self._parameters.append(ParameterStats(name, steps.name, dtype, tensor.numel()))
+            self._alive[key] = steps, tensor
         return key
 
     def _before_step(self, steps: _Steps) -> Callable[..., None]:
@@ -267,16 +254,14 @@ class TrainingMonitor:
                 gradients[key] = gradients[key] + gradient if key in gradients else gradient
         updates = self._updates.read()
         self._compare()
-        parameters = []
-        for key, param in enumerate(self._parameters):
-            identity = param.name, param.steps.name, param.dtype, param.numel
-            sums = gradients.get(key), updates.get(key)
-            parameters.append(ParameterStats(*identity, *sums, param.still, param.compensated))
         return MonitorStats(
             subject,
             self.every,
             tuple(steps.stats() for steps in self._steps),
-            tuple(parameters),
+            tuple(
+                replace(parameter, gradient=gradients.get(key), update=updates.get(key))
+                for key, parameter in enumerate(self._parameters)
+            ),
             self._scaler_history(gradients),
             self._losses.read(),
             self._updates.peak,

@@ -85,15 +85,8 @@ def _row(param: ParameterStats, scaled: bool) -> tuple[Scalar, ...]:
 
 def _optimizers(stats: MonitorStats, limits: Limits) -> Table:
     columns = (
-        "optimizer",
-        "steps",
-        "measured",
-        "skipped",
-        "scale at first",
-        "smallest",
-        "largest",
-        "at last",
-        "window",
+        *("optimizer", "steps", "measured", "skipped"),
+        *("scale at first", "smallest", "largest", "at last", "window"),
     )
     scales: Sequence[float] = stats.scaler.scales if stats.scaler else ()
     ends = (scales[0], min(scales), max(scales), scales[-1]) if scales else (None,) * 4

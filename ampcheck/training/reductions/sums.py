@@ -16,7 +16,7 @@ from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.forms import Form
-from ampcheck.training.lineage import Additions, Lineage
+from ampcheck.training.lineage import Lineage
 from ampcheck.training.reductions.norms import NormStats, NormWatch
 
 FEWEST = 8
@@ -87,7 +87,7 @@ class _Sum:
     kept: torch.Tensor | None = None
 
 
-class ReductionWatch(Additions):
+class ReductionWatch:
     """Follows every running sum and every norm of norms.
 
     A running sum is `acc = acc + g`, `acc += g` and their foreach forms, also with casts between, where the addend was

@@ -13,7 +13,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
-from ampcheck.training.lineage import NARROW, Lineage, VanishedConstant, Written
+from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
 from ampcheck.training.loop import Resident, Role
 from ampcheck.training.loop_shadow import LoopShadow
 from ampcheck.training.stagnation.cures import Cure
@@ -37,27 +37,6 @@ _SMALL = 0.24
 
 _JUMPS = 0.3
 """The part of the expected movements from which small updates count as rounded at random."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decay:
-    """What a factor below 1 does on its own, element by element: `stuck` of `looked` elements it leaves as they are."""
-
-    factor: float = 1.0
-    looked: int = 0
-    stuck: int = 0
-    op: str = ""
-
-    def plus(self, factor: float, looked: int, stuck: int, op: str) -> Decay:
-        """With one more multiplication."""
-        if not looked:
-            return self
-        return Decay(factor, self.looked + looked, self.stuck + stuck, op)
-
-    @property
-    def share(self) -> float:
-        """The share of the elements that it leaves as they are."""
-        return self.stuck / self.looked if self.looked else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +83,8 @@ class TensorUpdates:
     high: float = 0.0
     squared_updates: float = 0.0
     squared_values: float = 0.0
-    decay: Decay = Decay()  # it is frozen
-    merged: Decay = Decay()
+    decay: Decay = field(default_factory=Decay)
+    merged: Decay = field(default_factory=Decay)
     samples: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     jumped: int = 0
     expected: float = 0.0
@@ -230,8 +209,7 @@ class UpdateWatch:
         written: Written | None = lineage.written.get(-1 if number is None else number)
         if written is not None:
             updates.op, updates.file, updates.line = written.op, written.file, written.line
-            for scaling in written.scalings:
-                updates.decay = updates.decay.plus(scaling.factor, scaling.looked, scaling.stuck, scaling.op)
+            updates.decay += written.decay
         moved_memory = storage_number(tensor) != number
         if written is None and not moved_memory:
             if not torch.equal(_bits(tensor), _bits(before.old)):
@@ -268,7 +246,7 @@ class UpdateWatch:
             inputs = torch.where(moved, update - (gain - 1.0) * before.exact, 0.0)
             updates.low = min(updates.low, float(inputs.min()))
             updates.high = max(updates.high, float(inputs.max()))
-            if 0.0 < gain < 1.0 and not (written is not None and written.scalings):
+            if 0.0 < gain < 1.0 and not (written is not None and written.decay.looked):
                 _merge(updates, gain, old, inputs, before.old.dtype)
         if len(updates.samples) < _SAMPLED_STEPS:
             updates.samples.append((_spread(old, _SAMPLE), _spread(update, _SAMPLE)))
@@ -296,7 +274,7 @@ def _merge(updates: TensorUpdates, gain: float, old: torch.Tensor, inputs: torch
     outward = int((nonzero & (inputs * old >= 0)).sum())
     if looked and outward >= 0.9 * looked:
         stuck = nonzero & ((gain * old).to(dtype).double() == old)
-        updates.merged = updates.merged.plus(gain, looked, int(stuck.sum()), updates.op)
+        updates.merged += Decay(gain, looked, int(stuck.sum()), updates.op)
 
 
 class _Carriers:
