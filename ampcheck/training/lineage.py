@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ampcheck.core.formats import format_of
 from ampcheck.shadow.call import Call, leaves, op_schema
 from ampcheck.torchtools.source import op_name, users_line
-from ampcheck.torchtools.storage import storage_number
+from ampcheck.torchtools.storage import StorageMap, storage_number
 from ampcheck.training.forms import Form, Operand, combined, itself, mixed, without
 from ampcheck.training.loop import Resident, Role
 
@@ -104,24 +103,23 @@ class Lineage(TorchDispatchMode):
         self.written: dict[int, Written] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = {}
         self._additions = additions
-        self._forms: dict[int, Form] = {}
-        self._alive: dict[int, StorageWeakRef] = {}  # while it is here no other storage gets the same number
+        self._forms = StorageMap[Form]()
         self._origins: dict[int, Resident] = {}
-        self._bits: dict[int, int] = {}
+        self._bits = StorageMap[int]()
         self._count = 0
         self._parameters = self._residents = self.drawn = 0
 
     def begin(self, residents: Sequence[Resident]) -> None:
         """A step begins: its origins are the narrow ones of these tensors."""
-        self._forms, self._alive, self._origins, self._bits, self.written = {}, {}, {}, {}, {}
+        self._forms, self._bits, self._origins, self.written = StorageMap(), StorageMap(), {}, {}
         self._count = self._parameters = 0
         self._residents = self.drawn = self.new_origin()
         for resident in residents:
-            number = storage_number(resident.tensor)
-            if resident.tensor.dtype not in NARROW or resident.role is Role.GRADIENT or number is None:
+            if resident.tensor.dtype not in NARROW or resident.role is Role.GRADIENT:
                 continue
-            if number not in self._bits:
-                bit = self._bits[number] = self.new_origin()
+            if not self.bit_of(resident.tensor):
+                bit = self.new_origin()
+                self._bits.put(resident.tensor, bit)
                 self._origins[bit] = resident
                 self._residents |= bit
                 self._parameters |= bit if resident.role is Role.PARAMETER else 0
@@ -136,33 +134,26 @@ class Lineage(TorchDispatchMode):
 
     def bit_of(self, tensor: torch.Tensor) -> int:
         """The bit of a tensor of the loop; 0 for another."""
-        number = storage_number(tensor)
-        return 0 if number is None else self._bits.get(number, 0)
+        return self._bits.get(tensor) or 0
 
-    def form(self, tensor: object) -> Form:
+    def form(self, key: object) -> Form:
         """The form of the values of a tensor, all parts of its memory together."""
-        number = storage_number(tensor) if isinstance(tensor, torch.Tensor) else None
-        return Form() if number is None else self._forms.get(number, Form())
+        return self._forms.get(key) or Form()
 
     def put(self, tensor: torch.Tensor, form: Form) -> None:
         """Note the form of the values of a tensor; other parts of its memory keep theirs."""
-        number = storage_number(tensor)
-        if number is None or not (form.mask or number in self._forms):
+        rest = self._forms.get(tensor)
+        if rest is None and not form.mask:
             return
-        if tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes() and number in self._forms:
-            rest = self._forms[number]
+        if rest is not None and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
             same = {bit: gain for bit, gain in rest.gains.items() if form.gains.get(bit) == gain}
             form = Form(rest.mask | form.mask, same)
-        if number not in self._alive:
-            self._alive[number] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._forms[number] = form
+        self._forms.put(tensor, form)
 
-    def add_origin(self, alive: StorageWeakRef) -> int:
-        """The bit of a new origin, on which all that a storage holds depends."""
-        number, bit = int(alive.cdata), self.new_origin()
-        form = self._forms.get(number, Form())
-        self._alive[number], self._forms[number] = alive, Form(form.mask | bit, form.gains, form.pure)
-        return bit
+    def depend(self, key: object, mask: int) -> None:
+        """Let all that the memory of a tensor, or a storage, holds depend on further origins."""
+        form = self.form(key)
+        self._forms.put(key, Form(form.mask | mask, form.gains, form.pure))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -272,7 +263,7 @@ class Lineage(TorchDispatchMode):
 
     def _note(self, call: Call, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
         number = storage_number(result)
-        bit = self._bits.get(number, 0) if number is not None else 0
+        bit = self.bit_of(result)
         if result.is_floating_point():
             self._constant(call, result, form, bit)
         self.put(result, form)

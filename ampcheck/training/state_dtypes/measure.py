@@ -137,23 +137,19 @@ def _masters(residents: list[Resident]) -> dict[int, str]:
         for resident in residents
         if resident.role in (Role.PARAMETER, Role.COPY) and _is_low(resident.tensor.dtype)
     ]
-    wanted = {_shape(part) for _, part in low}
-    full: dict[_Shape, list[tuple[str, torch.Tensor]]] = defaultdict(list)
+    full: dict[_Shape, list[tuple[str, torch.Tensor, torch.Tensor]]] = defaultdict(list)
     for resident in residents:
-        if resident.role in (Role.PARAMETER, Role.STATE) and resident.tensor.dtype in (torch.float32, torch.float64):
-            part = local(resident.tensor)
-            if part.layout is torch.strided and _shape(part) in wanted:
-                full[_shape(part)].append((resident.name, part))
-    samples = {shape: torch.stack([_sample(part) for _, part in parts]) for shape, parts in full.items()}
+        part = local(resident.tensor)
+        wide = resident.role in (Role.PARAMETER, Role.STATE) and part.dtype in (torch.float32, torch.float64)
+        if wide and part.layout is torch.strided:
+            full[_shape(part)].append((resident.name, part, _sample(part)))
     masters: dict[int, str] = {}
     for weight, part in low:
-        shape = _shape(part)
-        if part.layout is not torch.strided or shape not in full:
-            continue
-        # In a model of equal layers each weight is compared with the tensors of all: a sample rules out most of them.
-        likely = _rounds(samples[shape], _sample(part), part.dtype).all(1).nonzero().flatten().tolist()
-        for name, candidate in (full[shape][number] for number in likely):
-            if bool(_rounds(candidate.double(), part.double(), part.dtype).all()):
+        candidates = full[_shape(part)] if part.layout is torch.strided else []
+        sample = _sample(part) if candidates else part
+        for name, wide_part, wide_sample in candidates:
+            # In a model of equal layers each weight is compared with the tensors of all: most differ in a sample.
+            if _rounds(wide_sample, sample, part.dtype) and _rounds(wide_part.double(), part.double(), part.dtype):
                 masters[id(weight.tensor)] = name
                 break
     return masters
@@ -173,10 +169,10 @@ def _is_low(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype not in (torch.float32, torch.float64)
 
 
-def _rounds(full: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Where numbers round to those of a dtype; both in float64."""
+def _rounds(full: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether numbers round to those of a dtype; both in float64."""
     form = format_of(dtype)
-    return (low - full).abs() <= full.abs() * (2 * form.unit_roundoff) + form.smallest_subnormal
+    return bool(((low - full).abs() <= full.abs() * (2 * form.unit_roundoff) + form.smallest_subnormal).all())
 
 
 def state_dtype_tables(stats: StateDtypeStats) -> tuple[Table, ...]:
