@@ -36,8 +36,8 @@ from ampcheck.torchtools.copying import has_compiled_parts, modules_of, paramete
 from ampcheck.torchtools.interception import is_intercepted
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.monitor import TrainingMonitor
-from ampcheck.training.monitor.optimizers import plain_optimizer
-from ampcheck.training.monitor.stats import MonitorStats
+from ampcheck.training.monitor.sums import MonitorStats
+from ampcheck.training.monitor.updates import plain_optimizer
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables
 
 OP_CHECKS = OBSERVABLE

@@ -61,7 +61,7 @@ def _audit(options: argparse.Namespace) -> int:
             progress=progress,
         )
     if "RANK" in os.environ:  # torchrun: rank 0 reports the findings of all ranks
-        from ampcheck.training.distributed.runs import gather_runs
+        from ampcheck.training.distributed.ranks import gather_runs
 
         gathered = gather_runs(run)
         if gathered is None:

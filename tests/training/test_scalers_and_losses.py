@@ -19,8 +19,7 @@ from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.measure import in_succession
-from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep
+from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep, in_succession
 
 
 def scaler_stats(who, *steps):

@@ -28,9 +28,9 @@ from torch import nn
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.training.lineage import Decay
-from ampcheck.training.stagnation.checks import check_stagnation
-from ampcheck.training.stagnation.measure import (
+from ampcheck.training.stagnation.stagnation import (
     StagnationStats,
+    check_stagnation,
     stagnation_tables,
 )
 from ampcheck.training.stagnation.updates import TensorUpdates

@@ -17,7 +17,7 @@ from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loss_scale_window import GradientHistogram, is_usable, scale_window
 from ampcheck.training.monitor.checks import check_monitored
-from ampcheck.training.monitor.stats import MonitorStats, OptimizerStats, ScalerHistory
+from ampcheck.training.monitor.sums import MonitorStats, OptimizerStats, ScalerHistory
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
 from ampcheck.training.scale.stats import ScalerStats, ScalerStep, loss_scale_stats

@@ -9,8 +9,7 @@ from torch import nn
 from ampcheck.core.subject import Subject
 from ampcheck.training.forms import Form, itself, mixed
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.loop import Resident, Role, TrainingLoop
-from ampcheck.training.loop_shadow import LoopShadow
+from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
 from ampcheck.training.stagnation.updates import UpdateWatch
 
 

@@ -20,11 +20,9 @@ from ampcheck.torchtools.storage import holds_first_copy, is_pending, placements
 from ampcheck.training.distributed.collectives import CollectiveMode
 from ampcheck.training.distributed.ranks import by_value, gather, on_first, rank
 from ampcheck.training.distributed.ranks import world_size as group_size
-from ampcheck.training.distributed.stats import DistributedStats, RankState
-from ampcheck.training.distributed.sums import compare_sums
+from ampcheck.training.distributed.sums import DistributedStats, RankState, compare_sums
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.loop_shadow import LoopShadow
+from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import ReductionWatch, SumStats
 

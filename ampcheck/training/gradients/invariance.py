@@ -22,8 +22,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.distributed.ranks import agreed
 from ampcheck.training.gradients.watch import SHARDED
-from ampcheck.training.loop import Snapshot, StepError, TrainingLoop, plain_values, quiet
-from ampcheck.training.loop_shadow import LoopShadow
+from ampcheck.training.loop import LoopShadow, Snapshot, StepError, TrainingLoop, plain_values, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 

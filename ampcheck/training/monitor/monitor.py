@@ -15,10 +15,16 @@ from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.storage import local
-from ampcheck.training.monitor.optimizers import is_compensated, rounds_to_nearest, unwrapped
-from ampcheck.training.monitor.stats import GradientSum, MonitorStats, OptimizerStats, ParameterStats, ScalerHistory
-from ampcheck.training.monitor.sums import GradientSums, Series
-from ampcheck.training.monitor.updates import Entry, Updates
+from ampcheck.training.monitor.sums import (
+    GradientSum,
+    GradientSums,
+    MonitorStats,
+    OptimizerStats,
+    ParameterStats,
+    ScalerHistory,
+    Series,
+)
+from ampcheck.training.monitor.updates import Entry, Updates, is_compensated, rounds_to_nearest, unwrapped
 
 _CULPRITS = 16
 """Skipped steps of an optimizer whose gradients are measured: later ones give the same names."""

@@ -12,7 +12,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
 from ampcheck.health import TensorHealth
 from ampcheck.training.loss_scale_window import GradientHistogram, ScaleWindow, scale_window
-from ampcheck.training.monitor.stats import MonitorStats, ParameterStats
+from ampcheck.training.monitor.sums import MonitorStats, ParameterStats
 
 _ROWS = 40
 _POINTS = 400

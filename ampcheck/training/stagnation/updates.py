@@ -14,8 +14,7 @@ from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
-from ampcheck.training.loop import Resident, Role
-from ampcheck.training.loop_shadow import LoopShadow
+from ampcheck.training.loop import LoopShadow, Resident, Role
 from ampcheck.training.stagnation.cures import Cure
 
 _FALLS = 0.99

@@ -12,8 +12,7 @@ from ampcheck.core.check import Check, Evidence
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.training.loop import Role
-from ampcheck.training.state_dtypes.measure import StateDtypeStats, StateTensor
-from ampcheck.training.state_dtypes.policies import DtypePolicy
+from ampcheck.training.state_dtypes.measure import DtypePolicy, StateDtypeStats, StateTensor
 
 _LISTED = 3
 _NOUNS: Mapping[str, str] = MappingProxyType(

@@ -23,7 +23,7 @@ from ampcheck.health import Unmeasured
 from ampcheck.torchtools.saving import same_bits
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.measure import local_health, measure_distributed, merge_health
-from ampcheck.training.distributed.runs import gather_runs
+from ampcheck.training.distributed.ranks import gather_runs
 from ampcheck.training.loop import TrainingLoop
 
 ROWS = 8
