@@ -19,7 +19,7 @@ from ampcheck.torchtools.saving import generator_state
 from ampcheck.torchtools.snapshot import Snapshot, generators_only
 from ampcheck.torchtools.source import users_place
 from ampcheck.torchtools.storage import local
-from ampcheck.training.distributed.ranks import agreed, broadcast, gather, settled
+from ampcheck.training.distributed.ranks import agreed, gather, rank, settled
 from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
 
 _LISTED = 3
@@ -207,8 +207,8 @@ def _written(loop: TrainingLoop) -> tuple[bytes, bool]:
     returned = gather(own)
     if all(returned) or not any(returned):
         return stream.getvalue(), True
-    first: bytes = broadcast(returned.index(True), stream.getvalue())
-    return stream.getvalue() if own else first, own
+    written = gather(stream.getvalue() if own else b"")
+    return written[rank()] or written[returned.index(True)], own
 
 
 def _loaded(loop: TrainingLoop, start: Snapshot, checkpoint: bytes) -> _State:
@@ -301,9 +301,7 @@ def _distance(before: torch.Tensor | None, after: torch.Tensor | None) -> float 
     """None where the bits are the same."""
     if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
         return math.inf
-    if torch.equal(before, after):
-        return None
-    if bool(((before == after) | ((before != before) & (after != after))).all()):
+    if torch.equal(before, after) or torch.allclose(before, after, rtol=0.0, atol=0.0, equal_nan=True):
         return None
     norm, difference = float(before.double().norm()), float((before.double() - after.double()).norm())
     return difference / norm if norm else float(after.double().norm())

@@ -18,7 +18,7 @@ from ampcheck.health.values import values_of
 from ampcheck.torchtools.source import hookable
 from ampcheck.torchtools.storage import holds_first_copy, is_pending, placements
 from ampcheck.training.distributed.collectives import CollectiveMode
-from ampcheck.training.distributed.ranks import by_value, gather, on_first, rank
+from ampcheck.training.distributed.ranks import by_value, gather, rank
 from ampcheck.training.distributed.ranks import world_size as group_size
 from ampcheck.training.distributed.sums import DistributedStats, RankState, compare_sums
 from ampcheck.training.lineage import Lineage
@@ -94,7 +94,7 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
         merged, differing = merge_health(gradients)
     mine.autocast = {name: ", ".join(sorted(seen)) for name, seen in states.items()}
     ranks = gather(mine)
-    sums = on_first(collectives.calls, lambda calls: compare_sums(calls, target))
+    sums = compare_sums(gather(collectives.calls), target)
     modules = [name for name in states if all(name in record.autocast for record in ranks)]
     seen = {
         "ranks": len(ranks),

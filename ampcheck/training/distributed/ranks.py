@@ -13,7 +13,7 @@ import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -31,7 +31,6 @@ from ampcheck.core.text import listed
 from ampcheck.training.loop import StepError
 
 Value = TypeVar("Value")
-Result = TypeVar("Result")
 
 _PATIENCE = timedelta(minutes=30)
 """How much longer than for a collective of the loop the ranks wait for each other here: for what they compute alone."""
@@ -83,34 +82,6 @@ def gather(value: Value) -> list[Value]:
     with _disable_current_modes():  # a mode may be active while ranks agree on a step
         dist.all_gather_object(values, value, group=side_group())
     return values
-
-
-def gather_on_first(value: Value) -> list[Value] | None:
-    """The values of all processes on the first one; None on the others. Every process must call it."""
-    if world_size() == 1:
-        return [value]
-    values: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(value, values, group=side_group())
-    return values
-
-
-def broadcast(source: int, value: object) -> Any:
-    """The value of one process, on all of them. Every process must call it."""
-    values = [value if rank() == source else None]
-    if world_size() > 1:
-        with _disable_current_modes():
-            dist.broadcast_object_list(values, src=source, group=side_group())
-    return values[0]
-
-
-def on_first(value: Value, function: Callable[[list[Value]], Result]) -> Result:
-    """`function` of the values of all processes, computed on the first one and sent to all. Every process must call it.
-
-    For values that are large and results that are small.
-    """
-    values = gather_on_first(value)
-    result: Result = broadcast(0, None if values is None else function(values))
-    return result
 
 
 def agreed(flag: bool) -> bool:
@@ -218,8 +189,8 @@ def gather_runs(run: Run) -> Run | None:
     with _group():
         if world_size() == 1:
             return run
-        runs = gather_on_first(run.to_json())
-        return None if runs is None else merge_ranks([Run.from_json(data) for data in runs])
+        runs = gather(run.to_json())
+        return merge_ranks([Run.from_json(data) for data in runs]) if rank() == 0 else None
 
 
 @contextmanager

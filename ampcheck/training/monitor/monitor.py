@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,13 +88,13 @@ class TrainingMonitor:
         with ExitStack() as stack:
             stack.callback(self._leave)
             for steps in self._steps:
-                stack.callback(steps.optimizer.register_step_pre_hook(self._before_step(steps)).remove)
-                stack.callback(steps.optimizer.register_step_post_hook(self._after_step(steps)).remove)
+                stack.callback(steps.optimizer.register_step_pre_hook(partial(self._before_step, steps)).remove)
+                stack.callback(steps.optimizer.register_step_post_hook(partial(self._after_step, steps)).remove)
             if self.scaler is not None:
                 # Of the class, not of the object: a scaler may be copied or pickled inside the block.
                 for name, wrapper in (("step", self._scaler_step), ("update", self._scaler_update)):
                     owner = next(kind for kind in type(self.scaler).__mro__ if name in vars(kind))
-                    stack.enter_context(replaced(owner, name, wrapper))
+                    stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
             yield
 
     def step(self, loss: torch.Tensor | float) -> None:
@@ -128,46 +129,42 @@ class TrainingMonitor:
             self._alive[key] = steps, tensor
         return key
 
-    def _before_step(self, steps: _Steps) -> Callable[..., None]:
-        def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if torch.compiler.is_compiling():
-                return
-            steps.stepped = True
-            found_inf = getattr(optimizer, "found_inf", None)
-            if found_inf is not None:
-                steps.guarded = True
-                steps.skips.append(found_inf)
-            if steps.taken % self.every:
-                return
-            # A closure computes the gradients inside the step: they are there only after it.
-            steps.closure = any(map(callable, (*args[1:], *kwargs.values())))
+    def _before_step(
+        self, steps: _Steps, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if torch.compiler.is_compiling():
+            return
+        steps.stepped = True
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None:
+            steps.guarded = True
+            steps.skips.append(found_inf)
+        if steps.taken % self.every:
+            return
+        # A closure computes the gradients inside the step: they are there only after it.
+        steps.closure = any(map(callable, (*args[1:], *kwargs.values())))
+        with torch.no_grad():
+            steps.entries = self._entries(steps, found_inf)
+            if not steps.closure:
+                self._measure_gradients(steps, steps.entries)
+
+    def _after_step(self, steps: _Steps, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        entries, steps.entries = steps.entries, None
+        if entries is not None:
             with torch.no_grad():
-                steps.entries = self._entries(steps, found_inf)
-                if not steps.closure:
-                    self._measure_gradients(steps, steps.entries)
-
-        return hook
-
-    def _after_step(self, steps: _Steps) -> Callable[..., None]:
-        def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if torch.compiler.is_compiling():
-                return
-            entries, steps.entries = steps.entries, None
-            if entries is not None:
-                with torch.no_grad():
-                    if steps.closure:
-                        for entry in entries:
-                            entry.gradient = entry.parameter.grad
-                        self._measure_gradients(steps, entries)
+                if steps.closure:
                     for entry in entries:
-                        if entry.group is not None:
-                            entry.state = steps.optimizer.state.get(entry.parameter, {})
-                    self._updates.add(entries)
-                steps.measured += 1
-            steps.taken += 1
-            steps.number += 1
-
-        return hook
+                        entry.gradient = entry.parameter.grad
+                    self._measure_gradients(steps, entries)
+                for entry in entries:
+                    if entry.group is not None:
+                        entry.state = steps.optimizer.state.get(entry.parameter, {})
+                self._updates.add(entries)
+            steps.measured += 1
+        steps.taken += 1
+        steps.number += 1
 
     def _entries(self, steps: _Steps, found_inf: torch.Tensor | None) -> list[Entry]:
         entries = []
@@ -218,39 +215,33 @@ class TrainingMonitor:
         scale: torch.Tensor | None = getattr(self.scaler, "_scale", None)
         return scale
 
-    def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            known = scaler is self.scaler and scaler.is_enabled()
-            steps = next((steps for steps in self._steps if known and steps.optimizer is unwrapped(optimizer)), None)
-            if steps is None:
-                return original(scaler, optimizer, *args, **kwargs)
-            steps.stepped = False
-            before = len(steps.skips)
-            result = original(scaler, optimizer, *args, **kwargs)
-            if len(steps.skips) == before:  # an optimizer that does not skip by itself
-                steps.skips.append(0.0 if steps.stepped else 1.0)
-            if not steps.stepped:
-                if len(steps.culprits) < _CULPRITS:
-                    tensors = [p for g in steps.optimizer.param_groups for p in g["params"] if p.grad is not None]
-                    health = [measure_health(tensor.grad) for tensor in tensors]
-                    steps.culprits.append(([self._key(steps, tensor) for tensor in tensors], health))
-                steps.number += 1
-            return result
+    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        known = scaler is self.scaler and scaler.is_enabled()
+        steps = next((steps for steps in self._steps if known and steps.optimizer is unwrapped(optimizer)), None)
+        if steps is None:
+            return original(scaler, optimizer, *args, **kwargs)
+        steps.stepped = False
+        before = len(steps.skips)
+        result = original(scaler, optimizer, *args, **kwargs)
+        if len(steps.skips) == before:  # an optimizer that does not skip by itself
+            steps.skips.append(0.0 if steps.stepped else 1.0)
+        if not steps.stepped:
+            if len(steps.culprits) < _CULPRITS:
+                tensors = [p for g in steps.optimizer.param_groups for p in g["params"] if p.grad is not None]
+                health = [measure_health(tensor.grad) for tensor in tensors]
+                steps.culprits.append(([self._key(steps, tensor) for tensor in tensors], health))
+            steps.number += 1
+        return result
 
-        return step
-
-    def _scaler_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            if scaler is not self.scaler or not scaler.is_enabled():
-                return original(scaler, *args, **kwargs)
-            if not len(self._scales) and (scale := self._scale()) is not None:
-                self._scales.append(scale)
-            result = original(scaler, *args, **kwargs)
-            if (scale := self._scale()) is not None:
-                self._scales.append(scale)
-            return result
-
-        return update
+    def _scaler_update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        if scaler is not self.scaler or not scaler.is_enabled():
+            return original(scaler, *args, **kwargs)
+        if not len(self._scales) and (scale := self._scale()) is not None:
+            self._scales.append(scale)
+        result = original(scaler, *args, **kwargs)
+        if (scale := self._scale()) is not None:
+            self._scales.append(scale)
+        return result
 
     def read(self, subject: str) -> MonitorStats:
         """The statistics so far. Waits for the device."""

@@ -207,30 +207,20 @@ def measure_scalers(events: Iterable[Event]) -> dict[str, ScalerStats]:
 
 
 def _scaler_steps(events: Sequence[Event]) -> Iterator[ScalerStep]:
-    calls: list[Event] = []
+    """The steps that calls of `scaler.step`, with the call of `scaler.update` that ends them, make up."""
+    steps: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    updates = 0
     for event in events:
-        if calls and calls[-1].step != event.step:
-            yield from _scaler_step(calls)
-            calls = []
         if event.act in (Act.SCALER_STEP, Act.UPDATE):
-            calls.append(event)
-        if event.act is Act.UPDATE:
-            yield from _scaler_step(calls)
-            calls = []
-    yield from _scaler_step(calls)
-
-
-def _scaler_step(calls: Sequence[Event]) -> Iterator[ScalerStep]:
-    """The step that calls of `scaler.step`, and of `scaler.update` at their end, make up."""
-    scale = next((call.scale for call in calls if call.scale is not None), None)
-    if calls and scale is None and not calls[0].enabled:
-        scale = 1.0
-    if scale is None:
-        return
-    taken = sum(call.act is Act.SCALER_STEP and not call.skipped for call in calls)
-    skipped = [call for call in calls if call.act is Act.SCALER_STEP and call.skipped]
-    names = dict.fromkeys(name for call in skipped for name in call.nonfinite)
-    yield ScalerStep(calls[0].step, scale, taken, len(skipped), calls[-1].new_scale, tuple(names))
+            steps[event.step, updates].append(event)
+        updates += event.act is Act.UPDATE
+    for (step, _), calls in steps.items():
+        scale = next((call.scale for call in calls if call.scale is not None), None if calls[0].enabled else 1.0)
+        if scale is not None:
+            taken = sum(call.act is Act.SCALER_STEP and not call.skipped for call in calls)
+            skipped = [call for call in calls if call.act is Act.SCALER_STEP and call.skipped]
+            names = dict.fromkeys(name for call in skipped for name in call.nonfinite)
+            yield ScalerStep(step, scale, taken, len(skipped), calls[-1].new_scale, tuple(names))
 
 
 def in_succession(scalers: Mapping[str, ScalerStats]) -> dict[str, ScalerStats]:
