@@ -32,12 +32,13 @@ from ampcheck.training.gradients.checks import check_gradients, damage_text, gra
 from ampcheck.training.gradients.finite import (
     check_finite,
     check_loss,
+    loss_chart,
     measure_finite,
     nonfinite_parameters,
 )
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
 from ampcheck.training.loop import StepError, TrainingLoop, quiet
-from ampcheck.training.observed import Observed, check_observed, loss_chart, observe, unjudged
+from ampcheck.training.observed import Observed, check_observed, observe, unjudged
 from ampcheck.training.protocol.checks import (
     applied_nonfinite,
     check_protocol,
@@ -119,7 +120,7 @@ def observe_steps(context: Context) -> Run:
     if loop.reached.unseen:
         unseen["what the step reaches beyond the first 20,000 values"] = 1
     coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
-    return Run(findings=tuple(findings), coverage=coverage, charts=loss_chart(seen))
+    return Run(findings=tuple(findings), coverage=coverage, charts=loss_chart(seen.subject, seen.losses))
 
 
 def _gradients(context: Context) -> Run:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -170,29 +170,33 @@ class Lineage(TorchDispatchMode):
         recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves((args, tuple(kwargs.values()))))
         recorded = recorded or torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            plan = self._plan(call, recorded)
+            notes, forms = self._plan(call, recorded)
             if self._additions is not None:
                 self._additions.before(call, self)
         call.out = func(*args, **kwargs)
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            for note in plan(call):
+            for number, tensor in enumerate(leaves(call.out) if forms else ()):
+                notes.append(_Note(tensor, forms[min(number, len(forms) - 1)]))
+            for note in notes:
                 self._note(call, *note)
             if self._additions is not None:
                 self._additions.after(call, self, users_line(sys._getframe()))
         return call.out
 
-    def _plan(self, call: Call, recorded: bool) -> Callable[[Call], Iterator[_Note]]:
-        """What to note once the op has run. Forms follow from what the arguments hold before it."""
+    def _plan(self, call: Call, recorded: bool) -> tuple[list[_Note], list[Form]]:
+        """What to note of the tensors that an op writes, and the forms of those that it will return.
+
+        Forms follow from what the arguments hold before it; the last one is that of all further results.
+        """
         written = [
             (position, tensor)
             for position, name in call.schema.writes
             for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name))
         ]
         if call.schema.random:
-            drawn = Form(self.drawn)
-            return lambda done: (_Note(t, drawn) for t in ([t for _, t in written] or leaves(done.out)))
+            return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
         if not any(self.form(t).mask for t in leaves((call.args, tuple(call.kwargs.values())))):
-            return lambda _: (_Note(tensor, Form()) for _, tensor in written)
+            return [_Note(tensor, Form()) for _, tensor in written], []
         base = _base(call)
         foreach = call.name.startswith("_foreach_")
         followed = bool(written) or torch.Tag.pointwise in call.op.tags or base in _CASTS
@@ -207,15 +211,10 @@ class Lineage(TorchDispatchMode):
             scaled = self._bare(call, base, operands, tensor, form)
             old = tensor.detach().clone() if 0.0 < scaled < 1.0 and tensor.dtype in NARROW else None
             notes.append(_Note(tensor, form, scaled, old))
-        if written:
-            return lambda _: iter(notes)
-        if base.endswith("_like") or base.startswith("new_"):
-            return lambda _: iter(())  # made after the shape of a tensor, not from its values
+        if written or base.endswith("_like") or base.startswith("new_"):  # made after the shape of a tensor alone
+            return notes, []
         numbers = range(len(call.args[0])) if foreach else (0,)
-        forms = [without(self._result(call, base, self._operands(call, base, n), None), hidden) for n in numbers]
-        return lambda done: (
-            _Note(tensor, forms[min(number, len(forms) - 1)]) for number, tensor in enumerate(leaves(done.out))
-        )
+        return [], [without(self._result(call, base, self._operands(call, base, n), None), hidden) for n in numbers]
 
     def _operands(self, call: Call, base: str, index: int) -> list[Operand]:
         """The operands in the order of the schema; of lists (foreach) the element `index`."""

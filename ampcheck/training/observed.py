@@ -17,7 +17,7 @@ import torch
 
 from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, RESUME, SCALER_PROTOCOL, STAGNATION
-from ampcheck.core.run import Chart, Finding, Series, Verdict, Where
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
@@ -292,16 +292,6 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
         names = ", ".join(seen.unused)
         return f"{names} is enabled, and no step of {seen.steps} uses it: losses are not scaled", _UNUSED
     return "", ""
-
-
-def loss_chart(seen: Observed) -> tuple[Chart, ...]:
-    """What the steps returned, where two or more of them are finite."""
-    finite = [(float(number), loss) for number, loss in enumerate(seen.losses) if math.isfinite(loss)]
-    if len(finite) < 2:
-        return ()
-    numbers, losses = zip(*finite, strict=True)
-    series = Series(seen.subject, numbers, losses)
-    return (Chart("line", "what the steps returned", "step", "loss", (series,), check=COVERAGE.slug),)
 
 
 def check_observed(seen: Observed) -> list[Finding]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
-from ampcheck.core.run import Finding, Where
+from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
+from ampcheck.core.run import Chart, Finding, Series, Where
 from ampcheck.core.text import listed
 from ampcheck.training.loop import TrainingLoop, plain_values
 
@@ -16,6 +16,7 @@ LAST = 3
 """So many steps at the end with a loss that is not finite are no passing overflow any more."""
 
 _LISTED = 3
+_POINTS = 400
 _CASTS = ("aten::_to_copy", "aten::copy_", "prims::convert_element_type")
 _OFF = "torch.autocast(device, enabled=False)"
 
@@ -135,3 +136,16 @@ def check_loss(subject: str, losses: Sequence[float], exact: Mapping[int, float]
     place = place or Where()
     where, hint = replace(place, phase=place.phase or "forward", step=step), mend_nonfinite(place)
     return [LOSS_DTYPE.fail(subject, message, where=where, observed=losses[step], limit=reference, hint=hint)]
+
+
+def loss_chart(subject: str, losses: Sequence[float]) -> tuple[Chart, ...]:
+    """The losses over the steps, at most 400 of them, where two or more are finite."""
+    finite = [(float(number), loss) for number, loss in enumerate(losses) if math.isfinite(loss)]
+    shown = finite[:: max(1, math.ceil(len(finite) / _POINTS))]
+    if len(shown) < 2:
+        return ()
+    numbers, values = zip(*shown, strict=True)
+    bad = len(losses) - len(finite)
+    note = f"{bad:,} losses were not finite" if bad else ""
+    series = (Series(subject, numbers, values),)
+    return (Chart("line", f"Loss: {subject}", "step", "loss", series, check=COVERAGE.slug, note=note),)

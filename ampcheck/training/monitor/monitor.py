@@ -261,8 +261,7 @@ class TrainingMonitor:
             ),
             self._scaler_history(gradients),
             self._losses.read(),
-            self._updates.peak,
-            dict(self._unseen),
+            unseen=dict(self._unseen),
         )
 
     def _scaler_history(self, gradients: Mapping[int, GradientSum]) -> ScalerHistory | None:

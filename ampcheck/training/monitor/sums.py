@@ -134,8 +134,8 @@ class ScalerHistory:
 
 @dataclass(frozen=True, slots=True)
 class MonitorStats:
-    """The record of training. losses: those that the loop passed to `step`. copies: the most bytes that copies of
-    weights took at once. unseen: what could not be measured, and how often."""
+    """The record of training. losses: those that the loop passed to `step`. unseen: what could not be measured, and how
+    often."""
 
     subject: str
     every: int
@@ -143,7 +143,6 @@ class MonitorStats:
     parameters: tuple[ParameterStats, ...]
     scaler: ScalerHistory | None = None
     losses: tuple[float, ...] = ()
-    copies: int = 0
     unseen: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -146,10 +146,9 @@ class Entry:
 
 
 class Updates:
-    """Sums of what steps change. peak: the most bytes of copies at once. unseen: counts what cannot be measured."""
+    """Sums of what steps change. unseen: counts what cannot be measured."""
 
     def __init__(self, unseen: Counter[str]) -> None:
-        self.peak = 0
         self._unseen = unseen
         self._rows: dict[torch.device, Rows] = {}
         self._first: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the values, and which elements were due since
@@ -165,7 +164,6 @@ class Updates:
                 devices[after.device].append((entry, before, after))
             else:
                 self._unseen["updates that gave a parameter another shape, dtype or device"] += 1
-        scratch = 0
         for device, changed in devices.items():
             none = torch.zeros(_COUNTS, dtype=torch.float64, device=device)
             narrow = [after.dtype.is_floating_point and after.dtype.itemsize < _WIDE for _, _, after in changed]
@@ -173,15 +171,11 @@ class Updates:
                 self._unchanged(*parts) if is_narrow else none for parts, is_narrow in zip(changed, narrow, strict=True)
             ]
             norms = _norms([(before, after) for _, before, after in changed]).double()
-            scratch = max(scratch, CHUNK * any(narrow))
             calls, poisoned = torch.ones_like(norms[:, :1]), ~norms[:, 1:].isfinite()
             row = torch.cat((calls, norms.square().nan_to_num(0.0, 0.0, 0.0), poisoned, torch.stack(counts)), 1)
             rows = self._rows.setdefault(device, Rows(torch.zeros_like(row[0])))
             index = rows.index(tuple(entry.key for entry, _, _ in changed))
             rows.values[index] += row
-        copies = [entry.before for entry in entries if entry.before is not None]
-        copies += [tensor for pair in self._first.values() for tensor in pair]
-        self.peak = max(self.peak, sum({id(tensor): tensor.nbytes for tensor in copies}.values()) + scratch)
 
     def still(self, parameters: Mapping[int, torch.Tensor]) -> dict[int, float]:
         """The share of the updated elements that are what they were at the first measured step. Waits for them."""
