@@ -14,7 +14,7 @@ from ampcheck.core.run import Coverage
 from ampcheck.health import TensorHealth
 from ampcheck.training.distributed.collectives import Call
 from ampcheck.training.reductions.norms import NormStats
-from ampcheck.training.reductions.sums import SumStats, one_rounding
+from ampcheck.training.reductions.sums import SumStats, compare_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> Co
     compared = [comparison for group in groups if (comparison := _compare(group, fmt)) is not None]
     if not compared:
         return None
-    judged = [comparison for comparison in compared if comparison.finite]
+    judged = [comparison for comparison in compared if comparison.followed > comparison.overflowed]
     worst = max(
         judged or compared, key=lambda comparison: comparison.error / comparison.once if comparison.once else 0.0
     )
@@ -184,25 +184,20 @@ def _worlds(world: int, target: int | None) -> list[int]:
     return sorted({*tried, target} if target is not None and target > 1 else set(tried))
 
 
+@dataclass(frozen=True, slots=True)
 class _Compared:
-    """One call over all ranks. addends: [ranks, elements], float64."""
+    """One call over all ranks. addends: [ranks, elements], float64. followed: sums that are finite; nonzero: of those
+    that are finite in the result as well; vanished: of these."""
 
-    def __init__(self, addends: torch.Tensor, result: torch.Tensor, fmt: FloatFormat, cast: bool, divided: bool):
-        self.addends, self.cast, self.divided = addends, cast, divided
-        factor = _factor(addends, result)
-        exact = addends.sum(0) * factor
-        known = exact.isfinite()
-        # An addend that is rounded, or too small for the format, is a part of the error; see `Call.wide`.
-        bad = known & ~result.isfinite()
-        good = known & ~bad
-        size = float(exact[good].norm()) or 1.0
-        # A sum that nearly cancels is known no better than its addends, which were rounded before.
-        largest = torch.maximum(exact.abs(), addends.abs().amax(0) * factor)[good]
-        self.followed, self.finite = int(known.sum()), bool(good.any())
-        self.overflowed, self.nonzero = int(bad.sum()), int((exact[good] != 0).sum())
-        self.vanished = int(((exact != 0) & (result == 0))[good].sum())
-        self.error = float((result[good] - exact[good]).norm()) / size
-        self.once = one_rounding(largest, fmt) / size if largest.numel() else 0.0
+    addends: torch.Tensor
+    cast: bool
+    divided: bool
+    error: float
+    once: float
+    overflowed: int
+    followed: int
+    nonzero: int
+    vanished: int
 
 
 def _compare(group: list[Call], fmt: FloatFormat) -> _Compared | None:
@@ -218,11 +213,15 @@ def _compare(group: list[Call], fmt: FloatFormat) -> _Compared | None:
     rows = [call.wide if cast and call.wide else [v for part in call.parts for v in part] for call in group]
     if not result or len(rows[0]) != len(result):
         return None
+    # An addend that is rounded, or too small for the format, is a part of the error; see `Call.wide`.
     addends, reduced = torch.tensor(rows, dtype=torch.float64), torch.tensor(result, dtype=torch.float64)
     if not _is_sum(addends, reduced):
         return None
-    divided = any(abs(call.factor * len(group) - 1) < 1e-3 for call in group)
-    return _Compared(addends, reduced, fmt, cast, divided)
+    factor = _factor(addends, reduced)
+    exact, divided = addends.sum(0) * factor, any(abs(call.factor * len(group) - 1) < 1e-3 for call in group)
+    nonzero = exact.isfinite() & reduced.isfinite() & (exact != 0)
+    counts = int(exact.isfinite().sum()), int(nonzero.sum()), int((nonzero & (reduced == 0)).sum())
+    return _Compared(addends, cast, divided, *compare_sum(reduced, exact, addends.abs().amax(0) * factor, fmt), *counts)
 
 
 def _factor(addends: torch.Tensor, result: torch.Tensor) -> float:
@@ -273,9 +272,7 @@ def emulate(
         total = (total.float() + more.float()).to(dtype)
         peak = torch.maximum(peak, more.double().abs())
         if world in wanted:
-            norm = float(exact.norm()) or 1.0
-            error = float((total.double() - exact).norm()) / norm
-            once = one_rounding(torch.maximum(exact.abs(), peak), fmt) / norm
+            error, once, _ = compare_sum(total.double(), exact, peak, fmt)
             grown = float(exact.abs().max()) / scale * (ranks / world if divided else 1.0)
             predictions.append(Prediction(world, error, once, grown >= fmt.overflows_at))
     return predictions

@@ -192,29 +192,24 @@ class ReductionWatch:
 
     def _stats(self, total: _Sum, tensor: torch.Tensor) -> SumStats:
         exact, moved, value = self._shadow.exact(tensor), self._shadow.moved(tensor).double(), tensor.double()
-        finite = exact.isfinite()
-        bad = finite & ~value.isfinite()
-        good = finite & ~bad
-        exact, value, moved = exact[good], value[good], moved[good].nan_to_num()
-        size = float(exact.norm()) or 1.0
-        spread = (moved - exact).abs() / MOVE
-        form = format_of(total.format)
-        # A sum that nearly cancels is known no better than the addends that were rounded before.
-        once = one_rounding(torch.maximum(exact.abs(), spread), form)
+        form, spread = format_of(total.format), (moved.nan_to_num() - exact).abs() / MOVE
+        error, once, overflowed = compare_sum(value, exact, spread, form)
+        good = exact.isfinite() & value.isfinite()
+        size = float(exact[good].norm()) or 1.0
         # Addends that are results of the run have errors of their own.
-        honest = SLACK * form.unit_roundoff * float(spread.norm()) if total.kind != "sum" else 0.0
+        honest = SLACK * form.unit_roundoff * float(spread[good].norm()) / size if total.kind != "sum" else 0.0
         return SumStats(
             total.kind,
             total.format,
             total.addends,
             total.roundings,
             total.elements,
-            error=float((value - exact).norm()) / size,
-            once=once / size,
-            honest=honest / size,
-            overflowed=int(bad.sum()),
-            file=total.file,
-            line=total.line,
+            error,
+            once,
+            honest,
+            overflowed,
+            total.file,
+            total.line,
             vanished=total.gone / total.present if total.present and total.kind == "sum" else 0.0,
         )
 
@@ -270,3 +265,19 @@ def one_rounding(values: torch.Tensor, form: FloatFormat) -> float:
     power = (exponent - 1).clamp(min=form.min_exponent) - form.mantissa_bits
     ulps = torch.ldexp(torch.ones_like(values), power)
     return float(ulps.norm()) * (12**-0.5 if values.numel() >= 16 else 0.5)
+
+
+def compare_sum(
+    value: torch.Tensor, exact: torch.Tensor, spread: torch.Tensor, form: FloatFormat
+) -> tuple[float, float, int]:
+    """The Euclidean distance of a sum from the exact one, that of the exact sum rounded once, both relative to it, and
+    how many elements are infinite or NaN where the exact ones are finite.
+
+    A sum that nearly cancels is known no better than its addends, which were rounded before: spread is their size.
+    """
+    good = exact.isfinite() & value.isfinite()
+    overflowed = int(exact.isfinite().sum() - good.sum())
+    exact, value, spread = exact[good], value[good], spread[good]
+    size = float(exact.norm()) or 1.0
+    once = one_rounding(torch.maximum(exact.abs(), spread), form) if exact.numel() else 0.0
+    return float((value - exact).norm()) / size, once / size, overflowed

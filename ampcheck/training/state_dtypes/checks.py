@@ -48,12 +48,7 @@ def check_state_dtypes(
     Without a declared policy float16 weights fail under an enabled GradScaler, which needs float32 weights; other
     16-bit tensors are reported and not judged, except for a loss of 16 bits, which warns.
     """
-    return [
-        *_master_weights(stats),
-        *_optimizer_state(stats),
-        *_buffers(stats),
-        _loss(stats, loss_dtypes, computed),
-    ]
+    return [*_master_weights(stats), *_optimizer_state(stats), *_buffers(stats), _loss(stats, loss_dtypes, computed)]
 
 
 def _master_weights(stats: StateDtypeStats) -> list[Finding]:
