@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -29,19 +31,19 @@ class Form(NamedTuple):
 
     def plus(self, other: Form, factor: float = 1.0) -> Form:
         """The form of `self + factor * other`."""
-        shared = (self.mask & _unknown(other)) | (other.mask & _unknown(self))
+        # The bits of the gains are distinct, so that their sum is their union.
+        shared = (self.mask & other.mask & ~sum(other.gains)) | (other.mask & self.mask & ~sum(self.gains))
         gains = {bit: gain for bit, gain in self.gains.items() if not bit & shared}
         for bit, gain in other.gains.items():
             if not bit & shared:
                 gains[bit] = gains.get(bit, 0.0) + factor * gain
         return Form(self.mask | other.mask, gains, self.pure and other.pure and self.gains.keys() == other.gains.keys())
 
-
-def _unknown(form: Form) -> int:
-    known = 0
-    for bit in form.gains:
-        known |= bit
-    return form.mask & ~known
+    def without(self, hidden: int) -> Form:
+        """The form without some of its origins."""
+        if not hidden & self.mask:
+            return self
+        return Form(self.mask & ~hidden, {bit: gain for bit, gain in self.gains.items() if not bit & hidden})
 
 
 def itself(bit: int) -> Form:
@@ -51,10 +53,7 @@ def itself(bit: int) -> Form:
 
 def mixed(forms: Sequence[Form]) -> Form:
     """The form of any other function of values."""
-    mask = 0
-    for form in forms:
-        mask |= form.mask
-    return Form(mask)
+    return Form(reduce(or_, (form.mask for form in forms), 0))
 
 
 class Operand(NamedTuple):
@@ -77,10 +76,8 @@ def combined(base: str, operands: Sequence[Operand], alpha: float = 1.0, beta: f
             return first.form.times(1.0 / second.number)
         case "neg":
             return first.form.times(-1.0)
-        case "add":
-            return first.form.plus(second.form, alpha)
-        case "sub":
-            return first.form.plus(second.form, -alpha)
+        case "add" | "sub":
+            return first.form.plus(second.form, alpha if base == "add" else -alpha)
         case "rsub":
             return second.form.plus(first.form, -alpha)
         case "lerp" if len(operands) > 2 and operands[2].number is not None:
@@ -95,10 +92,3 @@ def combined(base: str, operands: Sequence[Operand], alpha: float = 1.0, beta: f
         case base if base in _ANEW:
             return Form()
     return mixed(forms)
-
-
-def without(form: Form, hidden: int) -> Form:
-    """A form without some of its origins."""
-    if not hidden & form.mask:
-        return form
-    return Form(form.mask & ~hidden, {bit: gain for bit, gain in form.gains.items() if not bit & hidden})

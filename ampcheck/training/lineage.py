@@ -20,7 +20,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.shadow.call import Call, leaves, op_schema
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import StorageMap, storage_number
-from ampcheck.training.forms import Form, Operand, combined, itself, mixed, without
+from ampcheck.training.forms import Form, Operand, combined, itself, mixed
 from ampcheck.training.loop import Resident, Role
 
 NARROW: frozenset[torch.dtype] = frozenset(
@@ -207,14 +207,14 @@ class Lineage(TorchDispatchMode):
         for position, tensor in written:
             operands = self._operands(call, base, counts[position])
             counts[position] += 1
-            form = without(self._result(call, base, operands, tensor), hidden & ~self.bit_of(tensor))
+            form = self._result(call, base, operands, tensor).without(hidden & ~self.bit_of(tensor))
             scaled = self._bare(call, base, operands, tensor, form)
             old = tensor.detach().clone() if 0.0 < scaled < 1.0 and tensor.dtype in NARROW else None
             notes.append(_Note(tensor, form, scaled, old))
         if written or base.endswith("_like") or base.startswith("new_"):  # made after the shape of a tensor alone
             return notes, []
         numbers = range(len(call.args[0])) if foreach else (0,)
-        return [], [without(self._result(call, base, self._operands(call, base, n), None), hidden) for n in numbers]
+        return [], [self._result(call, base, self._operands(call, base, n), None).without(hidden) for n in numbers]
 
     def _operands(self, call: Call, base: str, index: int) -> list[Operand]:
         """The operands in the order of the schema; of lists (foreach) the element `index`."""
@@ -282,12 +282,8 @@ class Lineage(TorchDispatchMode):
 
     def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""
-        if (
-            _base(call) not in _GUARDS
-            or bit
-            or result.dtype not in NARROW
-            or not form.mask & self._residents & ~self.drawn
-        ):
+        guards = _base(call) in _GUARDS and not bit and result.dtype in NARROW
+        if not guards or not form.mask & self._residents & ~self.drawn:
             return
         values = [v for v in (*call.args[1:2], call.kwargs.get("min")) if isinstance(v, (int, float))]
         constant = float(values[0]) * _number(call, "alpha") if values else 0.0

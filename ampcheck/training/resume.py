@@ -291,8 +291,8 @@ def _compare(before: _State, after: _State) -> tuple[Difference, ...]:
     losses = [(step, first, second) for step, (first, second) in pairs if not same_loss(first, second)]
     if losses:
         step, first, second = losses[0]
-        names = tuple(f"step {number}" for number, _, _ in losses)
         detail = f"of step {step}: {first:.9g} became {second:.9g}"
+        names = tuple(f"step {number}" for number, _, _ in losses)
         differences.append(Difference("losses", names, detail, abs(first - second)))
     return tuple(differences)
 
@@ -323,11 +323,8 @@ def check_resume(stats: ResumeStats) -> list[Finding]:
     """Whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
     subject, steps = stats.subject, stats.steps
     if stats.prevented:
-        return [
-            RESUME.incomplete(
-                subject, stats.skipped, hint="let step(i) depend on i and on what save() keeps, and come to its end"
-            )
-        ]
+        hint = "let step(i) depend on i and on what save() keeps, and come to its end"
+        return [RESUME.incomplete(subject, stats.skipped, hint=hint)]
     if stats.skipped:
         return [RESUME.skip(subject, stats.skipped)]
     requirement = f"{2 * steps} steps with a checkpoint after {steps} must end as they do without"
@@ -349,11 +346,8 @@ def check_resume(stats: ResumeStats) -> list[Finding]:
         return [RESUME.fail(subject, message, where=where, observed=size, limit=0.0, unit=_UNIT, hint=hint)]
     if stats.differences:
         message = f"{requirement}; the weights do, the losses do not: {_listed(stats.differences)}"
-        return [
-            RESUME.warn(
-                subject, message, hint="what the step returns depends on something that is not saved (a running mean)"
-            )
-        ]
+        hint = "what the step returns depends on something that is not saved (a running mean)"
+        return [RESUME.warn(subject, message, hint=hint)]
     if stats.unaided:
         what = "gradients that were accumulating at the interruption are not in the checkpoint"
         hint = "save right after an optimizer step"
@@ -386,6 +380,5 @@ def resume_table(stats: ResumeStats) -> tuple[Table, ...]:
     if not rows or stats.skipped:
         return ()
     columns = ("when", "what", "how many", _UNIT, "example")
-    return (
-        Table(f"An interrupted run compared with an uninterrupted one: {stats.subject}", columns, rows, RESUME.slug),
-    )
+    title = f"An interrupted run compared with an uninterrupted one: {stats.subject}"
+    return (Table(title, columns, rows, RESUME.slug),)

@@ -114,12 +114,15 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     def nothing(why: str, hint: str = "") -> InvarianceStats:
         return InvarianceStats(loop.name, skipped=why, prevented=bool(hint), hint=hint)
 
+    def repeat(name: str, scale: float, interval: int = _NEVER) -> _Repetition:
+        return _repeat(loop, start, name, steps, scale, interval)
+
     if not any(scaler.is_enabled() for scaler in loop.reached.scalers.values()):
         return nothing("no GradScaler is in use")
     if loop.sharded:
         return nothing(SHARDED)
     start = loop.snapshot()
-    first = _repeat(loop, start, "scale 1", steps, 1.0, _NEVER)
+    first = repeat("scale 1", 1.0)
     if first.stopped is not None:
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
         return nothing(f"a step did not come to its end: {first.stopped.message}{where}")
@@ -130,18 +133,16 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
         return nothing(f"no optimizer stepped a gradient in {steps} steps", _NO_STEP)
     if agreed(not first.scaled):
         return nothing(f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps", _UNUSED)
-    again = _repeat(loop, start, "scale 1 again", steps, 1.0, _NEVER)
+    again = repeat("scale 1 again", 1.0)
     if agreed(bool(_differences(first, again, _NEVER))):
         why = "two runs from the same state differ: what a step draws on moves on"
         return nothing(why, "let step(i) depend on i alone: index or seed the batch by i")
-    scale = LARGE
-    large = _repeat(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
+    large = repeat(f"scale {(scale := LARGE):g}", scale)
     while agreed(large.end < first.end) and scale > 16:
-        scale /= 16
-        large = _repeat(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
-    growing = _repeat(loop, start, "a scale that doubles in each step", steps, min(scale, 1024.0), 1)
-    compared = [(other, min(first.end, other.end)) for other in (large, growing)]
-    compared = [(other, end) for other, end in compared if any(key[0] < end for key in first.gradients)]
+        large = repeat(f"scale {(scale := scale / 16):g}", scale)
+    growing = repeat("a scale that doubles in each step", min(scale, 1024.0), 1)
+    ends = ((other, min(first.end, other.end)) for other in (large, growing))
+    compared = [(other, end) for other, end in ends if any(key[0] < end for key in first.gradients)]
     if not compared:
         why = "the first step with gradients was skipped at every scale: they are not finite"
         return nothing(why, "mend what is infinite or NaN: see overflow and nonfinite-gradient")

@@ -237,13 +237,8 @@ class GradientWatch:
         name = self._loop.name
         if not is_usable(scale):
             why = f"the loss scale is {scale:g} in step {number}, which leaves nothing of the gradients"
-            return GradientStats(
-                name,
-                number,
-                skipped=why,
-                prevented=True,
-                hint="give the scaler a positive finite scale: see loss-scale",
-            )
+            hint = "give the scaler a positive finite scale: see loss-scale"
+            return GradientStats(name, number, skipped=why, prevented=True, hint=hint)
         gradients = sorted(losses.values(), key=lambda loss: (loss.kind != "parameter", -loss.lost))
         halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in if g.kind == "parameter" else "")}
         low = [dtype for event in events for dtype in event.low]

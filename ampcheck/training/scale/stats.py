@@ -81,8 +81,6 @@ class LossScaleStats:
     scale_in_use, last_scale, trajectory, skipped_by: see `ScalerStats`. first_op: the op in which a value first became
     infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward passes.
     damage: what the scale in use does to the gradients of all parameters together, where another one would save them.
-    real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
-    `real_scale`.
     """
 
     subject: str
@@ -97,8 +95,6 @@ class LossScaleStats:
     verified: tuple[tuple[float, float, bool], ...] = ()
     scaler: str = ""
     damage: str = ""
-    real_scale: float | None = None
-    real_lost: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def scale(self) -> float | None:
@@ -258,15 +254,13 @@ def measure_loss_scale(
         allowed = largest_scale(gradients.largest, "float16")
         if allowed < window.allowed:
             window = replace(window, allowed=allowed, allowed_by=gradients.largest_at)
-    lost = {loss.name: loss.lost for loss in gradients.gradients if loss.kind == "parameter" and loss.known}
     attempts = gradients.attempts
     if scalers and first_op is not None and first_op.phase == "backward":
         attempts = tuple(attempt for attempt in attempts if not attempt[2])  # a smaller scale mends what overflowed
-    stats = (
+    return [
         loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=attempts)
         for scaler in (scalers or (None,))
-    )
-    return [replace(path, real_scale=gradients.scale, real_lost=lost) for path in stats]
+    ]
 
 
 def first_skipped(events: Sequence[Event]) -> int | None:

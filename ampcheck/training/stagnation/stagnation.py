@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import torch
 
@@ -97,25 +96,22 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
     cures = [(one.name, *(f"{c.arrives:.3f} (error {c.error:.3f})" for c in one.cures)) for one in ranked if one.cures]
     if cures:
         names = next(tuple(c.name for c in one.cures) for one in ranked if one.cures)
-        text = (
-            "the share of the true displacement that arrives, and the relative error, of the observed updates replayed"
-        )
-        tables.append(Table("What would arrive", ("tensor", *names), cures, STAGNATION.slug, text))
+        note = "the share of the true displacement of the replayed updates that arrives, and the relative error"
+        tables.append(Table("What would arrive", ("tensor", *names), cures, STAGNATION.slug, note))
     return tuple(tables)
 
 
 def _rates(loop: TrainingLoop) -> Mapping[str, tuple[str, float]]:
     """The optimizer of each parameter and its learning rate there, 1.0 where it is zero or not a number."""
     names = {id(parameter): name for name, parameter in loop.parameters()}
-    found = {}
+    rates = {}
     for path, optimizer in loop.optimizers.items():
         for group in optimizer.param_groups:
-            given = group.get("lr")
-            rate = float(given) if isinstance(given, (int, float, torch.Tensor)) else 1.0
-            for parameter in group["params"]:
-                if id(parameter) in names:
-                    found[names[id(parameter)]] = (path, rate if 0.0 < rate < math.inf else 1.0)
-    return found
+            value = group.get("lr")
+            rate = float(value) if isinstance(value, (int, float, torch.Tensor)) else 1.0
+            for name in (names[id(parameter)] for parameter in group["params"] if id(parameter) in names):
+                rates[name] = path, rate if 0.0 < rate < math.inf else 1.0
+    return rates
 
 
 def _accumulation(one: TensorUpdates) -> Accumulation | None:
@@ -160,16 +156,7 @@ _FOLLOWS = 0.1
 """A decaying average that stays within this part of its size from what it follows is one."""
 
 _LISTED = 3
-_PLURAL: Mapping[str, str] = MappingProxyType(
-    {
-        "parameter": "parameters",
-        "optimizer state": "optimizer state",
-        "buffer": "buffers",
-        "copy": "copies",
-        "other": "tensors of the step",
-        "scaler": "state of the scaler",
-    }
-)
+_PLURAL = {"other": "tensors of the step", "scaler": "state of the scaler", "copy": "copies"}
 
 
 def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
@@ -193,11 +180,8 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
     stopping = [one for one in tensors if one.accumulation is not None]
     rest = [one for one in tensors if one.accumulation is None]
     judged = [one for one in rest if one.lag > _FOLLOWS and one.steps > one.set_anew]
-    failed = [
-        one
-        for one in judged
-        if one.share >= limits.stagnation and one.moved >= _LEAST and not _is_rounding(one, tensors)
-    ]
+    lost = [one for one in judged if one.share >= limits.stagnation and one.moved >= _LEAST]
+    failed = [one for one in lost if not _is_rounding(one, tensors)]
     stuck = [one for one in rest if one not in failed and one.bad_decay.share >= limits.stagnation]
     if failed:
         yield _lost(stats, failed, Verdict.FAIL, limits)
@@ -231,8 +215,7 @@ def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int)
 
 def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict, limits: Limits) -> Finding:
     ranked = _ranked(tensors, lambda one: one.share)
-    worst = ranked[0]
-    limit = limits.stagnation if verdict is Verdict.FAIL else _WARNED_FROM
+    worst, limit = ranked[0], limits.stagnation if verdict is Verdict.FAIL else _WARNED_FROM
     message = (
         f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, stats.steps)}: they are below half of "
         f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
@@ -348,7 +331,8 @@ def _ranked(tensors: list[TensorUpdates], key: Callable[[TensorUpdates], float])
 
 
 def _names(ranked: list[TensorUpdates]) -> str:
-    kind = _PLURAL.get(ranked[0].role, ranked[0].role)
+    role = ranked[0].role
+    kind = _PLURAL.get(role, role if role == Role.STATE.value else f"{role}s")
     return f"{kind} {listed((one.name for one in ranked), _LISTED)}"
 
 
