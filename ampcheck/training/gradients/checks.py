@@ -98,7 +98,7 @@ def larger_scale_hint(scale: float) -> str:
 
 def gradient_table(stats: GradientStats) -> Table | None:
     """The gradients that lost most, at most 40."""
-    worst = sorted((one for one in stats.gradients if one.known), key=lambda one: (-one.faint, one.kind))[:_ROWS]
+    worst = sorted((loss for loss in stats.gradients if loss.known), key=lambda loss: (-loss.faint, loss.kind))[:_ROWS]
     if not worst:
         return None
     columns = ("gradient of", "kind", "dtype", "known", "zero here", "lost", "zero or subnormal", "norm lost")

@@ -76,15 +76,17 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
     """Every narrow tensor that was updated, the worst first; with the cures where they were measured."""
     if not stats.tensors:
         return ()
-    ranked = sorted(stats.tensors, key=lambda one: (-max(one.share, one.bad_decay.share), one.role, one.name))
+    ranked = sorted(
+        stats.tensors, key=lambda tensor: (-max(tensor.share, tensor.bad_decay.share), tensor.role, tensor.name)
+    )
     rows = [
         (
-            *(one.role, one.name, one.dtype, one.elements, one.moved),
-            *(one.share, one.carried / one.moved if one.moved else 0.0, one.relative_update),
-            *(one.bad_decay.factor if one.bad_decay.looked else None, one.bad_decay.share),
-            *(one.accumulation.steps if one.accumulation else None,),
+            *(tensor.role, tensor.name, tensor.dtype, tensor.elements, tensor.moved),
+            *(tensor.share, tensor.carried / tensor.moved if tensor.moved else 0.0, tensor.relative_update),
+            *(tensor.bad_decay.factor if tensor.bad_decay.looked else None, tensor.bad_decay.share),
+            *(tensor.accumulation.steps if tensor.accumulation else None,),
         )
-        for one in ranked[:_ROWS]
+        for tensor in ranked[:_ROWS]
     ]
     columns = (
         *("role", "tensor", "dtype", "elements", "updates", "lost", "carried elsewhere", "relative update"),
@@ -93,9 +95,13 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
     left = len(ranked) - len(rows)
     note = f"{left} more tensors are not listed" if left else ""
     tables = [Table("Updates of tensors narrower than float32", columns, rows, STAGNATION.slug, note)]
-    cures = [(one.name, *(f"{c.arrives:.3f} (error {c.error:.3f})" for c in one.cures)) for one in ranked if one.cures]
+    cures = [
+        (tensor.name, *(f"{c.arrives:.3f} (error {c.error:.3f})" for c in tensor.cures))
+        for tensor in ranked
+        if tensor.cures
+    ]
     if cures:
-        names = next(tuple(c.name for c in one.cures) for one in ranked if one.cures)
+        names = next(tuple(c.name for c in tensor.cures) for tensor in ranked if tensor.cures)
         note = "the share of the true displacement of the replayed updates that arrives, and the relative error"
         tables.append(Table("What would arrive", ("tensor", *names), cures, STAGNATION.slug, note))
     return tuple(tables)
@@ -114,17 +120,17 @@ def _rates(loop: TrainingLoop) -> Mapping[str, tuple[str, float]]:
     return rates
 
 
-def _accumulation(one: TensorUpdates) -> Accumulation | None:
+def _accumulation(tensor: TensorUpdates) -> Accumulation | None:
     """Where a tensor stops that adds to itself in each observed step, two of them at least, and is never reset."""
-    factors = one.factors
-    adds = len(factors) > 1 and all(factor == 1.0 for factor in factors) and (one.low < 0.0) != (one.high > 0.0)
-    if one.role == Role.PARAMETER.value or not adds or one.set_anew or one.carried:
+    factors = tensor.factors
+    adds = len(factors) > 1 and all(factor == 1.0 for factor in factors) and (tensor.low < 0.0) != (tensor.high > 0.0)
+    if tensor.role == Role.PARAMETER.value or not adds or tensor.set_anew or tensor.carried:
         return None
-    increments = torch.cat([update[update != 0].abs() for _, update in one.samples])
-    old, update = one.samples[-1]
+    increments = torch.cat([update[update != 0].abs() for _, update in tensor.samples])
+    old, update = tensor.samples[-1]
     if not increments.numel():
         return None
-    form, increment = format_of(one.dtype), float(increments.median())
+    form, increment = format_of(tensor.dtype), float(increments.median())
     now = float((old + update).abs().median())
     stops_at = math.ldexp(1.0, math.ceil(math.log2(2.0 * increment)) + form.mantissa_bits)
     return Accumulation(increment, min(stops_at, form.max), max(0, math.ceil((stops_at - now) / increment)))
@@ -133,21 +139,21 @@ def _accumulation(one: TensorUpdates) -> Accumulation | None:
 def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
     """Cures are measured for the worst tensor of each role, of lost updates, of lost decay and of accumulation."""
     worst: dict[int, TensorUpdates] = {}
-    for role in {one.role for one in tensors}:
-        here = [one for one in tensors if one.role == role and not one.compensates]
+    for role in {tensor.role for tensor in tensors}:
+        here = [tensor for tensor in tensors if tensor.role == role and not tensor.compensates]
         ranks: tuple[Callable[[TensorUpdates], float], ...] = (
-            lambda one: one.share,
-            lambda one: one.bad_decay.share if one.share <= _MOST else 0.0,
-            lambda one: float(one.accumulation is not None),
+            lambda tensor: tensor.share,
+            lambda tensor: tensor.bad_decay.share if tensor.share <= _MOST else 0.0,
+            lambda tensor: float(tensor.accumulation is not None),
         )
         for rank in ranks:
             top = max(here, key=rank, default=None)
             if top is not None and rank(top) > _MOST:
                 worst[id(top)] = top
-    for one in worst.values():
-        factor = one.bad_decay.factor if one.share <= _MOST and one.bad_decay.share > _MOST else None
-        length = min(_LONGEST, 2 * one.accumulation.steps) if one.accumulation else None
-        one.cures = measure_cures(one.samples, getattr(torch, one.dtype), factor=factor, steps=length)
+    for tensor in worst.values():
+        factor = tensor.bad_decay.factor if tensor.share <= _MOST and tensor.bad_decay.share > _MOST else None
+        length = min(_LONGEST, 2 * tensor.accumulation.steps) if tensor.accumulation else None
+        tensor.cures = measure_cures(tensor.samples, getattr(torch, tensor.dtype), factor=factor, steps=length)
 
 
 _WARNED_FROM = 0.5
@@ -170,19 +176,20 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
         why = f": {stats.error}" if stats.error else ""
         return [STAGNATION.skip(stats.subject, f"nothing was looked at: no step came to its end{why}")]
     findings: list[Finding] = []
-    for role in dict.fromkeys(one.role for one in stats.tensors):
-        findings += _of_role(stats, [one for one in stats.tensors if one.role == role and not one.compensates], limits)
-    findings += [_vanished(stats, one) for one in stats.vanished]
+    judged = [tensor for tensor in stats.tensors if not tensor.compensates]
+    for role in dict.fromkeys(tensor.role for tensor in judged):
+        findings += _of_role(stats, [tensor for tensor in judged if tensor.role == role], limits)
+    findings += [_vanished(stats, constant) for constant in stats.vanished]
     return findings or [_passed(stats, limits)]
 
 
 def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Iterable[Finding]:
-    stopping = [one for one in tensors if one.accumulation is not None]
-    rest = [one for one in tensors if one.accumulation is None]
-    judged = [one for one in rest if one.lag > _FOLLOWS and one.steps > one.set_anew]
-    lost = [one for one in judged if one.share >= limits.stagnation and one.moved >= _LEAST]
-    failed = [one for one in lost if not _is_rounding(one, tensors)]
-    stuck = [one for one in rest if one not in failed and one.bad_decay.share >= limits.stagnation]
+    stopping = [tensor for tensor in tensors if tensor.accumulation is not None]
+    rest = [tensor for tensor in tensors if tensor.accumulation is None]
+    judged = [tensor for tensor in rest if tensor.lag > _FOLLOWS and tensor.steps > tensor.set_anew]
+    lost = [tensor for tensor in judged if tensor.share >= limits.stagnation and tensor.moved >= _LEAST]
+    failed = [tensor for tensor in lost if not _is_rounding(tensor, tensors)]
+    stuck = [tensor for tensor in rest if tensor not in failed and tensor.bad_decay.share >= limits.stagnation]
     if failed:
         yield _lost(stats, failed, Verdict.FAIL, limits)
     if stuck:
@@ -190,19 +197,19 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
     if stopping:
         yield _stops(stats, stopping)
     known = (*failed, *stuck)
-    warned = [one for one in judged if one not in known and one.share > _WARNED_FROM]
+    warned = [tensor for tensor in judged if tensor not in known and tensor.share > _WARNED_FROM]
     if warned:
         yield _lost(stats, warned, Verdict.WARN, limits)
 
 
-def _is_rounding(one: TensorUpdates, tensors: list[TensorUpdates]) -> bool:
+def _is_rounding(tensor: TensorUpdates, tensors: list[TensorUpdates]) -> bool:
     """Whether the gradient of a parameter is no larger than what rounding makes of the largest ones.
 
     That of a bias before a BatchNorm is zero, and only rounding is left of it. An optimizer that normalises gives all
     parameters updates of one size, and this is never true.
     """
-    largest = max(other.pace for other in tensors if other.optimizer == one.optimizer)
-    return one.role == "parameter" and one.pace < 2.0 * format_of(one.dtype).unit_roundoff * largest
+    largest = max(other.pace for other in tensors if other.optimizer == tensor.optimizer)
+    return tensor.role == "parameter" and tensor.pace < 2.0 * format_of(tensor.dtype).unit_roundoff * largest
 
 
 def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int) -> str:
@@ -214,7 +221,7 @@ def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int)
 
 
 def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict, limits: Limits) -> Finding:
-    ranked = _ranked(tensors, lambda one: one.share)
+    ranked = _ranked(tensors, lambda tensor: tensor.share)
     worst, limit = ranked[0], limits.stagnation if verdict is Verdict.FAIL else _WARNED_FROM
     message = (
         f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, stats.steps)}: they are below half of "
@@ -228,7 +235,7 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
 
 
 def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Finding:
-    ranked = _ranked(tensors, lambda one: one.bad_decay.share)
+    ranked = _ranked(tensors, lambda tensor: tensor.bad_decay.share)
     worst = ranked[0]
     decay, lost = worst.bad_decay, worst.bad_decay.share
     what = "weight decay" if worst.role == "parameter" else "decay"
@@ -244,7 +251,7 @@ def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits)
 
 
 def _stops(stats: StagnationStats, tensors: list[TensorUpdates]) -> Finding:
-    ranked = sorted(tensors, key=lambda one: one.accumulation.steps if one.accumulation else 0)
+    ranked = sorted(tensors, key=lambda tensor: tensor.accumulation.steps if tensor.accumulation else 0)
     worst = ranked[0]
     total = worst.accumulation
     assert total is not None
@@ -261,20 +268,20 @@ def _stops(stats: StagnationStats, tensors: list[TensorUpdates]) -> Finding:
     return STAGNATION.fail(stats.subject, message, where=_where(worst), observed=total.steps, unit="steps", hint=hint)
 
 
-def _vanished(stats: StagnationStats, one: VanishedConstant) -> Finding:
-    name = f"{one.option} of the optimizer" if one.option else "a constant"
-    of = listed(one.of, _LISTED) or "a tensor of the loop"
+def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
+    name = f"{constant.option} of the optimizer" if constant.option else "a constant"
+    of = listed(constant.of, _LISTED) or "a tensor of the loop"
     message = (
-        f"a constant that guards must not vanish, but {name}, {one.constant:.3g}, is zero in {one.dtype}, in which "
-        f"it is added to what {of} gives; {one.zeros} of the results were exactly zero"
+        f"a constant that guards must not vanish, but {name}, {constant.constant:.3g}, is zero in {constant.dtype}, in "
+        f"which it is added to what {of} gives; {constant.zeros} of the results were exactly zero"
     )
-    form = format_of(one.dtype)
+    form = format_of(constant.dtype)
     hint = (
-        f"use {one.option or 'a constant'} of at least {form.smallest_subnormal:.2g}, the smallest value that "
-        f"{one.dtype} holds (1e-4 keeps its digits), or keep the state in float32 or bfloat16"
+        f"use {constant.option or 'a constant'} of at least {form.smallest_subnormal:.2g}, the smallest value that "
+        f"{constant.dtype} holds (1e-4 keeps its digits), or keep the state in float32 or bfloat16"
     )
-    where, limit = Where("update", op=one.op, file=one.file, line=one.line), form.flushes_at
-    return STAGNATION.fail(stats.subject, message, where=where, observed=abs(one.constant), limit=limit, hint=hint)
+    where, limit = Where("update", op=constant.op, file=constant.file, line=constant.line), form.flushes_at
+    return STAGNATION.fail(stats.subject, message, where=where, observed=abs(constant.constant), limit=limit, hint=hint)
 
 
 def _passed(stats: StagnationStats, limits: Limits) -> Finding:
@@ -282,9 +289,9 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
     if not stats.narrow:
         text = f"none of the {stats.looked} tensors that live across steps is narrower than float32 ({steps})"
         return STAGNATION.passed(stats.subject, text, stats.looked)
-    moved, lost = sum(one.moved for one in stats.tensors), sum(one.lost for one in stats.tensors)
+    moved, lost = sum(tensor.moved for tensor in stats.tensors), sum(tensor.lost for tensor in stats.tensors)
     hidden = sum(stats.coverage.unseen.values())
-    anew = sum(one.set_anew > 0 for one in stats.tensors)
+    anew = sum(tensor.set_anew > 0 for tensor in stats.tensors)
     if not moved and hidden:
         text = "the updates of narrow tensors ran where ops are not seen (compiled code, bits, collectives)"
         return STAGNATION.skip(stats.subject, f"nothing was looked at: {text}")
@@ -295,39 +302,39 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
         text += f"; none of them was updated in {steps}"
     if anew:
         text += f"; {anew} are overwritten from elsewhere"
-    if carried := sum(bool(one.carriers) for one in stats.tensors):
+    if carried := sum(bool(tensor.carriers) for tensor in stats.tensors):
         text += f"; what {carried} of them lose is kept in another tensor"
     if hidden:
         text += f"; {hidden} changes came from ops that cannot be followed"
-    worst = max((one.share for one in stats.tensors if not one.compensates), default=0.0)
+    worst = max((tensor.share for tensor in stats.tensors if not tensor.compensates), default=0.0)
     seen = moved + anew + stats.looked - stats.narrow  # no update is lost in float32
     return STAGNATION.passed(stats.subject, text, seen, observed=worst, limit=limits.stagnation, unit="share")
 
 
-def _cured(one: TensorUpdates) -> str:
-    return _replayed(one) or f"keep it exact: {_wide(one)}, Kahan summation or stochastic rounding"
+def _cured(tensor: TensorUpdates) -> str:
+    return _replayed(tensor) or f"keep it exact: {_wide(tensor)}, Kahan summation or stochastic rounding"
 
 
-def _replayed(one: TensorUpdates) -> str:
+def _replayed(tensor: TensorUpdates) -> str:
     """What each cure did to the observed updates; empty where none was measured."""
-    if not one.cures:
+    if not tensor.cures:
         return ""
-    plain = next(cure for cure in one.cures if cure.name == AS_IS)
-    cures = sorted((cure for cure in one.cures if cure.name != AS_IS), key=lambda cure: cure.error)
-    texts = ", ".join(str(cure).replace(WIDE, _wide(one), 1) if cure.name == WIDE else str(cure) for cure in cures)
-    lead = "; replayed" if one.accumulation is not None else "keep it in float32; replayed"
+    plain = next(cure for cure in tensor.cures if cure.name == AS_IS)
+    cures = sorted((cure for cure in tensor.cures if cure.name != AS_IS), key=lambda cure: cure.error)
+    texts = ", ".join(str(cure).replace(WIDE, _wide(tensor), 1) if cure.name == WIDE else str(cure) for cure in cures)
+    lead = "; replayed" if tensor.accumulation is not None else "keep it in float32; replayed"
     return (
-        f"{lead} for {plain.steps} steps, as it is {100 * plain.arrives:.0f} % of the change of {one.name} arrives; "
+        f"{lead} for {plain.steps} steps, as it is {100 * plain.arrives:.0f} % of the change of {tensor.name} arrives; "
         f"with {texts}"
     )
 
 
-def _wide(one: TensorUpdates) -> str:
-    return "float32 master weights" if one.role == "parameter" else "float32 for this tensor"
+def _wide(tensor: TensorUpdates) -> str:
+    return "float32 master weights" if tensor.role == "parameter" else "float32 for this tensor"
 
 
 def _ranked(tensors: list[TensorUpdates], key: Callable[[TensorUpdates], float]) -> list[TensorUpdates]:
-    return sorted(tensors, key=lambda one: (-key(one), not one.cures, -one.elements))
+    return sorted(tensors, key=lambda tensor: (-key(tensor), not tensor.cures, -tensor.elements))
 
 
 def _names(ranked: list[TensorUpdates]) -> str:
@@ -336,8 +343,8 @@ def _names(ranked: list[TensorUpdates]) -> str:
     return f"{kind} {listed((one.name for one in ranked), _LISTED)}"
 
 
-def _where(one: TensorUpdates, op: str = "") -> Where:
-    return Where("update", one.module, op or one.op, one.file, one.line)
+def _where(tensor: TensorUpdates, op: str = "") -> Where:
+    return Where("update", tensor.module, op or tensor.op, tensor.file, tensor.line)
 
 
 def _percent(share: float) -> str:
