@@ -199,9 +199,7 @@ def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Rec
     """The steps up to the one after a gradient was made infinite. after_backward: where no scaler looks at it."""
     recorder = Recorder(loop, overflow_from=min(1, steps - 1), after_backward=after_backward)
     with recorder.listening():
-        for recorder.step in range(steps):
-            taken = loop.take(recorder.step)
-            recorder.forget_graphs()
+        for taken in recorder.run(steps):
             over = recorder.overflowed
             if isinstance(taken, StepError) or agreed(over is not None and recorder.step > over):
                 break

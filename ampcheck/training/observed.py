@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -202,10 +202,7 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     losses: list[float] = []
     stopped: StepError | None = None
     with quiet(), recorder.listening():
-        for recorder.step in range(steps):
-            with following.step(recorder.step) if following is not None else nullcontext():
-                taken = loop.take(recorder.step)
-            recorder.forget_graphs()
+        for taken in recorder.run(steps, following.step if following is not None else None):
             if isinstance(taken, StepError):
                 stopped = taken
                 break

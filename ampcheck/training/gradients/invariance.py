@@ -9,7 +9,7 @@ differs in training too.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,33 +170,29 @@ def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: f
     recorder = Recorder(loop)
     run = _Repetition(name, {}, {}, recorder.events)
     names = {id(parameter): path for path, parameter in loop.parameters()}
-    calls = [0]
+    calls = Counter[int]()
     shadow = LoopShadow(judge=False, exactly=True)
 
     def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
-        calls[0] += 1
+        calls[recorder.step] += 1
         with torch.no_grad(), _disable_current_modes():
             factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
             inside = 1.0 if factor is None else float(factor)
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
-                        key = (recorder.step, calls[0], names.get(id(parameter), "?"))
+                        key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
                         run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
     with quiet(), recorder.listening(), shadow:
         handle = register_optimizer_step_pre_hook(keep)
         try:
-            for recorder.step in range(steps):
-                calls[0] = 0
-                taken = loop.take(recorder.step)
-                recorder.forget_graphs()
-                if isinstance(taken, StepError):
-                    if taken.kind != "value":
-                        run.stopped = taken
-                        break
-                else:
+            for taken in recorder.run(steps):
+                if not isinstance(taken, StepError):
                     run.values[recorder.step] = taken
+                elif taken.kind != "value":
+                    run.stopped = taken
+                    break
         finally:
             handle.remove()
     run.scaled = recorder.scaled
