@@ -6,6 +6,7 @@ import io
 import math
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -272,28 +273,25 @@ def _random_state(loop: TrainingLoop) -> Any:
 
 def _compare(before: _State, after: _State) -> tuple[Difference, ...]:
     """The parts in which two states differ; losses where both have some."""
-    differing: dict[str, list[tuple[str, float, str]]] = {}
+    differing: dict[str, list[tuple[str, float, str]]] = defaultdict(list)
     for what, name in dict.fromkeys((*before.tensors, *after.tensors)):
         size = _distance(before.tensors.get((what, name)), after.tensors.get((what, name)))
         if size is not None:
             detail = f"{name} differs by {size:.2g} of its norm"
             detail = f"{name} is missing or of another kind" if size == math.inf else detail
-            differing.setdefault(what, []).append((name, size, detail))
+            differing[what].append((name, size, detail))
     for owner in dict.fromkeys((*before.settings, *after.settings)):
         what, _, name = owner.partition(":")
         if changed := _changed(before.settings.get(owner, {}), after.settings.get(owner, {}), what):
-            differing.setdefault(what, []).append((name, 0.0, f"{name}: {changed}"))
-    differences: list[Difference] = []
+            differing[what].append((name, 0.0, f"{name}: {changed}"))
+    for step, (first, second) in enumerate(zip(before.losses, after.losses, strict=False)):
+        if not same_loss(first, second):
+            detail = f"of step {step}: {first:.9g} became {second:.9g}"
+            differing["losses"].append((f"step {step}", abs(first - second), detail))
+    differences = []
     for what, parts in differing.items():
         _, size, detail = max(parts, key=lambda part: part[1])
         differences.append(Difference(what, tuple(name for name, _, _ in parts), detail, size))
-    pairs = list(enumerate(zip(before.losses, after.losses, strict=False)))
-    losses = [(step, first, second) for step, (first, second) in pairs if not same_loss(first, second)]
-    if losses:
-        step, first, second = losses[0]
-        detail = f"of step {step}: {first:.9g} became {second:.9g}"
-        names = tuple(f"step {number}" for number, _, _ in losses)
-        differences.append(Difference("losses", names, detail, abs(first - second)))
     return tuple(differences)
 
 
