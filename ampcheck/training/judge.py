@@ -28,10 +28,12 @@ from ampcheck.training.checkpoints import check_checkpoint_events
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
-from ampcheck.training.gradients.checks import check_gradients, damage_text, gradient_table
-from ampcheck.training.gradients.finite import (
+from ampcheck.training.gradients.checks import (
     check_finite,
+    check_gradients,
     check_loss,
+    damage_text,
+    gradient_table,
     loss_chart,
     measure_finite,
     nonfinite_parameters,
@@ -50,8 +52,13 @@ from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import check_reductions, reduction_table
 from ampcheck.training.resume import check_resume, measure_resume, resume_table
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
-from ampcheck.training.scale.stats import first_skipped, measure_loss_scale
+from ampcheck.training.scale.stats import (
+    first_skipped,
+    loss_scale_chart,
+    loss_scale_table,
+    measure_loss_scale,
+    window_chart,
+)
 from ampcheck.training.stagnation.stagnation import check_stagnation, stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
 from ampcheck.training.state_dtypes.measure import state_dtype_tables

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +23,94 @@ from ampcheck.core.formats import format_of
 from ampcheck.shadow.call import Call, leaves, op_schema
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import StorageMap, storage_number
-from ampcheck.training.forms import Form, Operand, combined, itself, mixed
 from ampcheck.training.loop import Resident, Role
 
-NARROW: frozenset[torch.dtype] = frozenset(
-    getattr(torch, name)
-    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-    if hasattr(torch, name)
-)
+_LINEAR = frozenset(("addcmul", "addcdiv", "index_add", "scatter_add", "addmm", "addmv", "addbmm", "baddbmm", "addr"))
+
+
+class Form(NamedTuple):
+    """How a value depends on origins. mask: a bit for each origin; gains: the factors of those that enter as a
+    multiple, by bit; pure: the value is nothing but a multiple of one origin."""
+
+    mask: int = 0
+    gains: Mapping[int, float] = MappingProxyType({})
+    pure: bool = False
+
+    def gain(self, bit: int) -> float | None:
+        """The factor of one origin; None where it is not known, 0.0 for one that does not matter."""
+        return self.gains.get(bit, None if self.mask & bit else 0.0)
+
+    def times(self, factor: float) -> Form:
+        """The form of a multiple."""
+        return Form(self.mask, {bit: factor * gain for bit, gain in self.gains.items()}, self.pure)
+
+    def plus(self, other: Form, factor: float = 1.0) -> Form:
+        """The form of `self + factor * other`."""
+        # The bits of the gains are distinct, so that their sum is their union.
+        shared = self.mask & other.mask & ~(sum(self.gains) & sum(other.gains))
+        gains = {bit: gain for bit, gain in self.gains.items() if not bit & shared}
+        for bit, gain in other.gains.items():
+            if not bit & shared:
+                gains[bit] = gains.get(bit, 0.0) + factor * gain
+        return Form(self.mask | other.mask, gains, self.pure and other.pure and self.gains.keys() == other.gains.keys())
+
+    def without(self, hidden: int) -> Form:
+        """The form without some of its origins."""
+        if not hidden & self.mask:
+            return self
+        return Form(self.mask & ~hidden, {bit: gain for bit, gain in self.gains.items() if not bit & hidden})
+
+
+def itself(bit: int) -> Form:
+    """The form of an origin that nothing has touched."""
+    return Form(bit, {bit: 1.0}, pure=True)
+
+
+def mixed(forms: Sequence[Form]) -> Form:
+    """The form of any other function of values."""
+    return Form(reduce(or_, (form.mask for form in forms), 0))
+
+
+class Operand(NamedTuple):
+    """An operand of an op: its form, and its value where it is one constant number for all elements."""
+
+    form: Form
+    number: float | None = None
+
+
+def combined(base: str, operands: Sequence[Operand], alpha: float = 1.0, beta: float = 1.0) -> Form:
+    """The form of the result of an op. base: `mul` for `mul_` and `_foreach_mul_` alike."""
+    forms = [operand.form for operand in operands]
+    first, second = (*operands, Operand(Form()), Operand(Form()))[:2]
+    match base:
+        case "mul" if second.number is not None:
+            return first.form.times(second.number)
+        case "mul" if first.number is not None:
+            return second.form.times(first.number)
+        case "div" if second.number:
+            return first.form.times(1.0 / second.number)
+        case "neg":
+            return first.form.times(-1.0)
+        case "add" | "sub":
+            return first.form.plus(second.form, alpha if base == "add" else -alpha)
+        case "rsub":
+            return second.form.plus(first.form, -alpha)
+        case "lerp" if len(operands) > 2 and operands[2].number is not None:
+            weight = operands[2].number
+            return first.form.times(1.0 - weight).plus(second.form, weight)
+        case base if base in _LINEAR:
+            return first.form.times(beta).plus(mixed(forms[1:]))
+        case "copy":
+            return second.form
+        case "clone" | "_to_copy":
+            return first.form
+        case "zero" | "fill":
+            return Form()
+    return mixed(forms)
+
+
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+NARROW = frozenset((torch.float16, torch.bfloat16, *_FLOAT8))
 """Floating dtypes narrower than float32 in which values are added up (block scales and packed formats are not)."""
 
 _OTHERWISE = frozenset(("alpha", "beta", "rounding_mode", "out", "accumulate"))
@@ -48,9 +131,9 @@ class Decay:
     op: str = ""
 
     def __add__(self, other: Decay) -> Decay:
-        return (
-            replace(other, looked=self.looked + other.looked, stuck=self.stuck + other.stuck) if other.looked else self
-        )
+        if not other.looked:
+            return self
+        return replace(other, looked=self.looked + other.looked, stuck=self.stuck + other.stuck)
 
     @property
     def share(self) -> float:
@@ -115,9 +198,8 @@ class Lineage(TorchDispatchMode):
         self._count = self._parameters = 0
         self._residents = self.drawn = self.new_origin()
         for resident in residents:
-            if resident.tensor.dtype not in NARROW or resident.role is Role.GRADIENT:
-                continue
-            if not self.bit_of(resident.tensor):
+            narrow = resident.tensor.dtype in NARROW and resident.role is not Role.GRADIENT
+            if narrow and not self.bit_of(resident.tensor):
                 bit = self.new_origin()
                 self._bits.put(resident.tensor, bit)
                 self._origins[bit] = resident
@@ -175,9 +257,8 @@ class Lineage(TorchDispatchMode):
                 self._additions.before(call, self)
         call.out = func(*args, **kwargs)
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            for number, tensor in enumerate(leaves(call.out) if forms else ()):
-                notes.append(_Note(tensor, forms[min(number, len(forms) - 1)]))
-            for note in notes:
+            results = enumerate(leaves(call.out) if forms else ())
+            for note in (*notes, *(_Note(t, forms[min(n, len(forms) - 1)]) for n, t in results)):
                 self._note(call, *note)
             if self._additions is not None:
                 self._additions.after(call, self, users_line(sys._getframe()))
@@ -201,7 +282,9 @@ class Lineage(TorchDispatchMode):
         foreach = call.name.startswith("_foreach_")
         followed = bool(written) or torch.Tag.pointwise in call.op.tags or base in _CASTS
         followed = (followed or (foreach and base not in _REDUCING)) and call.op.namespace == "aten"
-        followed = followed and (base not in ("copy", "_to_copy") or _is_float_cast(call))
+        # Bits that are read or written as integers are no values.
+        floats = all(tensor.is_floating_point() for tensor in leaves(call.args[:2]))
+        followed = followed and (base not in ("copy", "_to_copy") or floats)
         hidden = (0 if followed else self._residents) | (self._parameters if recorded else 0)
         notes, counts = [], Counter[int]()
         for position, tensor in written:
@@ -291,10 +374,8 @@ class Lineage(TorchDispatchMode):
             return
         dtype = str(result.dtype).removeprefix("torch.")
         names = [r.name for b, r in self._origins.items() if form.mask & b]
-        seen = self.vanished.get((constant, dtype))
-        if seen is None:
-            seen = VanishedConstant(constant, dtype, op_name(call.op), *users_line(sys._getframe()))
-            self.vanished[constant, dtype] = seen
+        new = VanishedConstant(constant, dtype, op_name(call.op), *users_line(sys._getframe()))
+        seen = self.vanished.setdefault((constant, dtype), new)
         seen.of = tuple(dict.fromkeys((*seen.of, *sorted(names))))
         seen.zeros += int((result == 0).sum())
 
@@ -316,9 +397,3 @@ def _base(call: Call) -> str:
 def _number(call: Call, name: str) -> float:
     value = call.argument(name)
     return float(value) if isinstance(value, (int, float)) else 1.0
-
-
-def _is_float_cast(call: Call) -> bool:
-    """Whether a copy reads and writes floats: bits seen as integers are no values."""
-    source = call.args[1] if call.name == "copy_" else call.args[0]
-    return bool(source.is_floating_point() and (call.name != "copy_" or call.args[0].is_floating_point()))

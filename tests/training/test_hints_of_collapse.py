@@ -12,7 +12,7 @@ from torch import nn
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.training.gradients.finite import FiniteStats, check_finite, check_loss, mend_nonfinite
+from ampcheck.training.gradients.checks import FiniteStats, check_finite, check_loss, mend_nonfinite
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loss_scale_window import GradientHistogram, scale_window
 from ampcheck.training.scale.checks import check_loss_scale

@@ -12,8 +12,7 @@ from ampcheck.audit import audit
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import as_subject
-from ampcheck.training.gradients.checks import check_gradients
-from ampcheck.training.gradients.finite import check_loss
+from ampcheck.training.gradients.checks import check_gradients, check_loss
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop

@@ -10,7 +10,7 @@ from ampcheck.core.formats import FORMATS
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
 from ampcheck.health import TensorHealth
-from ampcheck.training.gradients.finite import loss_chart
+from ampcheck.training.gradients.checks import loss_chart
 from ampcheck.training.loss_scale_window import GradientHistogram, ScaleWindow, scale_window
 from ampcheck.training.monitor.sums import MonitorStats, ParameterStats
 

@@ -11,7 +11,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.training.gradients.finite import mend_nonfinite
+from ampcheck.training.gradients.checks import mend_nonfinite
 from ampcheck.training.loss_scale_window import POOL, ScaleWindow
 from ampcheck.training.scale.stats import (
     COLLAPSE,
