@@ -83,6 +83,8 @@ _FOLLOWED = frozenset(
 )
 """The checks that compare what steps compute."""
 
+_STATE_CHECKS = (of_loops.MASTER_WEIGHTS, of_loops.OPTIMIZER_STATE, of_loops.BUFFER_DTYPE, of_models.LOSS_DTYPE)
+
 
 @dataclass(slots=True)
 class Context:
@@ -259,8 +261,6 @@ def _confounders(context: Context) -> Run:
 def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: Coverage | None = None) -> Run:
     return Run(findings=tuple(findings), tables=tables, coverage=coverage or Coverage())
 
-
-_STATE_CHECKS = (of_loops.MASTER_WEIGHTS, of_loops.OPTIMIZER_STATE, of_loops.BUFFER_DTYPE, of_models.LOSS_DTYPE)
 
 STAGES = (
     Stage("gradients", (of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL), _gradients),

@@ -29,6 +29,8 @@ from ampcheck.torchtools.storage import local
 _OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """PyTorch before 2.5 has that of CUDA alone."""
 
+_COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "fsdp"))
+
 
 class Role(str, Enum):
     """The purpose of a tensor that lives across steps."""
@@ -254,9 +256,6 @@ def plain_values(tensor: torch.Tensor) -> torch.Tensor:
 def same_loss(first: float, second: float) -> bool:
     """Whether two runs of one step returned the same value, NaN for NaN."""
     return first == second or (math.isnan(first) and math.isnan(second))
-
-
-_COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "fsdp"))
 
 
 class LoopShadow(Shadow):  # type: ignore[no-untyped-call]

@@ -37,6 +37,46 @@ UPDATES = 4
 
 _RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
 
+_LISTED = 3
+
+_OF_GRADIENTS = (GRADIENT_UNDERFLOW.slug, LOSS_SCALE.slug, LOSS_DTYPE.slug)
+"""Checks that need a backward pass."""
+
+_OF_UPDATES = (NONFINITE_GRADIENT.slug, STAGNATION.slug, RESUME.slug)
+"""Checks that need a weight that changes."""
+
+_BACKWARD = "let step(i) run loss.backward(), or observe as many steps as it takes to reach it ('steps' in the mapping)"
+
+_OPTIMIZER = "let the mapping name the optimizer that steps these weights, and the model that it was built for"
+
+_SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
+
+_UNUSED = (
+    "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or leave the scaler out: "
+    "bfloat16 and float32 need none"
+)
+
+_DISABLED = (
+    "where this machine lacks the device, autocast and GradScaler do nothing: choose both by the device that is "
+    "there, torch.autocast('cpu', dtype) and torch.amp.GradScaler('cpu')"
+)
+
+_ITERATOR = "it draws on an iterator that ends: let step(i) depend on i alone, or observe fewer steps (--steps)"
+
+_STOPPED = {
+    "raised": (
+        "a step must come to its end",
+        "run the step by itself; later code was not checked",
+    ),
+    "memory": (
+        "a step must fit into memory",
+        "use a smaller batch, model or data set for the audit: it keeps a copy of all that the step reaches "
+        "(weights, state, gradients, data), and one more of what training changes",
+    ),
+    "value": ("a step must return its loss, a float (or a tensor of one element)", "return loss.item()"),
+}
+"""Requirement and hint for each kind of `StepError`."""
+
 
 class Following:
     """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
@@ -106,42 +146,6 @@ def floating_residents(loop: TrainingLoop) -> list[Resident]:
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
                 floating.append(replace(resident, tensor=local))
     return floating
-
-
-_LISTED = 3
-
-_OF_GRADIENTS = (GRADIENT_UNDERFLOW.slug, LOSS_SCALE.slug, LOSS_DTYPE.slug)
-"""Checks that need a backward pass."""
-
-_OF_UPDATES = (NONFINITE_GRADIENT.slug, STAGNATION.slug, RESUME.slug)
-"""Checks that need a weight that changes."""
-
-_BACKWARD = "let step(i) run loss.backward(), or observe as many steps as it takes to reach it ('steps' in the mapping)"
-_OPTIMIZER = "let the mapping name the optimizer that steps these weights, and the model that it was built for"
-_SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
-_UNUSED = (
-    "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or leave the scaler out: "
-    "bfloat16 and float32 need none"
-)
-_DISABLED = (
-    "where this machine lacks the device, autocast and GradScaler do nothing: choose both by the device that is "
-    "there, torch.autocast('cpu', dtype) and torch.amp.GradScaler('cpu')"
-)
-_ITERATOR = "it draws on an iterator that ends: let step(i) depend on i alone, or observe fewer steps (--steps)"
-
-_STOPPED = {
-    "raised": (
-        "a step must come to its end",
-        "run the step by itself; later code was not checked",
-    ),
-    "memory": (
-        "a step must fit into memory",
-        "use a smaller batch, model or data set for the audit: it keeps a copy of all that the step reaches "
-        "(weights, state, gradients, data), and one more of what training changes",
-    ),
-    "value": ("a step must return its loss, a float (or a tensor of one element)", "return loss.item()"),
-}
-"""Requirement and hint for each kind of `StepError`."""
 
 
 @dataclass(frozen=True, slots=True)

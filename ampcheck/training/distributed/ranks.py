@@ -45,6 +45,10 @@ _FAILED = re.compile(
 
 _GRAVEST_FIRST = ("memory", "raised", "value")
 
+_GROUPS = itertools.count()
+
+Titled = TypeVar("Titled", Table, Chart)
+
 
 def world_size() -> int:
     """How many processes work together; 1 where no process group is set up."""
@@ -172,11 +176,6 @@ def _lost_ranks(error: Exception, subject: str, left: Collection[str]) -> Run:
     reason = "not judged: the ranks lost each other, see coverage"
     skipped = (REGISTRY[slug].skip(subject, reason) for slug in sorted(left))
     return Run(findings=(COVERAGE.fail(subject, message, where=where, hint=hint), *skipped))
-
-
-_GROUPS = itertools.count()
-
-Titled = TypeVar("Titled", Table, Chart)
 
 
 def gather_runs(run: Run) -> Run | None:

@@ -16,6 +16,12 @@ from ampcheck.training.distributed.collectives import Call
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import SumStats, compare_sum
 
+_EMULATED = 2048
+"""Elements with which sums over more processes are emulated."""
+
+_MOST = 1024
+"""The most processes that are emulated when the user names none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -115,13 +121,6 @@ class DistributedStats:
     scaled: bool = False
     target: int | None = None
     coverage: Coverage = field(default_factory=Coverage)
-
-
-_EMULATED = 2048
-"""Elements with which sums over more processes are emulated."""
-
-_MOST = 1024
-"""The most processes that are emulated when the user names none."""
 
 
 def compare_sums(ranks: Sequence[Sequence[Call]], target: int | None) -> list[CollectiveStats]:

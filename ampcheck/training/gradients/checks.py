@@ -24,6 +24,8 @@ _POINTS = 400
 _CASTS = ("aten::_to_copy", "aten::copy_", "prims::convert_element_type")
 _OFF = "torch.autocast(device, enabled=False)"
 
+_ROWS = 40
+
 
 @dataclass(frozen=True, slots=True)
 class FiniteStats:
@@ -153,9 +155,6 @@ def loss_chart(subject: str, losses: Sequence[float]) -> tuple[Chart, ...]:
     note = f"{bad:,} losses were not finite" if bad else ""
     series = (Series(subject, numbers, values),)
     return (Chart("line", f"Loss: {subject}", "step", "loss", series, check=COVERAGE.slug, note=note),)
-
-
-_ROWS = 40
 
 
 def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:

@@ -17,6 +17,29 @@ from ampcheck.health import PendingHealth, TensorHealth
 from ampcheck.health.plan import Plan
 from ampcheck.training.scale.stats import skipped_last
 
+_FINITE, _AMAX = 2, 4
+"""Where a packed vector without casts has the count of finite elements and the extremes; see `health.plan`."""
+
+_BINS = _AMAX + 3
+
+_NOTES = 8
+"""Columns besides the packed statistics: elements, those that are not stored, and the counts of `GradientSum`."""
+
+_CHUNK = 1024
+
+_NORMAL, _SMALLEST = (
+    int(math.log2(getattr(FORMATS["float16"], end))) for end in ("smallest_normal", "smallest_subnormal")
+)
+
+_SHIFTED = 3
+"""Binades by which clipping and averaging may have made a gradient smaller since it was float16."""
+
+_ABRUPT = 0.05
+"""A spread of values thins out towards zero, to single ones in its last binade. Where the last binade has this share of
+them, and more than a few, the rest of the spread was cut off."""
+
+_FEW = 8
+
 
 @dataclass(frozen=True, slots=True)
 class GradientSum:
@@ -190,30 +213,6 @@ class MonitorStats:
         if self.scaler is not None and self.scaler.enabled:
             seen["loss scales"] = len(self.scaler.scales)
         return Coverage(seen, unseen)
-
-
-_FINITE, _AMAX = 2, 4
-"""Where a packed vector without casts has the count of finite elements and the extremes; see `health.plan`."""
-
-_BINS = _AMAX + 3
-
-_NOTES = 8
-"""Columns besides the packed statistics: elements, those that are not stored, and the counts of `GradientSum`."""
-
-_CHUNK = 1024
-
-_NORMAL, _SMALLEST = (
-    int(math.log2(getattr(FORMATS["float16"], end))) for end in ("smallest_normal", "smallest_subnormal")
-)
-
-_SHIFTED = 3
-"""Binades by which clipping and averaging may have made a gradient smaller since it was float16."""
-
-_ABRUPT = 0.05
-"""A spread of values thins out towards zero, to single ones in its last binade. Where the last binade has this share of
-them, and more than a few, the rest of the spread was cut off."""
-
-_FEW = 8
 
 
 class Series:

@@ -22,6 +22,14 @@ _FAR = 0.25
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
+CHUNK = 64 * 2**20
+"""Bytes of float32 copies at once."""
+
+_WIDE = 4
+"""Bytes of an element from which on the change of a parameter is computed in its own format."""
+
+_COUNTS = 4
+
 
 def plain_optimizer(value: object) -> torch.optim.Optimizer:
     """The optimizer that makes the steps, inside the wrapper of a library (Accelerate, Lightning).
@@ -117,15 +125,6 @@ def _step_size(
         ratio = slope.abs()
     size: torch.Tensor = ratio.nan_to_num(0.0).clamp(max=1.0) * group.get("lr", 0.0)
     return size
-
-
-CHUNK = 64 * 2**20
-"""Bytes of float32 copies at once."""
-
-_WIDE = 4
-"""Bytes of an element from which on the change of a parameter is computed in its own format."""
-
-_COUNTS = 4
 
 
 @dataclass(slots=True)

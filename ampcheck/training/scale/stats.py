@@ -23,6 +23,11 @@ from ampcheck.training.protocol.events import Act, Event
 COLLAPSE = 8
 """Steps skipped one after the other, with nothing but smaller scales between them, that are no back-off any more."""
 
+_BEYOND = 3
+"""Powers of two that are shown beyond each end of the window."""
+
+_ROWS = 48
+
 
 @dataclass(frozen=True, slots=True)
 class ScalerStep:
@@ -268,12 +273,6 @@ def first_skipped(events: Sequence[Event]) -> int | None:
     """The first step that a scaler skipped, of all ranks together; None without one."""
     here = next((event.step for event in events if event.act is Act.SCALER_STEP and event.skipped), None)
     return min((step for step in gather(here) if step is not None), default=None)
-
-
-_BEYOND = 3
-"""Powers of two that are shown beyond each end of the window."""
-
-_ROWS = 48
 
 
 def loss_scale_table(stats: LossScaleStats) -> Table | None:

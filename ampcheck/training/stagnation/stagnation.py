@@ -22,6 +22,17 @@ _ROWS = 40
 _LONGEST = 8192
 _MOST = 0.5
 
+_WARNED_FROM = 0.5
+
+_LEAST = 2
+
+_FOLLOWS = 0.1
+"""A decaying average that stays within this part of its size from what it follows is one."""
+
+_LISTED = 3
+
+_PLURAL = {"other": "tensors of the step", "scaler": "state of the scaler", "copy": "copies"}
+
 
 @dataclass(frozen=True, slots=True)
 class StagnationStats:
@@ -154,15 +165,6 @@ def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
         factor = tensor.bad_decay.factor if tensor.share <= _MOST and tensor.bad_decay.share > _MOST else None
         length = min(_LONGEST, 2 * tensor.accumulation.steps) if tensor.accumulation else None
         tensor.cures = measure_cures(tensor.samples, getattr(torch, tensor.dtype), factor=factor, steps=length)
-
-
-_WARNED_FROM = 0.5
-_LEAST = 2
-_FOLLOWS = 0.1
-"""A decaying average that stays within this part of its size from what it follows is one."""
-
-_LISTED = 3
-_PLURAL = {"other": "tensors of the step", "scaler": "state of the scaler", "copy": "copies"}
 
 
 def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:

@@ -25,6 +25,12 @@ _BFLOAT16 = ("bfloat16", *_FULL)
 
 ROLES = ("parameter", "gradient", "state", "buffer", "copy", "loss")
 
+_ROWS = 40
+
+_SAMPLE = 256
+
+_Shape: TypeAlias = "tuple[tuple[int, ...], torch.device]"
+
 
 def _parse_names(value: object, name: str) -> tuple[str, ...]:
     values = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
@@ -130,12 +136,6 @@ def _preset(name: object, subject: str) -> DtypePolicy:
     if not isinstance(name, str) or name not in PRESETS:
         raise UsageError(f"policy of {subject} must be one of {', '.join(PRESETS)}; found {show(name)}")
     return PRESETS[name]
-
-
-_ROWS = 40
-_SAMPLE = 256
-
-_Shape: TypeAlias = "tuple[tuple[int, ...], torch.device]"
 
 
 @dataclass(frozen=True, slots=True)
