@@ -26,20 +26,14 @@ from ampcheck.torchtools.storage import StorageMap, storage_number
 from ampcheck.training.loop import Resident, Role
 
 _LINEAR = frozenset(("addcmul", "addcdiv", "index_add", "scatter_add", "addmm", "addmv", "addbmm", "baddbmm", "addr"))
-
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-
 NARROW = frozenset((torch.float16, torch.bfloat16, *_FLOAT8))
 """Floating dtypes narrower than float32 in which values are added up (block scales and packed formats are not)."""
 
 _OTHERWISE = frozenset(("alpha", "beta", "rounding_mode", "out", "accumulate"))
-
 _FUSED_DECAYS = {"exp_avgs": "beta1", "exp_avg_sqs": "beta2"}
-
 _REDUCING = frozenset(("norm", "max", "powsum"))
-
 _CASTS = frozenset(("_to_copy", "clone", "copy"))
-
 _GUARDS = frozenset(("add", "sub", "clamp", "clamp_min", "maximum"))
 
 

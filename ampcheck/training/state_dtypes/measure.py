@@ -237,7 +237,7 @@ def _sum_of_bits(part: torch.Tensor) -> int:
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(part.element_size())
     if integers is None or part.layout is not torch.strided or part.is_meta:
         return 0
-    with suppress(RuntimeError, NotImplementedError):  # a subclass that has no view of its bits
+    with suppress(RuntimeError, TypeError, AttributeError):  # a subclass that has no view of its bits
         return int(part.view(integers).sum(dtype=torch.int64))
     return 0
 
