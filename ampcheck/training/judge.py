@@ -13,7 +13,6 @@ from ampcheck.autocast.judge import judge_use
 from ampcheck.catalog import for_kind
 from ampcheck.catalog import numerics as of_models
 from ampcheck.catalog import training as of_loops
-from ampcheck.catalog.training import RESUME, SCALE_INVARIANCE, SCALER_PROTOCOL
 from ampcheck.core.arguments import parse_integer, parse_names
 from ampcheck.core.check import Check
 from ampcheck.core.environment import environment
@@ -28,46 +27,21 @@ from ampcheck.training.checkpoints import check_checkpoint_events
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
-from ampcheck.training.gradients.checks import (
-    check_finite,
-    check_gradients,
-    check_loss,
-    damage_text,
-    gradient_table,
-    loss_chart,
-    measure_finite,
-    nonfinite_parameters,
-)
+from ampcheck.training.gradients import checks as of_gradients
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
 from ampcheck.training.loop import StepError, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, unjudged
-from ampcheck.training.protocol.checks import (
-    applied_nonfinite,
-    check_protocol,
-    check_scheduler_skip,
-    steps_past_scaler,
-)
+from ampcheck.training.protocol import checks as of_calls
 from ampcheck.training.protocol.events import Act, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import check_reductions, reduction_table
 from ampcheck.training.resume import check_resume, measure_resume, resume_table
+from ampcheck.training.scale import stats as of_scales
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import (
-    first_skipped,
-    loss_scale_chart,
-    loss_scale_table,
-    measure_loss_scale,
-    window_chart,
-)
 from ampcheck.training.stagnation.stagnation import check_stagnation, stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
 from ampcheck.training.state_dtypes.measure import state_dtype_tables
-from ampcheck.training.tf32.settings import (
-    check_tf32,
-    confounders_table,
-    measure_confounders,
-    measure_nondeterminism,
-)
+from ampcheck.training.tf32 import settings as of_settings
 
 __all__ = ["CHECKS", "STEPS", "assert_training", "judge_training"]
 
@@ -118,18 +92,21 @@ class Stage:
 def observe_steps(context: Context) -> Run:
     """Run the plain steps, and report those that did not go as a step must."""
     loop, wanted = context.loop, context.wanted
-    already_nonfinite = nonfinite_parameters(loop)
+    already_nonfinite = of_gradients.nonfinite_parameters(loop)
     seen = context.seen = observe(loop, context.steps, follow=not _FOLLOWED.isdisjoint(wanted))
-    finite = measure_finite(loop, seen.losses, already_nonfinite)
+    finite = of_gradients.measure_finite(loop, seen.losses, already_nonfinite)
     context.overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
     if finite.overflowed is not None:
         finite = replace(finite, place=seen.place(finite.overflowed))
-    findings = [*check_observed(seen), *unjudged([f for f in check_finite(finite) if f.check in wanted], seen)]
+    findings = [
+        *check_observed(seen),
+        *unjudged([f for f in of_gradients.check_finite(finite) if f.check in wanted], seen),
+    ]
     unseen = {f"{name}, which cannot be restored": 1 for name in loop.reached.opaque}
     if loop.reached.unseen:
         unseen["what the step reaches beyond the first 20,000 values"] = 1
     coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
-    return Run(findings=tuple(findings), coverage=coverage, charts=loss_chart(seen.subject, seen.losses))
+    return Run(findings=tuple(findings), coverage=coverage, charts=of_gradients.loss_chart(seen.subject, seen.losses))
 
 
 def _gradients(context: Context) -> Run:
@@ -138,20 +115,20 @@ def _gradients(context: Context) -> Run:
     stats = seen.gradients
     if stats is None:
         return Run()
-    skipped = first_skipped(seen.events)
+    skipped = of_scales.first_skipped(seen.events)
     skipped = context.overflowed if skipped is None else skipped
     first_op = seen.place(skipped) if skipped is not None else None
-    scales = measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)
-    damage = damage_text(stats, limits)
+    scales = of_scales.measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)
+    damage = of_gradients.damage_text(stats, limits)
     judged = [f for scale in scales for f in check_loss_scale(replace(scale, damage=damage), limits)]
     if stats.skipped:
         verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
         why = of_loops.LOSS_SCALE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
         judged = [why if f.verdict is Verdict.SKIP else f for f in judged]
-    tables = [gradient_table(stats), *map(loss_scale_table, scales)]
-    charts = [*map(loss_scale_chart, scales), *map(window_chart, scales)]
+    tables = [of_gradients.gradient_table(stats), *map(of_scales.loss_scale_table, scales)]
+    charts = [*map(of_scales.loss_scale_chart, scales), *map(of_scales.window_chart, scales)]
     return Run(
-        findings=(*check_gradients(stats, limits), *judged),
+        findings=(*of_gradients.check_gradients(stats, limits), *judged),
         coverage=stats.coverage,
         tables=tuple(table for table in tables if table is not None),
         charts=tuple(chart for chart in charts if chart is not None),
@@ -181,8 +158,8 @@ def _protocol(context: Context) -> Run:
         gradients.lost if gradients else None,
         seen.stopped,
         context.invariant,
-        applied=applied_nonfinite(seen.events) or None,
-        damage=damage_text(gradients, context.limits) if gradients else "",
+        applied=of_calls.applied_nonfinite(seen.events) or None,
+        damage=of_gradients.damage_text(gradients, context.limits) if gradients else "",
         format=gradients.format if gradients else "",
         scalers=tuple(path for path, scaler in context.loop.reached.scalers.items() if scaler.is_enabled()),
     )
@@ -191,7 +168,7 @@ def _protocol(context: Context) -> Run:
     scaler_steps = [event for event in seen.events if event.act is Act.SCALER_STEP]
     skipped = any(event.skipped for event in scaler_steps)
     scaled = any(event.enabled for event in scaler_steps)
-    direct = steps_past_scaler(seen.events) and not stats.applied
+    direct = of_calls.steps_past_scaler(seen.events) and not stats.applied
     skipping = stats
     if agreed(direct or (scheduled and not skipped and scaled)):
         checked = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) and e.enabled for e in seen.events)
@@ -199,9 +176,9 @@ def _protocol(context: Context) -> Run:
         if scheduled and not skipped:
             skipping = replace(stats, events=tuple(recorder.events), injected=recorder.overflowed)
         if direct and recorder.overflowed is not None:
-            stats = replace(stats, applied=applied_nonfinite(recorder.events), injected=recorder.overflowed)
-    findings = check_protocol(stats, context.limits)
-    return _run([*findings, *(check_scheduler_skip(skipping) if of_schedulers else ())])
+            stats = replace(stats, applied=of_calls.applied_nonfinite(recorder.events), injected=recorder.overflowed)
+    findings = of_calls.check_protocol(stats, context.limits)
+    return _run([*findings, *(of_calls.check_scheduler_skip(skipping) if of_schedulers else ())])
 
 
 def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Recorder:
@@ -244,7 +221,7 @@ def _state_dtypes(context: Context) -> Run:
     findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed)
     if of_models.LOSS_DTYPE.slug in context.wanted:
         first = next((number for number, loss in enumerate(seen.losses) if not math.isfinite(loss)), 0)
-        nonfinite = check_loss(seen.subject, seen.losses, seen.exact, seen.place(first))
+        nonfinite = of_gradients.check_loss(seen.subject, seen.losses, seen.exact, seen.place(first))
         if nonfinite:
             findings = [*(f for f in findings if f.check != of_models.LOSS_DTYPE.slug), *nonfinite]
     return _run(findings, tables=state_dtype_tables(seen.residency))
@@ -252,10 +229,10 @@ def _state_dtypes(context: Context) -> Run:
 
 def _confounders(context: Context) -> Run:
     loop = context.loop
-    stats = measure_confounders(torch.device(context.device))
+    stats = of_settings.measure_confounders(torch.device(context.device))
     if context.seen.steps and not loop.reached.compiled:  # a compiled step would be compiled once more
-        stats = replace(stats, nondeterministic=measure_nondeterminism(lambda: loop.take(0)))
-    return _run(check_tf32(stats, context.limits), tables=(confounders_table(stats),))
+        stats = replace(stats, nondeterministic=of_settings.measure_nondeterminism(lambda: loop.take(0)))
+    return _run(of_settings.check_tf32(stats, context.limits), tables=(of_settings.confounders_table(stats),))
 
 
 def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: Coverage | None = None) -> Run:
@@ -377,10 +354,10 @@ def _prevented(context: Context, stage: Stage) -> Run:
     seen = context.seen
     memory = seen.stopped is not None and seen.stopped.kind == "memory"
     scaled = any(scaler.is_enabled() for scaler in context.loop.reached.scalers.values())
-    idle = {RESUME: context.loop.save is None, SCALE_INVARIANCE: not scaled}
+    idle = {of_loops.RESUME: context.loop.save is None, of_loops.SCALE_INVARIANCE: not scaled}
     message = "not judged: the first step did not come to its end, see coverage"
     hint = "mend the step that coverage names, so that step(0) returns its loss"
-    checks = [check for check in stage.checks if check is not SCALER_PROTOCOL]
+    checks = [check for check in stage.checks if check is not of_loops.SCALER_PROTOCOL]
     verdicts = [Verdict.SKIP if memory or idle.get(check) else Verdict.INCOMPLETE for check in checks]
     pairs = zip(checks, verdicts, strict=True)
     return Run(findings=tuple(c.finding(verdict, seen.subject, message, hint=hint) for c, verdict in pairs))
