@@ -227,6 +227,10 @@ def _below(stats: LossScaleStats, window: ScaleWindow, scale: float, limits: Lim
     lost, real = window.at(scale), stats.measured(scale)
     text = f"{_percent(lost.lost)} of {lost.tensor}"
     text = f"the loss scale {power(scale)} loses {text}" if stats.enabled else f"without a loss scale {text} are lost"
+    on_the_way = stats.real_lost.get(lost.tensor)
+    if on_the_way is not None and stats.real_scale == scale and _percent(on_the_way) != _percent(lost.lost):
+        counted = f"{_percent(on_the_way)} in the real backward pass that gradient-underflow counts"
+        text += f" by the last rounding alone ({counted})"
     message = (
         f"{_required(limits.underflow, window)}; {text}{_measured(stats)}; {_span(window)} "
         f"({_evidence(window)}){_skips(stats)}"

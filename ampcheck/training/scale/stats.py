@@ -87,6 +87,8 @@ class LossScaleStats:
     scale_in_use, last_scale, trajectory, skipped_by: see `ScalerStats`. first_op: the op in which a value first became
     infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward passes.
     damage: what the scale in use does to the gradients of all parameters together, where another one would save them.
+    real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
+    `real_scale`.
     """
 
     subject: str
@@ -101,6 +103,8 @@ class LossScaleStats:
     verified: tuple[tuple[float, float, bool], ...] = ()
     scaler: str = ""
     damage: str = ""
+    real_scale: float | None = None
+    real_lost: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def scale(self) -> float | None:
@@ -263,10 +267,12 @@ def measure_loss_scale(
     attempts = gradients.attempts
     if scalers and first_op is not None and first_op.phase == "backward":
         attempts = tuple(attempt for attempt in attempts if not attempt[2])  # a smaller scale mends what overflowed
-    return [
+    lost = {loss.name: loss.lost for loss in gradients.gradients if loss.kind == "parameter" and loss.known}
+    stats = (
         loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=attempts)
         for scaler in (scalers or (None,))
-    ]
+    )
+    return [replace(path, real_scale=gradients.scale, real_lost=lost) for path in stats]
 
 
 def first_skipped(events: Sequence[Event]) -> int | None:
