@@ -6,13 +6,12 @@ run inside another op's autocast kernel nor ops outside a region.
 
 from __future__ import annotations
 
-import random
 import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from types import FrameType
 
@@ -29,7 +28,7 @@ from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.restore import save_random_state
+from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import Scopes, is_users, naming_users_errors, short_path, users_place
 from ampcheck.torchtools.trace import Trace
 
@@ -195,7 +194,7 @@ def _raised(error: BaseException, recorder: CallRecorder, trace: Trace) -> Raise
         return Raised(brief(error), banned.op, banned.where)
     through = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     if trace.failed is not None and Trace.__torch_dispatch__.__code__ in through:  # not one that the model caught
-        return Raised(brief(error), trace.failed.op, trace.failed.where)
+        return Raised(brief(error), trace.failed.where.op, trace.failed.where)
     return Raised(brief(error), "", Where(phase="forward", file=file, line=line))
 
 
@@ -283,18 +282,3 @@ def _dtypes(value: object, cast: torch.dtype | None) -> str:
     if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
         return f"[{'|'.join(sorted({text for item in value if (text := _dtypes(item, cast))}))}]"
     return ""
-
-
-@contextmanager
-def seeded() -> Iterator[None]:
-    """The same random numbers in every run; the caller's generators are restored."""
-    import numpy
-
-    restore = save_random_state()
-    torch.manual_seed(0)
-    random.seed(0)
-    numpy.random.seed(0)
-    try:
-        yield
-    finally:
-        restore()

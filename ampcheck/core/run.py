@@ -223,17 +223,6 @@ def count_verdicts(findings: Iterable[Finding]) -> dict[Verdict, int]:
     return {verdict: count[verdict] for verdict in SEVERITY if count[verdict]}
 
 
-def finding_to_dict(finding: Finding) -> dict[str, Any]:
-    """A finding as plain data that crosses process borders (JSON, execnet)."""
-    plain: dict[str, Any] = tag_nonfinite(to_plain(finding))
-    return plain
-
-
-def finding_from_dict(data: Mapping[str, object]) -> Finding:
-    """The finding that `finding_to_dict` wrote."""
-    return from_plain(Finding, untag_nonfinite(dict(data)), _ALWAYS)
-
-
 _collectors: ContextVar[tuple[list[Run], ...]] = ContextVar("ampcheck_collectors", default=())
 
 

@@ -88,9 +88,9 @@ def measure_flow(
                 with autocast:
                     model(*args, **kwargs)
         widened = Counter(
-            event.module
+            event.where.module
             for event in trace.events
-            if event.op.startswith(("aten::_to_copy", "aten::to."))
+            if event.where.op.startswith(("aten::_to_copy", "aten::to."))
             and torch.float32 in event.outputs
             and any(dtype in (torch.float16, torch.bfloat16) for dtype in event.inputs)
         )

@@ -40,12 +40,6 @@ def placements(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(tensor.placements) if kind is not None and isinstance(tensor, kind) else ()
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether other processes have other elements of this tensor."""
-    mesh: Any = getattr(tensor, "device_mesh", None)
-    return any(not part.is_replicate() and mesh.size(dim) > 1 for dim, part in enumerate(placements(tensor)))
-
-
 def is_pending(tensor: torch.Tensor) -> bool:
     """Whether a tensor contains addends that are still to be summed over processes (`Partial`)."""
     return any(part.is_partial() for part in placements(tensor))

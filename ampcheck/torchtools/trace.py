@@ -1,21 +1,16 @@
-"""Every op of forward and backward as an `OpEvent`: its module, its source line, and the dtypes that really ran.
-
-A `Trace` is a dispatch mode below autocast and autograd. In backward an op has the module and the source line of the
-forward op whose autograd node it belongs to.
-"""
+"""Every op of forward and backward as an `OpEvent`: its place in the model, and the dtypes that really ran."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.core.run import Where
-from ampcheck.health import PendingHealth, Unmeasured, measure_health
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
@@ -23,108 +18,58 @@ from ampcheck.torchtools.source import Scopes, op_name
 
 @dataclass(frozen=True, slots=True)
 class OpEvent:
-    """One op that ran.
+    """One op that ran. call: how often its module was entered before, from 0. inputs, outputs: the dtypes of its
+    tensors in order of the schema."""
 
-    `op` is the overload (`aten::addmm`, `aten::sum.dim_IntList`); `module` the dotted path of the innermost module
-    (`""` is the root); `call` counts from 0 how often that module was entered before; `inputs` and `outputs` are the
-    dtypes of the tensors in order of the schema; `health` that of each floating output, where it is measured.
-    """
-
-    index: int
-    phase: str
-    module: str
+    where: Where
     call: int
-    op: str
-    file: str
-    line: int | None
     inputs: tuple[torch.dtype, ...]
-    outputs: tuple[torch.dtype, ...]
-    health: tuple[PendingHealth | Unmeasured, ...] = ()
-
-    @property
-    def where(self) -> Where:
-        """The location of this event, as findings name it."""
-        return Where(phase=self.phase, module=self.module, op=self.op, file=self.file, line=self.line)
-
-
-class Observer(Protocol):
-    """Sees each op with its tensors, which an event does not keep alive."""
-
-    def before(self, op: torch._ops.OpOverload, args: object, kwargs: object, /) -> Any:
-        """Called before the op runs; its result is handed to `after`."""
-
-    def after(
-        self, event: OpEvent, op: torch._ops.OpOverload, args: object, kwargs: object, out: object, token: object, /
-    ) -> Any:
-        """Called after the op ran, unless it raised. A result other than None replaces that of the op."""
+    outputs: tuple[torch.dtype, ...] = ()
 
 
 class Trace(TorchDispatchMode):
-    """Record every op that runs inside; `events` lists them in order.
+    """Record every op that runs inside, below autocast and autograd; `events` lists them in order.
 
-    model: the module whose paths and calls events have; without one, they have the source line only.
-    health: measure each floating output.
-    observers: see the tensors themselves.
-
-    Hooks and modes are removed when the block ends, also by an exception. `failed` then is the op that raised.
-    Ops inside higher-order ops (`torch.cond`, `flex_attention`) are not recorded; `unseen` counts these.
+    model: the module whose paths and calls events have; without one, they have the source line only. In backward an op
+    has the place of the forward op whose autograd node it belongs to. Hooks are removed when the block ends, also by an
+    exception. `failed` then is the op that raised. Ops inside higher-order ops are not recorded.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(
-        self, model: torch.nn.Module | None = None, *, health: bool = False, observers: tuple[Observer, ...] = ()
-    ) -> None:
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[OpEvent] = []
         self.failed: OpEvent | None = None
-        self.unseen: dict[str, int] = {}
-        self._health = health
-        self._observers = observers
         self._scopes = Scopes(model)
         self._origins = Origins(self._scopes)
         self._open = ExitStack()
 
     def __enter__(self) -> Trace:
-        self._open.enter_context(self._scopes.watched())
-        try:
+        with ExitStack() as opening:
+            opening.enter_context(self._scopes.watched())
             super().__enter__()  # type: ignore[no-untyped-call]
-        except BaseException:
-            self._open.close()
-            raise
+            self._open = opening.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        try:
+        with self._open:
             super().__exit__(*exc)  # type: ignore[no-untyped-call]
-        finally:
-            self._open.close()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
-            reason = f"what runs inside {func}"
-            self.unseen[reason] = self.unseen.get(reason, 0) + 1
             return func(*args, **kwargs)
         at = self._origins.current(sys._getframe())
-        started = OpEvent(
-            len(self.events), at.phase, at.module, at.call, op_name(func), at.file, at.line, _dtypes((args, kwargs)), ()
-        )
-        tokens = [observer.before(func, args, kwargs) for observer in self._observers]
+        started = OpEvent(at.where(op_name(func)), at.call, _dtypes((args, kwargs)))
         try:
             out = func(*args, **kwargs)
         except BaseException:
             self.failed = started
             raise
-        outputs = [t for _, t in tensors(out)]
-        health = tuple(measure_health(t) for t in outputs if t.is_floating_point()) if self._health else ()
-        event = replace(started, outputs=tuple(t.dtype for t in outputs), health=health)
-        self.events.append(event)
-        for observer, token in zip(self._observers, tokens, strict=True):
-            replaced = observer.after(event, func, args, kwargs, out, token)
-            out = out if replaced is None else replaced
+        self.events.append(replace(started, outputs=_dtypes(out)))
         return out
 
 
