@@ -70,7 +70,11 @@ def test_a_backward_op_is_led_back_to_the_forward_op_it_belongs_to() -> None:
         "blocks.1.norm",
         "blocks.0.norm",
     ]
-    gelu = [e for e in events if e.where.phase == "backward" and e.where.op == "aten::mul.Tensor" and e.where.line is not None]
+    gelu = [
+        e
+        for e in events
+        if e.where.phase == "backward" and e.where.op == "aten::mul.Tensor" and e.where.line is not None
+    ]
     assert {e.where.line for e in gelu} == {Block.forward.__code__.co_firstlineno + 1}  # exp backward is a mul
 
 
@@ -89,8 +93,14 @@ def test_a_checkpoint_that_recomputes_its_forward_keeps_the_module() -> None:
             return x
 
     recomputed = list(_of(_traced(Checkpointed()), "aten::exp", "backward"))
-    assert [event.where.module for event in recomputed] in (["blocks.1", "blocks.0"], [])  # early stop may skip the last op
-    assert {e.where.module for e in _traced(Checkpointed()) if e.where.phase == "backward"} >= {"blocks.0.norm", "blocks.1.norm"}
+    assert [event.where.module for event in recomputed] in (
+        ["blocks.1", "blocks.0"],
+        [],
+    )  # early stop may skip the last op
+    assert {e.where.module for e in _traced(Checkpointed()) if e.where.phase == "backward"} >= {
+        "blocks.0.norm",
+        "blocks.1.norm",
+    }
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

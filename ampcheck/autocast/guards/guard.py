@@ -47,6 +47,7 @@ class AutocastObservation:
         self._changed: dict[str, tuple[object, object]] = {}
         self._error: BaseException | None = None
         self._open = ExitStack()
+        self.ended = False
 
     @property
     def counts_ops(self) -> bool:
@@ -72,6 +73,7 @@ class AutocastObservation:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._recorder.active = False
+        self.ended = True
         self._open.close()
         self._error = error
         after = read_state()

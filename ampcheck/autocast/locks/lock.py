@@ -72,7 +72,9 @@ class LockTarget:
         module, _, factory = target.rpartition(":")
         module = str(_search(Path(module), near)) if module.endswith(".py") else module
         loaded = f"{module}:{factory}" if module else target
-        with seeded("cuda" if torch.cuda.is_available() else "cpu"):  # weights decide which experts a router calls; the same ones each time
+        with seeded(
+            "cuda" if torch.cuda.is_available() else "cpu"
+        ):  # weights decide which experts a router calls; the same ones each time
             subject = load_subject(loaded)
         subject = replace(subject, name=target) if subject.name == loaded else subject
         source = Path(module if module.endswith(".py") else sys.modules[module].__file__ or module)
