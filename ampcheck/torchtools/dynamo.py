@@ -15,7 +15,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -71,7 +71,17 @@ def backend(name: str) -> Callable[[fx.GraphModule, Any], Callable[..., Any]]:
 
 def reset() -> None:
     """Forget everything that was compiled; functions are compiled again when they are next called."""
-    torch.compiler.reset()
+    if "torch._dynamo" in sys.modules:  # whose import takes a second
+        torch.compiler.reset()
+
+
+def without_autograd_cache() -> AbstractContextManager[None]:
+    """Caches of whole AOTAutograd results (2.5) are off inside."""
+    from torch._functorch import config
+
+    name = "enable_autograd_cache"
+    context: AbstractContextManager[None] = config.patch({name: False} if hasattr(config, name) else {})
+    return context
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from types import TracebackType
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError
 
-from ampcheck.autocast.emulate import emulated_policy, reset_dynamo
+from ampcheck.autocast.emulate import emulated_policy
 from ampcheck.autocast.guards.checks import GUARD_CHECKS, banned_by, check_guard
 from ampcheck.autocast.guards.hooks import backward_and_steps, regions, threads
 from ampcheck.autocast.guards.recorder import OpsMode, Recorder
@@ -24,6 +24,7 @@ from ampcheck.core.arguments import parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
+from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
 from ampcheck.torchtools.source import users_place
 
@@ -65,7 +66,7 @@ class AutocastObservation:
                 opening.enter_context(backward_and_steps(recorder))
             if _OPS & self._hooked:
                 if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
-                    opening.callback(reset_dynamo)  # an older Dynamo remembers that it skipped code under a mode
+                    opening.callback(dynamo.reset)  # an older Dynamo remembers that it skipped code under a mode
                 opening.enter_context(threads(recorder))
                 opening.enter_context(OpsMode(recorder))
             self._open = opening.pop_all()
