@@ -27,10 +27,10 @@ from ampcheck.core.errors import UsageError, as_result, brief, message_of
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
+from ampcheck.torchtools.origin import Trace
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.seeds import seeded
+from ampcheck.torchtools.restore import seeded
 from ampcheck.torchtools.source import Scopes, is_users, naming_users_errors, short_path, users_place
-from ampcheck.torchtools.trace import Trace
 
 PYTORCHS_OWN = frozenset(
     """_c10d_functional _c10d_functional_autograd _dtensor _inductor_test _native _quantized _test aten c10d

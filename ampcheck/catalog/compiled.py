@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ampcheck.catalog.kinds import MODELS
 from ampcheck.core.check import Check
-from ampcheck.core.subject import Kind
+from ampcheck.core.subject import MODELS, Kind
 
 COMPILED_DTYPE = Check(
     "compiled-dtype",

@@ -20,9 +20,9 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Scalar, Table, Verdict
 from ampcheck.core.subject import Call
 from ampcheck.lab.expectations import Expectations, lacks, run_of
+from ampcheck.torchtools.origin import Trace
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import hookable
-from ampcheck.torchtools.trace import Trace
 
 ARMS = ("", "float16", "bfloat16")
 """What autocast casts to; the first runs without it."""

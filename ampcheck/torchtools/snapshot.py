@@ -19,7 +19,6 @@ from torch.nn.parameter import is_lazy
 
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.closures import children
-from ampcheck.torchtools.hooks import save_module_hooks, save_tensor_hooks
 from ampcheck.torchtools.reachable import CONTAINERS, Reached, module_attributes
 from ampcheck.torchtools.restore import save_global_state, save_random_state
 from ampcheck.torchtools.saving import (
@@ -27,8 +26,10 @@ from ampcheck.torchtools.saving import (
     save_cells,
     save_items,
     save_module,
+    save_module_hooks,
     save_object,
     save_tensor,
+    save_tensor_hooks,
     tensors_in,
 )
 

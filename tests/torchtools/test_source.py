@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck import audit
+from ampcheck.torchtools.origin import Trace
 from ampcheck.torchtools.source import Scopes
-from ampcheck.torchtools.trace import Trace
 
 
 class Branches(nn.Module):

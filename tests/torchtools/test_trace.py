@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.torchtools.trace import OpEvent, Trace
+from ampcheck.torchtools.origin import OpEvent, Trace
 
 
 class Block(nn.Module):

@@ -11,8 +11,7 @@ from typing import Any
 
 from ampcheck.autocast.policy import one_op_a_line
 from ampcheck.core.errors import UsageError, require_schema
-from ampcheck.core.file_lock import only_writer
-from ampcheck.core.files import write_atomically
+from ampcheck.core.files import only_writer, write_atomically
 from ampcheck.core.json_files import from_plain, parse_json, untag_nonfinite
 
 SCHEMA = 1
