@@ -144,8 +144,7 @@ def check_op_dtypes(stats: OpDtypes) -> list[Finding]:
             raises, runs = ("in eager mode", "compiled") if op.eager_raised else ("compiled", "in eager mode")
             reason = op.eager_raised or op.compiled_raised
             message = f"what runs {runs} must run {raises}: {call} raised {raises}, and did not {runs}: {reason}"
-            hint = "cast its arguments to one dtype before the call"
-            findings.append(COMPILED_DTYPE.warn(stats.subject, message, where=op.where, hint=hint))
+            findings.append(COMPILED_DTYPE.warn(stats.subject, message, where=op.where, hint=COMPILED_DTYPE.fix))
             continue
         both += 1
         if op.eager != op.compiled:
@@ -153,8 +152,7 @@ def check_op_dtypes(stats: OpDtypes) -> list[Finding]:
                 f"a compiled op must give the dtypes of eager mode under autocast: {call} gave {' '.join(op.eager)} "
                 f"in eager mode and {' '.join(op.compiled)} compiled"
             )
-            hint = "cast its result where the dtype matters, or call it with autocast disabled"
-            findings.append(COMPILED_DTYPE.fail(stats.subject, message, where=op.where, hint=hint))
+            findings.append(COMPILED_DTYPE.fail(stats.subject, message, where=op.where, hint=COMPILED_DTYPE.fix))
     if not both:
         reason = f"the model raised {stats.raised}" if stats.raised else "which proves nothing"
         message = f"ops must be seen in eager mode and compiled: none was, {reason}"
