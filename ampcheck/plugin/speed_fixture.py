@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import pytest
 
@@ -22,12 +22,9 @@ from ampcheck.plugin.marker import MarkerArguments
 from ampcheck.plugin.selection import Scope, is_speed_test, why_disabled
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from ampcheck.core.run import Finding, Run
     from ampcheck.speed.baseline import Baseline, EarlierHistory
     from ampcheck.speed.benchmark import Benchmark, SpeedTestOptions
-    from ampcheck.speed.clock import Clock
     from ampcheck.speed.paired import Step
     from ampcheck.speed.stats import SpeedRecord, SpeedStats
 
@@ -70,37 +67,13 @@ R = TypeVar("R")
 _TIMER = pytest.StashKey[RecordedTimer]()
 
 
-class Measuring(TypedDict, total=False):
-    """Keywords of both forms of the fixture, as `ampcheck.assert_speed` takes them; precision: of the arms."""
+_BOTH = frozenset({"budget", "precision", "subject", "device", "clock", "seed", "effect"})
 
-    budget: float | None
-    precision: str | None
-    subject: str | None
-    device: str | None
-    clock: Clock | None
-    seed: int | None
+JUDGED = _BOTH | {"at_least", "comparisons", "false_alarms"}
+"""Keywords of `speed(...)`, as `ampcheck.assert_speed` takes them, and of the marker's `speed` in such a test."""
 
-
-class Judging(Measuring, total=False):
-    """Keywords of `speed(...)`."""
-
-    at_least: float | Mapping[str, float] | None
-    effect: float | None
-    comparisons: int | None
-    false_alarms: float | None
-
-
-class MeasuringOnly(Measuring, total=False):
-    """Keywords of `speed.measure(...)`."""
-
-    width: float | None
-
-
-JUDGED = frozenset(Judging.__annotations__)
-"""Keywords of the marker's `speed` in a test that judges."""
-
-MEASURED = frozenset(MeasuringOnly.__annotations__) | {"effect"}
-"""Those in a test that only measures."""
+MEASURED = _BOTH | {"width"}
+"""Those of a test that only measures."""
 
 
 def _without_frames(method: Callable[P, R]) -> Callable[P, R]:
@@ -128,7 +101,7 @@ class Speed:
         self.used = False
 
     @_without_frames
-    def __call__(self, arms: Mapping[str, Step], **keywords: Unpack[Judging]) -> Run:
+    def __call__(self, arms: Mapping[str, Step], **keywords: Any) -> Run:
         """Require that each arm is at least `at_least` times as fast as the first, as `ampcheck.assert_speed` does.
 
         Defaults are those of the marker's `speed`, then those of `assert_speed`; `device` is `--ampcheck-device`.
@@ -151,7 +124,7 @@ class Speed:
         return verify(run)
 
     @_without_frames
-    def measure(self, arms: Mapping[str, Step], **keywords: Unpack[MeasuringOnly]) -> SpeedStats:
+    def measure(self, arms: Mapping[str, Step], **keywords: Any) -> SpeedStats:
         """Measure without a verdict, as `ampcheck.measure_speed` does; the result is stored like any other.
 
         `at_least`, `comparisons` and `false_alarms` in the marker's `speed` are errors; `effect` applies to the
