@@ -37,7 +37,7 @@ from ampcheck.autocast.policy import (
     Snapshot,
 )
 from ampcheck.autocast.state import KEYS, autocast_key, device_type, devices, raw_autocast, registered
-from ampcheck.core.arguments import parse_dtype
+from ampcheck.core.arguments import parse_dtypes
 from ampcheck.torchtools.source import op_name, overload
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -85,7 +85,7 @@ def build() -> str:
 
 def low_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """One of the two dtypes that autocast casts to. Raises `UsageError` for another."""
-    low: torch.dtype = getattr(torch, parse_dtype(dtype))
+    low: torch.dtype = getattr(torch, parse_dtypes((dtype,))[0])
     return low
 
 
