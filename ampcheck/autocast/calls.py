@@ -259,7 +259,7 @@ class CallRecorder:
             passed = "raises"
         elif rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0]):
             passed += "" if any(isinstance(value, torch.dtype) for value in values) else " dtype=float32"
-        call = OpCall(op, rule, inputs, passed, self._scopes.current[0], *_users_line(sys._getframe()))
+        call = OpCall(op, rule, inputs, passed, self._scopes.current, *_users_line(sys._getframe()))
         self._counts.setdefault(torch.get_autocast_dtype("cpu"), Counter())[call] += 1
         if rule == BANNED:
             self.banned = call

@@ -202,7 +202,7 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
         file, line = users_line(sys._getframe())
         target = torch.float32 if rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0]) else cast
         compute = [target if target is not None and eligible(tensor) else tensor.dtype for tensor in inputs]
-        where = Where(phase="forward", module=scopes.current[0], op=op, file=file, line=line)
+        where = Where(phase="forward", module=scopes.current, op=op, file=file, line=line)
         record = OpDtype(op, rule, _names(t.dtype for t in inputs), _names(compute), where=where)
         with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(outside):  # else it would see its own calls
             calls[key] = _Call(record, *map_tensors(lambda tensor: tensor.detach().clone(), (args, kwargs)))

@@ -21,11 +21,10 @@ _REMEMBERED = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an op runs. call: how often the module was entered before, from 0."""
+    """Where an op runs."""
 
     phase: str
     module: str = ""
-    call: int = 0
     file: str = ""
     line: int | None = None
 
@@ -47,10 +46,10 @@ class Origins:
         if backward and not self._scopes.inside:  # inside: a checkpoint that recomputes its forward
             origin = self._by_node.get(node) if node is not None else None
             if origin is None:  # the accumulation of a gradient belongs to no op: the line that calls backward
-                return Origin("backward", "", 0, *users_line(frame))
+                return Origin("backward", "", *users_line(frame))
             return replace(origin, phase="backward")
         phase = "backward" if backward else self._scopes.phase
-        origin = Origin(phase, *self._scopes.current, *users_line(frame))
+        origin = Origin(phase, self._scopes.current, *users_line(frame))
         # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
         # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
         number = _newest_node()
@@ -76,11 +75,9 @@ def _newest_node() -> int:
 
 @dataclass(frozen=True, slots=True)
 class OpEvent:
-    """One op that ran. call: how often its module was entered before, from 0. inputs, outputs: the dtypes of its
-    tensors in order of the schema."""
+    """One op that ran. inputs, outputs: the dtypes of its tensors in order of the schema."""
 
     where: Where
-    call: int
     inputs: tuple[torch.dtype, ...]
     outputs: tuple[torch.dtype, ...] = ()
 
@@ -88,7 +85,7 @@ class OpEvent:
 class Trace(TorchDispatchMode):
     """Record every op that runs inside, below autocast and autograd; `events` lists them in order.
 
-    model: the module whose paths and calls events have; without one, they have the source line only. In backward an op
+    model: the module whose paths events have; without one, they have the source line only. In backward an op
     has the place of the forward op whose autograd node it belongs to. Hooks are removed when the block ends, also by an
     exception. `failed` then is the op that raised. Ops inside higher-order ops are not recorded.
     """
@@ -121,7 +118,7 @@ class Trace(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         at = self._origins.current(sys._getframe())
-        started = OpEvent(at.where(op_name(func)), at.call, _dtypes((args, kwargs)))
+        started = OpEvent(at.where(op_name(func)), _dtypes((args, kwargs)))
         try:
             out = func(*args, **kwargs)
         except BaseException:

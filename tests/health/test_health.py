@@ -223,7 +223,7 @@ def test_threads_measure_at_once():
 def test_several_are_read_together_in_their_order():
     tensors = [torch.full((n,), float(n)) for n in (3, 1, 2)]
     pending = [*map(measure_health, tensors), measure_health(torch.empty(2, device="meta"))]
-    plan = plan_for(torch.float32, (), True)
+    plan = plan_for(torch.float32, True)
     vector = type(pending[0])(oracle.pack(torch.full((5,), 5.0), plan), plan, "float32", 5)
     other = type(pending[0])(oracle.pack(torch.full((7,), 7.0), plan), plan, "float32", 7)
     read = read_all([vector, *pending, other])

@@ -78,13 +78,6 @@ def test_a_backward_op_is_led_back_to_the_forward_op_it_belongs_to() -> None:
     assert {e.where.line for e in gelu} == {Block.forward.__code__.co_firstlineno + 1}  # exp backward is a mul
 
 
-def test_a_module_that_runs_twice_is_counted_by_call() -> None:
-    layer = nn.Linear(4, 4)
-    model = nn.Sequential(layer, layer)
-    calls = [event.call for event in _of(_traced(model), "aten::addmm", "forward")]
-    assert calls == [0, 1]
-
-
 def test_a_checkpoint_that_recomputes_its_forward_keeps_the_module() -> None:
     class Checkpointed(Net):
         def forward(self, x: Tensor) -> Tensor:
