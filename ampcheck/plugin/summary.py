@@ -200,9 +200,8 @@ class Report:
 
         summary = list(summary_lines(run, width=config.get_terminal_writer().fullwidth))
         if not run.findings:
-            summary.append(
-                "hint: call one of ampcheck's asserts in a test, or mark the test with @pytest.mark.ampcheck"
-            )
+            hint = "call one of ampcheck's asserts in a test, or mark the test with @pytest.mark.ampcheck"
+            summary.append(f"hint: {hint}")
         failed = (f"in {entry}" for entry in sorted(self.entries) if entry.run.failed)
         for line in (*summary, *failed, *self._locks(), *self.notes, *written):
             terminalreporter.write_line(clean(line))
