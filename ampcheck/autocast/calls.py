@@ -10,8 +10,8 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import FrameType
 
@@ -22,7 +22,7 @@ from ampcheck.autocast.kernels import eligible
 from ampcheck.autocast.missing import MissingKernels
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
-from ampcheck.autocast.state import device_type, devices, registered
+from ampcheck.autocast.state import device_type, devices, registered, short
 from ampcheck.core.errors import UsageError, as_result, brief, message_of
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
@@ -154,7 +154,7 @@ def measure_calls(
     error: BaseException | None = None
     no_backward = ""
     substitutes = nullcontext() if recorder.device == "cpu" else MissingKernels()
-    with seeded(), warnings.catch_warnings(), recorder, substitutes, trace:
+    with seeded(), warnings.catch_warnings(), recorder.recording(), substitutes, trace:
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:
@@ -199,7 +199,7 @@ def _raised(error: BaseException, recorder: CallRecorder, trace: Trace) -> Raise
 
 
 class CallRecorder:
-    """Entered, the CPU follows the device's policy and every call that reaches autocast is recorded.
+    """Records the calls that reach autocast under the device's policy.
 
     device: whose policy. dtype: for which the policy is read; calls are recorded for every dtype of autocast inside.
     model: whose module paths are recorded. release: of PyTorch, whose policy is followed; the installed one by default.
@@ -218,19 +218,14 @@ class CallRecorder:
         self.banned: OpCall | None = None
         self._scopes = Scopes(model)
         self._counts: dict[torch.dtype, Counter[OpCall]] = {}
-        self._open = ExitStack()
 
-    def __enter__(self) -> CallRecorder:
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """The CPU follows the device's policy inside, and every call that reaches autocast is recorded."""
         ops = {op for device in devices() for op in registered(device)}
         ops |= {op for op in torch._C._dispatch_get_all_op_names() if is_custom(op)}
-        with ExitStack() as opening:
-            opening.enter_context(self._scopes.watched())
-            opening.enter_context(Emulation(self.policy, observe=self._observe, also=ops))
-            self._open = opening.pop_all()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._open.__exit__(None, None, None)
+        with self._scopes.watched(), Emulation(self.policy, observe=self._observe, also=ops):
+            yield
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -246,7 +241,7 @@ class CallRecorder:
         )
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         composite = {op for op in {call.op for call in calls} if has_kernel(op, "CompositeImplicitAutograd")}
-        name = str(dtype).removeprefix("torch.")
+        name = short(dtype)
         return PolicyCalls(subject, self.device, name, self.policy, tuple(calls), frozenset(composite))
 
     def _observe(
@@ -278,7 +273,7 @@ def _dtypes(value: object, cast: torch.dtype | None) -> str:
     """The dtypes of an argument's tensors after a cast of the eligible ones; empty where it holds no tensor."""
     if isinstance(value, torch.Tensor):
         dtype = cast if cast is not None and eligible(value) else value.dtype
-        return str(dtype).removeprefix("torch.")
+        return short(dtype)
     if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
         return f"[{'|'.join(sorted({text for item in value if (text := _dtypes(item, cast))}))}]"
     return ""

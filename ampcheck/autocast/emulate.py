@@ -22,7 +22,7 @@ import torch
 from ampcheck.autocast.kernels import CallObserver, CastCache, make_kernel
 from ampcheck.autocast.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, load_release, release_of, releases
 from ampcheck.autocast.probe import low_dtype, measure_policy
-from ampcheck.autocast.state import autocast_key, device_type, nesting, registered
+from ampcheck.autocast.state import autocast_key, device_type, nesting, registered, short
 from ampcheck.core.arguments import DType
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools import dynamo
@@ -82,7 +82,7 @@ def emulated_policy(device: str, dtype: DType | None = None, release: str | None
 def _measured(device: str, low: torch.dtype) -> Policy:
     """The policy of the installed PyTorch, probed again when ops were registered since; never that of an emulation."""
     if device == "cpu" and _active:
-        return replace(_active[0]._native, dtypes=(str(low).removeprefix("torch."),))
+        return replace(_active[0]._native, dtypes=(short(low),))
     return _probed(device, low, registered(device))
 
 

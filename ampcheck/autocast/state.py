@@ -19,6 +19,11 @@ KEYS = {device: {"privateuseone": "PrivateUse1"}.get(device, device.upper()) for
 """Device type to the suffix of its dispatch keys: `AutocastCUDA`, `AutogradCUDA`."""
 
 
+def short(dtype: torch.dtype | None) -> str:
+    """`float16` of `torch.float16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 @cache
 def devices() -> tuple[str, ...]:
     """The device types for which this PyTorch has an autocast key."""

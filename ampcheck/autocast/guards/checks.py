@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 import torch
 
-from ampcheck.autocast.guards.stats import Call, Crossing, GuardStats, StaleCast, short
+from ampcheck.autocast.guards.stats import Call, Crossing, GuardStats, StaleCast
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, Policy
+from ampcheck.autocast.state import short
 from ampcheck.catalog.autocast import (
     AUTOCAST_BYPASS,
     AUTOCAST_CACHE,

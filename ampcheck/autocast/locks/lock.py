@@ -154,7 +154,8 @@ def locked_calls(entry: str, file: Path, *, device: str = "cpu") -> Iterator[Non
     """
     __tracebackhide__ = True
     lock = LockFile.load(file) if file.exists() else None
-    with CallRecorder(device) as recorder:
+    recorder = CallRecorder(device)
+    with recorder.recording():
         yield
     measured = [recorder.calls(entry, dtype) for dtype in sorted(recorder.dtypes, key=str)]
     measured = [calls for calls in measured if calls.ruled]
