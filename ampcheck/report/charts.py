@@ -8,10 +8,9 @@ import re
 import warnings
 from xml.etree import ElementTree
 
-from ampcheck.core.chart import Chart
-from ampcheck.report.canvas import STYLE
+from ampcheck.core.run import Chart
 from ampcheck.report.lines import draw_line
-from ampcheck.report.magnitudes import draw_histogram, draw_range
+from ampcheck.report.magnitudes import STYLE, draw_histogram, draw_range
 from ampcheck.report.text import clean, number
 
 _DRAWERS = {"histogram": draw_histogram, "range": draw_range, "line": draw_line}

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ampcheck.core.chart import Chart, Marker
-from ampcheck.report.canvas import ALARM, COLOURS, FONT, LABEL_LENGTH, canvas, legend
-from ampcheck.report.magnitudes import SCALES
+from ampcheck.core.run import Chart, Marker
+from ampcheck.report.magnitudes import ALARM, COLOURS, FONT, LABEL_LENGTH, SCALES, canvas, legend
 from ampcheck.report.text import clean, number, shorten_middle
 
 if TYPE_CHECKING:
