@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ampcheck.autocast.drift import UNKNOWN, compare, history, rule_of, shipped_devices, since, spans
-from ampcheck.autocast.policy import FIXED, RECURRENT, RULES, OpPolicy, Policy, load_release, release_of, releases
+from ampcheck.autocast.policy import FIXED, RECURRENT, RULES, Policy, load_release, release_of, releases
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Table
 
@@ -145,8 +145,9 @@ def diff_view(first: Source, second: Source, device: str, second_device: str) ->
         "one": {**first.data, "device": device},
         "other": {**second.data, "device": second_device},
         "changes": [
-            {"op": change.op, "before": _op_to_json(change.before), "after": _op_to_json(change.after)}
+            {"op": change.op, "before": before and before.to_json(), "after": after and after.to_json()}
             for change in compared.changes
+            for before, after in [(change.before, change.after)]
         ],
         "of_another_build": [change.op for change in compared.of_build],
         "not_comparable": unclear,
@@ -186,7 +187,7 @@ def explain_view(source: Source, text: str, device: str | None = None) -> View:
                     f"{r or 'none'} {first}" + (f" to {last}" if last != first else "") for first, last, r in stretches
                 )
                 note.append(f"{device} over the releases: {', '.join(parts)}")
-            data.append({"op": name, "device": device, "rule": rule, "policy": _op_to_json(op), "history": past})
+            data.append({"op": name, "device": device, "rule": rule, "policy": op and op.to_json(), "history": past})
         note += [*_recurrent(name, policies), *_facts_by_device(name, policies)]
         title = f"{name} under {source}, autocast to {source.dtype}"
         tables.append(Table(title, ("device", "rule", "history"), rows, note="\n".join(dict.fromkeys(note))))
@@ -209,10 +210,6 @@ def _meaning(rule: str) -> str:
 def _counts(source: Source, policy: Policy) -> dict[str, object]:
     counts = {"counts": policy.counts(), "probed": len(policy.ops), "registered": policy.registered}
     return {**counts, "unprobed": {op: source.reason(policy, op) for op in policy.unprobed}}
-
-
-def _op_to_json(op: OpPolicy | None) -> dict[str, object] | None:
-    return None if op is None else op.to_json()
 
 
 def _facts_by_device(name: str, policies: Mapping[str, Policy]) -> list[str]:

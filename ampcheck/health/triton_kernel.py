@@ -153,7 +153,9 @@ def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
     mantissa, counts, block = constants["MANTISSA"], constants["COUNTS"], constants["BLOCK"]
     words = torch.as_strided(tensor, (numel,), (1,)).view(_WORDS[tensor.element_size()])
     blocks = triton.cdiv(numel, block)
-    programs = min(blocks, _processors(device) * _PROGRAMS_PER_PROCESSOR) or 1
+    # Without a GPU this runs in Triton's interpreter.
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    programs = min(blocks, processors * _PROGRAMS_PER_PROCESSOR) or 1
     with torch.cuda.device_of(tensor):
         partial = torch.empty((counts + 5, programs), dtype=torch.float64, device=device)
         packed = torch.empty(plan.width - len(plan.exponents), dtype=torch.float64, device=device)
@@ -172,8 +174,3 @@ def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
 def _limits(plan: Plan, device: torch.device) -> torch.Tensor:
     word = torch.int64 if plan.carrier is torch.float64 else torch.int32
     return torch.tensor(plan.code_limits[:2], dtype=word, device=device)  # infinity's are the kernel's own
-
-
-def _processors(device: torch.device) -> int:
-    # Without a GPU this runs in Triton's interpreter.
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -162,8 +162,13 @@ class Speed:
         try:
             yield self._item.nodeid, self._merged(keywords, allowed)
         except BaseException as error:
+            raised = error
+
+            def raise_again() -> NoReturn:
+                raise raised
+
             with suppress(Exception, type(error)):  # the same error again, but no Ctrl-C meanwhile
-                self._benchmark.pedantic(_raising(error))
+                self._benchmark.pedantic(raise_again)
             raise
 
     def _merged(self, keywords: Mapping[str, object], allowed: frozenset[str]) -> SpeedTestOptions:
@@ -196,13 +201,6 @@ class Speed:
         run = replace(measured.run, findings=(*measured.run.findings, *compared))
         self._session.add(measured.records, run)
         return run
-
-
-def _raising(error: BaseException) -> Callable[[], NoReturn]:
-    def raise_again() -> NoReturn:
-        raise error
-
-    return raise_again
 
 
 class SpeedSession:

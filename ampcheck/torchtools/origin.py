@@ -52,7 +52,7 @@ class Origins:
         origin = Origin(phase, self._scopes.current, *users_line(frame))
         # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
         # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
-        number = _newest_node()
+        number = int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
         if number not in self._by_node:
             if len(self._by_node) >= _REMEMBERED:
                 for old in list(self._by_node)[: _REMEMBERED // 2]:
@@ -67,10 +67,6 @@ def _backward_node() -> tuple[bool, int | None]:
         return False, None
     node = torch._C._current_autograd_node()
     return True, None if node is None else node._sequence_nr()
-
-
-def _newest_node() -> int:
-    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
