@@ -19,7 +19,7 @@ import pytest
 
 from ampcheck.core.errors import UsageError
 from ampcheck.plugin.marker import MarkerArguments
-from ampcheck.plugin.selection import Scope, is_speed_test, why_disabled
+from ampcheck.plugin.selection import is_speed_test, should_have_run, why_disabled
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Finding, Run
@@ -217,7 +217,8 @@ class SpeedSession:
         self._baseline: Baseline | None = None
         self._earlier: EarlierHistory | None = None
         self._all_earlier: Baseline | None = None
-        self._scope = Scope(config)
+        self._collected: frozenset[str] = frozenset()
+        self._selected: frozenset[str] = frozenset()
         self._counts: Counter[str] = Counter()
 
     @pytest.hookimpl(optionalhook=True)
@@ -229,14 +230,14 @@ class SpeedSession:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, object]:
         """Record the names of the tests before any are deselected."""
         if self.history is not None or self.config.getoption("benchmark_compare", None):
-            self._scope.collected(items)
+            self._collected = frozenset(item.nodeid for item in items)
         return (yield)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Count the selected speed tests, which share the false alarms of the suite, and read the history."""
         speed_tests = sum(is_speed_test(item) for item in session.items)
         self.tests = max(1, speed_tests)
-        self._scope.selected(session.items)
+        self._selected = frozenset(item.nodeid for item in session.items)
         if speed_tests and self.history is not None and self.history.exists() and not why_disabled(self.config):
             from ampcheck.speed.baseline import EarlierHistory
 
@@ -327,7 +328,8 @@ class SpeedSession:
         from ampcheck.speed.baseline import check_missing
 
         ran = {record.name for record in self.records}
-        excluded = {name for baseline in baselines for name in baseline.known if not self._scope.includes(name)}
+        known = {name for baseline in baselines for name in baseline.known}
+        excluded = {n for n in known if not should_have_run(self.config, n, self._collected, self._selected)}
         return [finding for baseline in baselines for finding in check_missing(ran | excluded, baseline)]
 
     def _append(self, session: pytest.Session, folder: Path) -> Iterator[str]:
