@@ -111,8 +111,7 @@ def intercepted(handler: Handler) -> Iterator[None]:
 
     Holds for `torch.compile` with any options, since Inductor's entry point itself is replaced; a backward graph that
     is compiled after the block still goes to the handler. Caches of whole AOTAutograd results are off inside: their
-    entries have no graph. Uses `torch._inductor.compile_fx.compile_fx(inner_compile=)` (2.0 and later),
-    `torch._guards.TracingContext.report_output_strides` (2.0).
+    entries have no graph.
     """
     from torch._inductor import compile_fx as inductor
 
