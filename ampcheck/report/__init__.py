@@ -5,9 +5,8 @@ Renderers know the `Run` and never a check. rich, jinja2 and matplotlib are impo
 
 from __future__ import annotations
 
-from ampcheck.report.html import render_html as render_html
-from ampcheck.report.html import write_html as write_html
-from ampcheck.report.terminal import print_run as print_run
-from ampcheck.report.terminal import print_tables as print_tables
-from ampcheck.report.terminal import progress_bar as progress_bar
-from ampcheck.report.terminal import summary_lines as summary_lines
+from ampcheck.report.html import render_html, write_html
+from ampcheck.report.sections import arrange
+from ampcheck.report.terminal import print_run, print_tables, progress_bar, summary_lines
+
+__all__ = ["arrange", "print_run", "print_tables", "progress_bar", "render_html", "summary_lines", "write_html"]
