@@ -1,1 +1,1 @@
-"""How a block of code uses autocast: recorded while it runs (`guard`, `recorder`), then judged (`checks`)."""
+"""How a block of code uses autocast: recorded while it runs (`recorder`, `hooks`), then judged (`checks`)."""

@@ -1,0 +1,163 @@
+"""Hooks on backward passes, optimizer steps, autocast regions and threads. All are gone when their block ends."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing.pool import Pool, ThreadPool
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _pop_mode, _push_mode
+
+from ampcheck.autocast.guards.call_sites import call_site
+from ampcheck.autocast.guards.recorder import OpsMode, Recorder, autocast_devices, current_state
+from ampcheck.autocast.guards.stats import Crossing, State
+from ampcheck.autocast.state import nesting
+from ampcheck.torchtools.patching import replaced
+
+Function = Callable[..., object]
+
+
+def _enabled_states() -> tuple[State, ...]:
+    """The states of the devices for which autocast is on in this thread."""
+    states = (current_state(device) for device in autocast_devices())
+    return tuple(state for state in states if state.dtype is not None)
+
+
+@contextmanager
+def backward_and_steps(recorder: Recorder) -> Iterator[None]:
+    """Count backward passes and optimizer steps, and record those inside a region."""
+
+    def record(what: str, differentiable: bool = False) -> None:
+        if not (recorder.active and recorder.thread.followed):
+            return
+        site = call_site(sys._getframe(2), backward=False)
+        if site is None or site.compiled:
+            return  # a compiler that traces forward and backward together
+        recorder.counts[what] += 1
+        if states := _enabled_states():
+            where = site.where("backward" if what == "backward calls" else "update")
+            recorder.crossings[Crossing(what, differentiable, states[0], recorder.regions, where)] += 1
+
+    def make(run: Function) -> Function:
+        def backward(*args: object, **kwargs: object) -> object:
+            if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
+                record("backward calls", len(args) > 3 and args[3] is True)  # its create_graph
+            return run(*args, **kwargs)
+
+        return backward
+
+    # The one function through which Tensor.backward, autograd.backward and autograd.grad enter the engine.
+    with replaced(torch.autograd, "_engine_run_backward", make):
+        handle = register_optimizer_step_pre_hook(lambda *_: record("optimizer steps"))
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+@contextmanager
+def regions(recorder: Recorder) -> Iterator[None]:
+    """Count the outermost regions, and record the regions in which a thread names a dtype itself."""
+
+    def make_init(original: Function) -> Function:
+        def __init__(  # noqa: N807
+            self: Any, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: object = None
+        ) -> None:
+            original(self, device_type, dtype, enabled, cache_enabled)
+            self._ampcheck_explicit = dtype is not None or not enabled
+
+        return __init__
+
+    def make_enter(original: Function) -> Function:
+        def __enter__(self: Any) -> object:  # noqa: N807
+            if recorder.active and nesting() == 0:
+                recorder.regions += 1
+            recorder.thread.regions.append((self.device, getattr(self, "_ampcheck_explicit", True)))
+            return original(self)
+
+        return __enter__
+
+    def make_exit(original: Function) -> Function:
+        def __exit__(self: torch.autocast, *exc: object) -> object:  # noqa: N807
+            if recorder.thread.regions:
+                recorder.thread.regions.pop()
+            result = original(self, *exc)
+            if recorder.active and nesting() == 0:
+                recorder.casts.clear()
+            return result
+
+        return __exit__
+
+    with ExitStack() as stack:
+        for name, make in (("__init__", make_init), ("__enter__", make_enter), ("__exit__", make_exit)):
+            stack.enter_context(replaced(torch.amp.autocast_mode.autocast, name, make))
+        yield
+
+
+@contextmanager
+def threads(recorder: Recorder) -> Iterator[None]:
+    """Follow the ops of threads that are started, and of work that is submitted to a pool of threads."""
+
+    def follows() -> bool:
+        return recorder.active and recorder.thread.followed
+
+    def make_start(original: Function) -> Function:
+        def start(self: threading.Thread) -> None:
+            module = getattr(getattr(self, "_target", None), "__module__", "")
+            if follows() and module not in ("concurrent.futures.thread", "multiprocessing.pool"):  # a pool's worker
+                self.run = _followed(recorder, self.run)  # type: ignore[method-assign,assignment]
+            original(self)
+
+        return start
+
+    def make_submit(pool: type) -> Callable[[Function], Function]:
+        def make(original: Function) -> Function:
+            def submit(self: object, *args: Any, **kwargs: Any) -> object:
+                if follows() and isinstance(self, pool):
+                    if args:
+                        args = _followed(recorder, args[0]), *args[1:]
+                    elif "func" in kwargs:  # of a pool, which takes it by name too
+                        kwargs["func"] = _followed(recorder, kwargs["func"])
+                return original(self, *args, **kwargs)
+
+            return submit
+
+        return make
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(threading.Thread, "start", make_start))
+        stack.enter_context(replaced(ThreadPoolExecutor, "submit", make_submit(ThreadPoolExecutor)))
+        for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # all others call one of these
+            stack.enter_context(replaced(Pool, name, make_submit(ThreadPool)))
+        yield
+
+
+def _followed(recorder: Recorder, run: Function) -> Function:
+    """`run`, to be recorded in another thread, with this thread's autocast state as its parent's."""
+    parent = {state.device: state for state in _enabled_states()}
+    if parent:
+        recorder.counts["threads"] += 1
+
+    @functools.wraps(run)
+    def follow(*args: object, **kwargs: object) -> object:
+        thread = recorder.thread
+        before = thread.followed, thread.parent, thread.regions
+        thread.followed, thread.parent, thread.regions = True, parent, []
+        # The stack of modes belongs to the thread; the mode's own __enter__ also sets flags of the process, which a
+        # thread that outlives the block would set back wrongly.
+        mode = OpsMode(recorder)  # PyTorch 2.4 keeps no reference of its own
+        _push_mode(mode)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            _pop_mode()
+            thread.followed, thread.parent, thread.regions = before
+
+    return follow
