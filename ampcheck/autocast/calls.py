@@ -29,7 +29,7 @@ from ampcheck.core.subject import Call, Kind, Subject, as_subject
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
 from ampcheck.torchtools.origin import Trace
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.restore import seeded
+from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import Scopes, is_users, naming_users_errors, short_path, users_place
 
 PYTORCHS_OWN = frozenset(

@@ -1,11 +1,9 @@
-"""Text that is safe to print, counts and lists in messages, and patterns of module paths."""
+"""Text that is safe to print, and counts and lists in messages."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable
-from functools import lru_cache
 
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -50,17 +48,3 @@ def singular(plural: str) -> str:
             words[index] = word[:-2] if word.endswith(("sses", "nches", "tches")) else word[:-1]
             break
     return " ".join(words)
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether `pattern` matches the whole of `path`: `layers.*.norm`, `**.norm*`, `""` for the root."""
-    if not path:  # the root has no parts
-        return set(pattern.split(".")) <= {"", "**"}
-    return _compiled(pattern).fullmatch(path) is not None
-
-
-@lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    pieces = {"**.": r"(?:[^.]+\.)*", ".**": r"(?:\..+)?", "**": r".*", "*": r"[^.]*", "?": r"[^.]"}
-    parts = re.split(r"(\*\*\.|\.\*\*$|\*\*|\*|\?)", re.sub(r"(\.\*\*)+$", ".**", pattern))
-    return re.compile("".join(pieces.get(part, re.escape(part)) for part in parts), re.DOTALL)

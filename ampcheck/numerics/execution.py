@@ -10,8 +10,8 @@ from ampcheck.catalog.compiled import COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE, DTYPE, LOSS_DTYPE, LOW_PRECISION_ERROR
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
+from ampcheck.core.patterns import matches
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import matches
 from ampcheck.numerics.findings import not_reached, passed, who
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.torchtools.unsupported import cannot_run

@@ -18,7 +18,7 @@ from ampcheck.numerics.losses import computed_in
 from ampcheck.torchtools.copying import Prepared, forward_through, loss_of
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
-from ampcheck.torchtools.restore import seeded
+from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import hookable
 
 UNCOMPARED = "outputs that are sparse, nested, float8 or on meta"

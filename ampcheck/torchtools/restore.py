@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-import numpy
 import torch
 
 from ampcheck.health.subnormals import flushed_here
@@ -259,25 +258,3 @@ def _save_environment() -> Restore:
                 os.environ[name] = value
 
     return restore
-
-
-@contextmanager
-def seeded(device: str = "cpu") -> Iterator[None]:
-    """Seed torch, numpy and random inside; the caller's streams go on afterwards as if nothing had been drawn.
-
-    Only the streams of the CPU and of `device` are touched: to ask for more would initialise devices that nobody uses.
-    """
-    python, array = random.getstate(), numpy.random.get_state()
-    place = torch.device(device)
-    others = [] if place.type == "cpu" else [place.index or 0]
-    with torch.random.fork_rng(devices=others, device_type=place.type if others else "cuda"):
-        torch.default_generator.manual_seed(0)
-        if others:
-            getattr(torch, place.type).manual_seed(0)
-        random.seed(0)
-        numpy.random.seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            numpy.random.set_state(array)

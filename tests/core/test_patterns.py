@@ -6,7 +6,7 @@ import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from ampcheck.core.text import matches
+from ampcheck.core.patterns import matches
 
 PARTS = st.text(alphabet="ab0_", min_size=1, max_size=3) | st.sampled_from(
     ["norm", "layers", "[a]", "a+", "(", "\\d", "$"]

@@ -36,7 +36,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Table, verify
 from ampcheck.core.subject import Subject, as_subject, load_subject
-from ampcheck.torchtools.restore import seeded
+from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import is_users
 
 DEVICES = ("cpu", "cuda")

@@ -25,7 +25,7 @@ from ampcheck.shadow.compare import Key, Result
 from ampcheck.torchtools.copying import Prepared, forward_through
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import map_tensors, tensors
-from ampcheck.torchtools.restore import seeded
+from ampcheck.torchtools.seeds import seeded
 
 KEPT_BYTES = 2 << 30
 """How much of its results one run keeps; beyond it the rest is counted as unseen."""

@@ -15,7 +15,7 @@ from ampcheck.core.subject import Subject
 from ampcheck.numerics.compiled import dynamo_still
 from ampcheck.numerics.run import total_loss
 from ampcheck.torchtools.copying import forward_through, prepare
-from ampcheck.torchtools.restore import seeded
+from ampcheck.torchtools.seeds import seeded
 
 PAIRS = 21
 SHORTEST = 0.005

@@ -21,7 +21,7 @@ from ampcheck.torchtools.copying import forward_through, is_compiled_already, mo
 from ampcheck.torchtools.dynamo import counters, reset
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
 from ampcheck.torchtools.pytree import map_tensors, tensors
-from ampcheck.torchtools.restore import seeded
+from ampcheck.torchtools.seeds import seeded
 
 Blocks: TypeAlias = Sequence[Callable[..., Any]]
 Changes: TypeAlias = dict[str, tuple[Any, Any]]

@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.core.arguments import show
 from ampcheck.core.errors import UsageError
-from ampcheck.core.text import matches
+from ampcheck.core.patterns import matches
 
 _FULL = ("float32", "float64")
 _BFLOAT16 = ("bfloat16", *_FULL)
