@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, finding_to_dict
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.health import Unmeasured
 from ampcheck.torchtools.saving import same_bits
@@ -143,7 +143,7 @@ def watched(name, target):
     copies = [t.detach().clone() for t in before]
     stats = measure_distributed(loop, 2, world_size=target)
     return {
-        "findings": [finding_to_dict(f) for f in check_distributed(stats, Limits())],
+        "findings": Run(findings=tuple(check_distributed(stats, Limits()))).to_json(),
         "restored": all(map(same_bits, before, copies)),
         "gradients": {n: plain_record(r) for n, r in stats.gradients.items()},
         "differing": list(stats.differing),
