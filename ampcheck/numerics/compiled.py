@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
-from ampcheck.numerics.measure import Measured, References, positive
-from ampcheck.numerics.run import run_subject
-from ampcheck.numerics.stats import PRECISION, NumericsStats, Raised, TensorError
+from ampcheck.numerics.measure import Measured, counted_results, positive
+from ampcheck.numerics.run import Blocks, Outcome, run_subject
+from ampcheck.numerics.stats import NumericsStats, Raised
+from ampcheck.shadow.compare import PRECISION, Key, compare_results
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted, prepare, recompiled
+from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
 from ampcheck.torchtools.dynamo import counters, reset
 
 
@@ -35,43 +37,31 @@ class Graphs:
     unseen: dict[str, int] = field(default_factory=dict)
 
 
-def measure_compiled(
-    subject: Subject, eager: Measured, dtype: torch.dtype, *, device: str = "cpu", native: bool = False
-) -> NumericsStats:
+def measure_compiled(subject: Subject, eager: Measured, dtype: torch.dtype) -> NumericsStats:
     """Run the same under `torch.compile`, or as the subject is compiled already.
 
     Outputs, loss and gradients are compared with the exact values of the eager run, at its loss scale, and what each
     cast inside the graphs loses is measured. Random numbers are drawn as eager mode draws them.
     """
-    arm = arm_name(dtype, native, compiled=True)
+    arm = arm_name(dtype, eager.stats.native, compiled=True)
     if is_scripted(subject):
         return replace(_of_compiled(eager.stats, arm), unsupported=NO_SCRIPT)
-    prepared = prepare(subject, device=device)
+    prepared = prepare(subject, device=eager.plan.device)
     telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)
-    results = _Results(eager.references)
     with measure_graphs() as graphs, telemetry.watching(), _drawing_as_eager():
-        blocks = iter(recompiled(subject, prepared))
-        outcome = run_subject(
-            prepared,
-            results.receive,
-            device=device,
-            dtype=None if native else dtype,
-            loss=subject.loss,
-            transform=lambda block: next(blocks),
-            scale=eager.stats.scale,
-            masked=eager.references.masked,
-        )
+        outcome, values, health = _run(eager, prepared, partial(recompiled, subject))
     raised = None
     if outcome.error is not None and not (eager.stats.prevented and outcome.phase == "backward"):
         lack = lacking(outcome.error)
         raised = Raised(Where(phase="compile"), lack or brief(outcome.error), missing=bool(lack))
     inside = telemetry.read()
-    errors = results.errors(complete=raised is None)
+    complete = {key: result for key, result in eager.results.items() if raised is None or key in values}
+    errors = compare_results(complete, values, eager.freedom)
     stats = replace(_of_compiled(eager.stats, arm), errors=errors)
-    repeatable = not stats.harm(PRECISION) or _repeats(subject, eager, dtype, device, native)
+    repeatable = not stats.harm(PRECISION) or _repeats(subject, eager)
     return replace(
         stats,
-        health=results.health,
+        health=health,
         raised=raised,
         incomparable=""
         if repeatable
@@ -82,66 +72,34 @@ def measure_compiled(
         unsupported=graphs.unsupported,
         inside=inside,
         coverage=Coverage(
-            positive(
-                {
-                    "graphs": graphs.count,
-                    "values inside graphs": len(inside.sites),
-                    "outputs": results.count("output"),
-                    "gradients": results.count("gradient"),
-                }
-            ),
+            positive({"graphs": graphs.count, "values inside graphs": len(inside.sites), **counted_results(errors)}),
             {**graphs.unseen, **inside.unseen, **outcome.unseen},
         ),
     )
 
 
-def _repeats(subject: Subject, eager: Measured, dtype: torch.dtype, device: str, native: bool) -> bool:
+def _run(
+    eager: Measured, prepared: Prepared, transform: Callable[[Prepared], Blocks] | None = None
+) -> tuple[Outcome, dict[Key, torch.Tensor], dict[tuple[str, str], TensorHealth]]:
+    """A run without a shadow: what happened, its results, and the health of its outputs."""
+    values: dict[Key, torch.Tensor] = {}
+    health: dict[tuple[str, str], TensorHealth] = {}
+
+    def receive(key: Key, tensor: torch.Tensor) -> None:
+        if key not in eager.results:
+            return
+        values[key] = tensor.detach().clone()
+        if key[0] == "output" and isinstance(seen := health_of(tensor.detach(), histogram=True), TensorHealth):
+            health["forward", f"output {key[1]}".strip()] = seen
+
+    outcome = run_subject(prepared, eager.plan, receive, transform=transform, masked=eager.masked)
+    return outcome, values, health
+
+
+def _repeats(subject: Subject, eager: Measured) -> bool:
     """Whether a second eager run, without a shadow, gives what the first gave."""
-    results = _Results(eager.references)
-    run_subject(
-        prepare(subject, device=device),
-        results.receive,
-        device=device,
-        dtype=None if native else dtype,
-        loss=subject.loss,
-        scale=eager.stats.scale,
-        masked=eager.references.masked,
-    )
-    first = {(error.kind, error.name): error for error in eager.stats.errors}
-    again = results.errors(complete=True)
-    return not any(
-        error.beyond(PRECISION) and not first[error.kind, error.name].beyond(PRECISION)
-        for error in again
-        if (error.kind, error.name) in first
-    )
-
-
-class _Results:
-    """Compares what the compiled run gives with the exact values of the eager run."""
-
-    def __init__(self, references: References) -> None:
-        self._references = references
-        self._errors: list[TensorError] = []
-        self.health: dict[tuple[str, str], TensorHealth] = {}
-
-    def receive(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Compare one result."""
-        error = self._references.examine(kind, name, tensor)
-        if error is not None:
-            self._errors.append(error)
-        if kind == "output":
-            health = health_of(tensor.detach(), histogram=True)
-            if isinstance(health, TensorHealth):
-                self.health["forward", f"output {name}".strip()] = health
-
-    def errors(self, *, complete: bool) -> tuple[TensorError, ...]:
-        """The comparisons; of a complete run, results that eager mode gives and this run does not are among them."""
-        missing = self._references.missing(self._errors) if complete else []
-        return self._references.shares([*self._errors, *missing])
-
-    def count(self, kind: str) -> int:
-        """How many results of a kind were compared."""
-        return sum(error.kind == kind for error in self._errors)
+    _, values, _ = _run(eager, prepare(subject, device=eager.plan.device))
+    return not any(error.at_fault for error in compare_results(eager.results, values, eager.freedom))
 
 
 def _of_compiled(stats: NumericsStats, arm: str) -> NumericsStats:

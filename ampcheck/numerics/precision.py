@@ -18,8 +18,9 @@ from ampcheck.numerics.findings import (
     who,
 )
 from ampcheck.numerics.run import UNCOMPARED
-from ampcheck.numerics.stats import LOST, PRECISION, NumericsStats, TensorError, gradient_module
+from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
+from ampcheck.shadow.compare import LOST, PRECISION, ResultError
 
 KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.DECISION)
 """Faults by which digits are lost."""
@@ -80,7 +81,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     judged = [error for error in stats.of("output", "gradient") if error.known]
     if not judged:
         return [check.skip(who(stats), "the data determine no digit of an output or gradient: nothing to compare")]
-    worst = max(judged, key=lambda error: error.error / error.limit)
+    worst = max(judged, key=lambda error: error.times)
     text = f"at most {worst.error:.2g} from float64, in {worst}"
     limit = worst.limit * limits.precision / PRECISION
     return [passed(stats, check, text, len(judged), worst.error, limit, "relative error")]
@@ -146,7 +147,7 @@ def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:
         excess = [e for e in errors if e.beyond(limits.precision) and not e.nonfinite and not e.misplaced]
         if not excess or (not stats.compiled and _named(stats)):
             continue
-        worst = max(excess, key=lambda error: error.error / error.limit if error.dtype != "missing" else float("inf"))
+        worst = max(excess, key=lambda error: error.times)
         findings.append(_beyond(stats, worst, len(excess), len(errors), limits))
     return findings
 
@@ -156,7 +157,7 @@ def _named(stats: NumericsStats) -> list[Fault]:
     return [fault for fault in faults_of(stats, (faults.OVERFLOW, faults.ZERO, faults.FLUSH)) if fault.reaches]
 
 
-def _beyond(stats: NumericsStats, worst: TensorError, count: int, total: int, limits: Limits) -> Finding:
+def _beyond(stats: NumericsStats, worst: ResultError, count: int, total: int, limits: Limits) -> Finding:
     module = gradient_module(worst.name) if worst.kind == "gradient" else ""
     limit = worst.limit * limits.precision / PRECISION
     hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
@@ -166,7 +167,7 @@ def _beyond(stats: NumericsStats, worst: TensorError, count: int, total: int, li
             f"the data themselves are too coarse: keep tables, frequencies and positions in float32, not {stats.format}"
         )
     where = Where(phase="backward" if worst.kind == "gradient" else "forward", module=module)
-    if worst.dtype == "missing":
+    if worst.absent:
         message = f"{worst.kind}s of eager mode must be given by the compiled model too; {worst} is missing"
     else:
         message = (

@@ -10,7 +10,8 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table, Where
 from ampcheck.health import TensorHealth
 from ampcheck.numerics.findings import who
-from ampcheck.numerics.stats import PRECISION, NumericsStats
+from ampcheck.numerics.stats import NumericsStats
+from ampcheck.shadow.compare import PRECISION
 from ampcheck.telemetry.checks import telemetry_tables
 
 ROWS = 60

@@ -16,8 +16,6 @@ from ampcheck.compiled.accuracy.stats import (
     BACKWARD_AUTOCAST,
     EMULATE,
     EMULATED,
-    FLOAT32,
-    INTEGERS,
     AccuracyStats,
     unknown,
 )
@@ -26,8 +24,11 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.core.text import listed
+from ampcheck.numerics.findings import no_gradients, not_reached
+from ampcheck.numerics.findings import who as numerics_who
+from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow.bounds import FLOOR, SLACK
-from ampcheck.shadow.compare import ResultError
+from ampcheck.shadow.compare import CAST, FLOAT32, INTEGERS, WITHIN, ResultError
 from ampcheck.torchtools.unsupported import cannot_run
 
 VALUES = ("output", "loss", "update", "buffer")
@@ -95,14 +96,14 @@ def check_compiled_error(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Outputs, loss, updated weights and buffers are as near to float64 as rounding allows."""
     if skipped := _not_comparable(stats, COMPILED_ERROR, VALUES):
         return [skipped]
-    return [*_judged(stats, COMPILED_ERROR, VALUES), *_hidden_overflow(stats), *_finer_than_eager(stats)]
+    return [*_judged(stats, COMPILED_ERROR, VALUES, limits), *_hidden_overflow(stats), *_finer_than_eager(stats)]
 
 
 def check_compiled_gradient(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Gradients of weights and inputs are as near to float64 as rounding allows."""
     if skipped := _not_comparable(stats, COMPILED_GRADIENT, GRADIENTS):
         return [skipped]
-    return _judged(stats, COMPILED_GRADIENT, GRADIENTS)
+    return _judged(stats, COMPILED_GRADIENT, GRADIENTS, limits)
 
 
 def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -153,8 +154,35 @@ def check_accuracy(stats: AccuracyStats, limits: Limits, checks: Collection[str]
     return [finding for slug, check in CHECKS.items() if slug in names for finding in check(stats, limits)]
 
 
+def check_beside_eager(compiled: NumericsStats, limits: Limits) -> list[Finding]:
+    """`compiled-error` and `compiled-gradient` of the compiled run of an audit."""
+    findings = []
+    stats = AccuracyStats(
+        subject=numerics_who(compiled),
+        arm="",
+        format=compiled.format,
+        device=compiled.device,
+        incomparable=compiled.incomparable,
+        errors=compiled.errors,
+        graphs=compiled.graphs,
+        coverage=compiled.coverage,
+    )
+    for check, kinds in ((COMPILED_ERROR, VALUES), (COMPILED_GRADIENT, GRADIENTS)):
+        skipped = not_reached(compiled, check) or (no_gradients(compiled, check) if kinds == GRADIENTS else None)
+        if skipped := skipped or _not_comparable(stats, check, kinds):
+            findings.append(skipped)
+        elif judged := [e for e in stats.comparable if e.kind in kinds]:
+            findings.append(_compared(stats, check, kinds, judged, limits))
+        else:
+            text = "not comparable: nothing is known of what eager mode gives"
+            findings.append(check.skip(stats.subject, text))
+    return findings
+
+
 def who(stats: AccuracyStats) -> str:
     """The subject and how it ran, as findings name them."""
+    if not stats.arm:
+        return stats.subject
     backend = "" if stats.backend == "inductor" else f" by {stats.backend}"
     return f"{stats.subject} [{stats.arm}, compiled{backend}]"
 
@@ -184,25 +212,29 @@ def _not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) 
     return None
 
 
-def _judged(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list[Finding]:
+def _judged(stats: AccuracyStats, check: Check, kinds: tuple[str, ...], limits: Limits) -> list[Finding]:
     judged = [e for e in stats.comparable if e.kind in kinds]
     others = _unknown(stats, check, kinds)
-    if failures := stats.failures(kinds):
-        return [_worse(stats, check, failures, judged, Verdict.FAIL), *others]
-    if excess := stats.excess(kinds):
-        return [_worse(stats, check, excess, judged, Verdict.WARN), *others]
-    if not judged:
-        return others
-    worst = max([e for e in judged if not e.noise] or judged, key=_times)
-    text = f"at most {worst.error:.2g} from float64, in {worst}, where eager mode lies {worst.eager_error:.2g} away"
-    return [_passed(stats, check, text, len(judged), worst.error, worst.limit), *others]
+    return [_compared(stats, check, kinds, judged, limits), *others] if judged else others
+
+
+def _compared(
+    stats: AccuracyStats, check: Check, kinds: tuple[str, ...], judged: Sequence[ResultError], limits: Limits
+) -> Finding:
+    if failures := [e for e in stats.failures(kinds) if e.exceeds(limits.precision)]:
+        return _worse(stats, check, failures, judged, Verdict.FAIL)
+    if excess := [e for e in stats.excess(kinds) if not e.at_fault]:
+        return _worse(stats, check, excess, judged, Verdict.WARN)
+    worst = max([e for e in judged if not e.noise] or judged, key=lambda e: e.times)
+    text = f"at most {worst.whole:.2g} from float64, in {worst}, where eager mode lies {worst.eager_error:.2g} away"
+    return _passed(stats, check, text, len(judged), worst.whole, worst.limit)
 
 
 def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list[Finding]:
     """A skip for the results of which nothing is known, by its reason; NaN on all sides leaves the check incomplete."""
     reasons: dict[str, list[str]] = {}
     for e in stats.errors:
-        if e.kind in kinds and not e.judged and not e.beyond and not e.nan:
+        if e.kind in kinds and not e.judged and e.verdict == WITHIN and not e.nan:
             reasons.setdefault(unknown(e), []).append(str(e))
     skips = [check.skip(who(stats), f"not comparable: {listed(names)}: {reason}") for reason, names in reasons.items()]
     spoiled = [e for e in stats.errors if e.kind in kinds and e.nan]
@@ -222,9 +254,9 @@ def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list
 def _worse(
     stats: AccuracyStats, check: Check, excess: Sequence[ResultError], judged: Sequence[ResultError], verdict: Verdict
 ) -> Finding:
-    worst = max(excess, key=lambda e: (e.lost, _times(e)))
+    worst = max(excess, key=lambda e: (e.lost, e.times))
     first = min(excess, key=lambda e: (e.step, e.kind != "output"))
-    observed, limit, unit = worst.other.error or worst.error, worst.limit, "relative error"
+    observed, limit, unit = worst.error, worst.limit, "relative error"
     tail = f"{len(excess)} of {len(judged)} results are beyond their limit"
     if worst.absent:
         message = f"compiled code must give what eager mode gives; it gives no {worst} of its shape; {tail}"
@@ -240,7 +272,7 @@ def _worse(
             f"integers of compiled code must be those of eager mode; {worst.apart:.2g} of the elements of {worst} "
             f"differ; {tail}"
         )
-    elif stats.casts_left_out(worst):
+    elif worst.verdict == CAST:
         observed, limit = worst.apart, worst.eager_error / 2
         message = (
             f"compiled code must round where the model casts to 16 bits and back; {worst} lies {worst.apart:.2g} from "
@@ -250,15 +282,15 @@ def _worse(
         message = (
             f"compiled code must lie as near to float64 as rounding allows, {limit:.2g} at most here; {worst} lies "
             f"{observed:.2g} away, and {worst.eager_error:.2g} in eager mode; {tail} (moving the data by a rounding "
-            f"moves it by {worst.other.spread:.2g})"
+            f"moves it by {worst.seen.spread:.2g})"
         )
     if first.step and stats.steps > 1:
         message += f"; up to step {first.step - 1} they agree"
     if verdict is Verdict.WARN and worst.lost:
-        message += f"; eager mode overflows itself on such data, in {worst.eager.lost:,} elements"
+        message += f"; eager mode overflows itself on such data, in {worst.eager.lost if worst.eager else 0:,} elements"
         hint = "it is the edge of overflow: see overflow of an audit"
     elif verdict is Verdict.WARN:
-        message += f"; a decision near a tie explains it: {stats.freedom.near_ties:,} turn when the data are rounded"
+        message += "; a decision near a tie explains it, which turns when the data are rounded"
         hint = "compute the scores that are decided upon in float32"
     else:
         stage, hint = _stage(stats)
@@ -326,8 +358,8 @@ def _finer_than_eager(stats: AccuracyStats) -> list[Finding]:
         return []
     finer = []
     for e in stats.errors:
-        limit = SLACK * FLOAT32 * (e.other.spread / (e.unit or 1.0) + FLOOR)
-        if e.kind == "output" and e.dtype == "float32" and e.error <= limit < e.eager_error / SLACK:
+        limit = SLACK * FLOAT32 * (e.seen.spread / (e.unit or 1.0) + FLOOR)
+        if e.kind == "output" and e.dtype == "float32" and e.whole <= limit < e.eager_error / SLACK:
             finer.append((e, limit))
     if not finer:
         return []
@@ -344,11 +376,6 @@ def _finer_than_eager(stats: AccuracyStats) -> list[Finding]:
     ]
 
 
-def _times(error: ResultError) -> float:
-    """How near to its limit it is."""
-    return (error.other.error or error.error) / error.limit if error.limit else 0.0
-
-
 def _module(error: ResultError) -> str:
     """The module of a weight or buffer; outputs and inputs belong to the root."""
     if error.kind in ("output", "loss") or error.name.startswith("input "):
@@ -361,10 +388,9 @@ def tables(stats: AccuracyStats) -> tuple[Table, ...]:
     if not stats.errors:
         return ()
     rows: list[Sequence[Scalar]] = []
-    for e in sorted(stats.errors, key=_times, reverse=True)[:ROWS]:
-        known = bool(e.judged) or e.beyond
-        verdict = "beyond" if stats.beyond(e) else "within" if known else "not comparable"
-        rows.append((e.kind, e.name, e.step, e.dtype, e.eager_error, e.error, e.limit, verdict))
+    for e in sorted(stats.errors, key=lambda e: e.times, reverse=True)[:ROWS]:
+        verdict = "beyond" if e.verdict != WITHIN else "within" if e.judged else "not comparable"
+        rows.append((e.kind, e.name, e.step, e.dtype, e.eager_error, e.whole, e.limit, verdict))
     note = "relative to float64, Euclidean norms"
     if len(stats.errors) > ROWS:
         note = f"the {ROWS} nearest to their limit of {len(stats.errors)}; {note}"

@@ -193,7 +193,7 @@ class Search:
     def _compiled_stage(self, subject: Subject, eager: Measured) -> StageResult:
         """The compiled run of a subject that is to blame in eager mode already, judged by itself."""
         case = self.case
-        stats = measure_compiled(subject, eager, case.low, device=case.device, native=case.native)
+        stats = measure_compiled(subject, eager, case.low)
         self._count(compiled_runs=1, graphs=stats.graphs)
         return _judged_stage(INDUCTOR, stats, case.failures(stats))
 
@@ -205,8 +205,10 @@ class Search:
         self.report("compiled")
         for eager in self.case.shadowed(self.case.subject):
             run, failing = run_stage(eager, INDUCTOR)
-            if eager.outcome.error is not None or eager.incomparable:
-                raised = f"eager mode raised {brief(eager.outcome.error)}" if eager.outcome.error is not None else ""
+            if eager.outcome.ran.error is not None or eager.incomparable:
+                raised = (
+                    f"eager mode raised {brief(eager.outcome.ran.error)}" if eager.outcome.ran.error is not None else ""
+                )
                 why = StageResult(INDUCTOR, None, None, False, f"not judged: {eager.incomparable or raised}")
                 self._add(stages=(*before, why))
                 continue
@@ -246,8 +248,8 @@ class Search:
         def judge(changed: Subject) -> str:
             plan = eager.plan
             again = run_eager(changed, plan, case.low)
-            if again.outcome.error is not None:
-                return f"eager mode raises {brief(again.outcome.error)}"
+            if again.outcome.ran.error is not None:
+                return f"eager mode raises {brief(again.outcome.ran.error)}"
             return "" if run_stage(again, stage)[1] is None else f"{stage} fails still"
 
         self._search(judge, [[cause.module], *_parents(cause.module)], min(self.runs, COMPILED_RUNS), compiled=True)
@@ -326,7 +328,7 @@ def _stage_result(name: str, run: CompiledRun, failing: Sequence[ResultError] | 
     if not run.graphs.count:
         why = f"not judged: nothing was compiled {run.graphs.unsupported}".rstrip()
         return StageResult(name, None, None, False, why)
-    worst = _worst(run, lambda e: math.inf if e.lost else e.error)
+    worst = _worst(run, lambda e: math.inf if e.lost else e.whole)
     return StageResult(name, *worst, failing is not None, "within" if failing is None else "beyond")
 
 

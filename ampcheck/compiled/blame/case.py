@@ -73,7 +73,7 @@ class Case:
 
     def eager(self, subject: Subject) -> tuple[Measured, list[Finding]]:
         """The eager run of the subject, or of a changed copy, and the failures of the audit that can be blamed."""
-        measured = measure_numerics(subject, self.low, device=self.device, native=self.native)
+        measured = measure_numerics(subject, self.low, device=self.device, native=self.native, compared=True)
         return measured, self.failures(measured.stats)
 
     def failures(self, stats: NumericsStats) -> list[Finding]:
@@ -91,7 +91,7 @@ def run_stage(eager: EagerRun, stage: str, **options: Any) -> tuple[CompiledRun,
     """One stage of the compiler, and what fails there; None where nothing does, empty where it raises."""
     run = run_compiled(eager, stage, **options)
     if run.raised:
-        return run, None if run.outcome.error is not None and lacking(run.outcome.error) else ()
+        return run, None if run.outcome.ran.error is not None and lacking(run.outcome.ran.error) else ()
     return run, stats_of(eager, run).failures() or None
 
 
