@@ -19,6 +19,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Coverage, Run, Table, merge, verify
 from ampcheck.core.subject import Subject, name_of
+from ampcheck.numerics import native_format
 from ampcheck.search.checks import check_property
 from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.evaluate import Evaluator
@@ -26,7 +27,7 @@ from ampcheck.search.example import Example, as_example
 from ampcheck.search.invariances import Invariance
 from ampcheck.search.loop import Search
 from ampcheck.search.reproduce import write_test
-from ampcheck.search.runner import Runner, native_format
+from ampcheck.search.runner import Runner
 from ampcheck.search.stats import Breaking, PropertyStats
 from ampcheck.torchtools.restore import restoring
 
