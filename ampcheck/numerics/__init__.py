@@ -5,7 +5,6 @@ from ampcheck.numerics.arm_format import native_format as native_format
 from ampcheck.numerics.checks import CHECKS as CHECKS
 from ampcheck.numerics.checks import OBSERVABLE as OBSERVABLE
 from ampcheck.numerics.checks import check_numerics as check_numerics
-from ampcheck.numerics.compiled import measure_compiled as measure_compiled
 from ampcheck.numerics.measure import Measured as Measured
 from ampcheck.numerics.measure import measure_numerics as measure_numerics
 from ampcheck.numerics.nonfinite import check_reference as check_reference

@@ -10,7 +10,6 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.health import TensorHealth
 from ampcheck.shadow import Examination, Fault
 from ampcheck.shadow.compare import ResultError
-from ampcheck.telemetry.stats import TelemetryStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +49,14 @@ class NumericsStats:
     that keeps backward from its weights; cut: parameters of modules that ran while gradients were off. masked: the
     default loss leaves out non-finite outputs of exact. left: switches that forward, loss or backward left changed,
     with their values before and after. ops, low, whole: ops that were followed, results of 16 bits, and those of them
-    that hold whole numbers. graphs: how many were compiled; unsupported: why Dynamo took none, in its own words;
-    inside: what was seen in them. incomparable: why compiled results are not compared with exact. judged: there are
-    results to compare; a watched block has none. keeps_nan: a NaN is in use when a watched block ends.
+    that hold whole numbers. judged: there are results to compare; a watched block has none. keeps_nan: a NaN is in use
+    when a watched block ends.
     """
 
     subject: str
     arm: str
     format: str
     device: str
-    compiled: bool = False
     native: bool = False
     judged: bool = True
     keeps_nan: bool = False
@@ -84,10 +81,6 @@ class NumericsStats:
     ops: int = 0
     low: int = 0
     whole: int = 0
-    graphs: int = 0
-    unsupported: str = ""
-    inside: TelemetryStats | None = None
-    incomparable: str = ""
     coverage: Coverage = field(default_factory=Coverage)
 
     @property

@@ -155,7 +155,7 @@ class Runner:
             outcome = run_subject(
                 own,
                 plan,
-                lambda key, tensor: result.outputs.update({key[1]: tensor}),
+                lambda key, tensor: result.outputs.update({key[1]: tensor.detach()}),
                 around=[self._noting_draws(), *around],
                 transform=lambda _: [model],
             )

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ampcheck.compiled.accuracy.beside import measure_beside
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Subject
-from ampcheck.numerics import measure_compiled, measure_numerics
+from ampcheck.numerics import measure_numerics
 from ampcheck.shadow import faults
 
 
@@ -91,7 +92,7 @@ def test_compiled_code_draws_as_eager_mode_does_and_is_compared(drop: nn.Module)
     torch.manual_seed(0)
     subject = Subject((nn.Sequential(nn.Linear(16, 16), drop, nn.Linear(16, 4)).train(), torch.randn(8, 16)))
     eager = measure_numerics(subject, torch.bfloat16, compared=True)
-    compiled = measure_compiled(subject, eager, torch.bfloat16)
+    compiled = measure_beside(subject, eager, torch.bfloat16)
     assert compiled.graphs
     assert [(e.kind, e.name) for e in compiled.errors] == [(e.kind, e.name) for e in eager.stats.errors]
-    assert not compiled.harm(2.0)
+    assert not any(error.beyond(2.0) or error.at_fault for error in compiled.errors)

@@ -24,9 +24,6 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.core.text import listed
-from ampcheck.numerics.findings import no_gradients, not_reached
-from ampcheck.numerics.findings import who as numerics_who
-from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow.bounds import FLOOR, SLACK
 from ampcheck.shadow.compare import CAST, FLOAT32, INTEGERS, WITHIN, ResultError
 from ampcheck.torchtools.unsupported import cannot_run
@@ -69,7 +66,7 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
         )
         hint = "check the data before the compiled region: compiled kernels leave such checks out"
         return [check.fail(subject, message, where=raised.where, hint=hint)]
-    return [_passed(stats, check, "eager mode and compiled code ran to the end", stats.graphs)]
+    return [passed(stats, check, "eager mode and compiled code ran to the end", stats.graphs)]
 
 
 def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -81,7 +78,7 @@ def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     wrong = [path for path in paths if eager.get(path) != compiled.get(path)]
     if not wrong:
         text = f"{len(paths)} outputs and containers have eager mode's dtype, shape and type"
-        return [_passed(stats, COMPILED_DTYPE, text, len(paths))]
+        return [passed(stats, COMPILED_DTYPE, text, len(paths))]
     differences = "; ".join(
         f"{path} is {eager.get(path, 'absent')} in eager mode and {compiled.get(path, 'absent')} compiled"
         for path in wrong[:LISTED]
@@ -94,14 +91,14 @@ def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
 
 def check_compiled_error(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Outputs, loss, updated weights and buffers are as near to float64 as rounding allows."""
-    if skipped := _not_comparable(stats, COMPILED_ERROR, VALUES):
+    if skipped := not_comparable(stats, COMPILED_ERROR, VALUES):
         return [skipped]
     return [*_judged(stats, COMPILED_ERROR, VALUES, limits), *_hidden_overflow(stats), *_finer_than_eager(stats)]
 
 
 def check_compiled_gradient(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Gradients of weights and inputs are as near to float64 as rounding allows."""
-    if skipped := _not_comparable(stats, COMPILED_GRADIENT, GRADIENTS):
+    if skipped := not_comparable(stats, COMPILED_GRADIENT, GRADIENTS):
         return [skipped]
     return _judged(stats, COMPILED_GRADIENT, GRADIENTS, limits)
 
@@ -154,40 +151,13 @@ def check_accuracy(stats: AccuracyStats, limits: Limits, checks: Collection[str]
     return [finding for slug, check in CHECKS.items() if slug in names for finding in check(stats, limits)]
 
 
-def check_beside_eager(compiled: NumericsStats, limits: Limits) -> list[Finding]:
-    """`compiled-error` and `compiled-gradient` of the compiled run of an audit."""
-    findings = []
-    stats = AccuracyStats(
-        subject=numerics_who(compiled),
-        arm="",
-        format=compiled.format,
-        device=compiled.device,
-        incomparable=compiled.incomparable,
-        errors=compiled.errors,
-        graphs=compiled.graphs,
-        coverage=compiled.coverage,
-    )
-    for check, kinds in ((COMPILED_ERROR, VALUES), (COMPILED_GRADIENT, GRADIENTS)):
-        skipped = not_reached(compiled, check) or (no_gradients(compiled, check) if kinds == GRADIENTS else None)
-        if skipped := skipped or _not_comparable(stats, check, kinds):
-            findings.append(skipped)
-        elif judged := [e for e in stats.comparable if e.kind in kinds]:
-            findings.append(_compared(stats, check, kinds, judged, limits))
-        else:
-            text = "not comparable: nothing is known of what eager mode gives"
-            findings.append(check.skip(stats.subject, text))
-    return findings
-
-
 def who(stats: AccuracyStats) -> str:
     """The subject and how it ran, as findings name them."""
-    if not stats.arm:
-        return stats.subject
     backend = "" if stats.backend == "inductor" else f" by {stats.backend}"
-    return f"{stats.subject} [{stats.arm}, compiled{backend}]"
+    return f"{stats.subject} [{stats.arm}{backend}]"
 
 
-def _passed(
+def passed(
     stats: AccuracyStats, check: Check, text: str, seen: int, observed: float | None = None, limit: float | None = None
 ) -> Finding:
     """A pass that rests on `seen` graphs or tensors, with what else was compared."""
@@ -201,7 +171,8 @@ def _not_run(stats: AccuracyStats, check: Check) -> Finding | None:
     return None if stats.graphs else check.skip(who(stats), "nothing was compiled: see coverage")
 
 
-def _not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) -> Finding | None:
+def not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) -> Finding | None:
+    """A skip where nothing was compiled, or nothing of these kinds can be compared."""
     if skipped := _not_run(stats, check):
         return skipped
     if stats.incomparable:
@@ -215,19 +186,20 @@ def _not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) 
 def _judged(stats: AccuracyStats, check: Check, kinds: tuple[str, ...], limits: Limits) -> list[Finding]:
     judged = [e for e in stats.comparable if e.kind in kinds]
     others = _unknown(stats, check, kinds)
-    return [_compared(stats, check, kinds, judged, limits), *others] if judged else others
+    return [compared(stats, check, kinds, judged, limits), *others] if judged else others
 
 
-def _compared(
+def compared(
     stats: AccuracyStats, check: Check, kinds: tuple[str, ...], judged: Sequence[ResultError], limits: Limits
 ) -> Finding:
+    """What the comparison with exact results and with eager mode found in results of these kinds."""
     if failures := [e for e in stats.failures(kinds) if e.exceeds(limits.precision)]:
         return _worse(stats, check, failures, judged, Verdict.FAIL)
     if excess := [e for e in stats.excess(kinds) if not e.at_fault]:
         return _worse(stats, check, excess, judged, Verdict.WARN)
     worst = max([e for e in judged if not e.noise] or judged, key=lambda e: e.times)
     text = f"at most {worst.whole:.2g} from float64, in {worst}, where eager mode lies {worst.eager_error:.2g} away"
-    return _passed(stats, check, text, len(judged), worst.whole, worst.limit)
+    return passed(stats, check, text, len(judged), worst.whole, worst.limit)
 
 
 def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list[Finding]:
@@ -246,7 +218,7 @@ def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list
         "compiled code alike, so nothing is known of them"
     )
     hint = "an audit names the op that makes the first NaN, or the input that holds one: see nonfinite-reference"
-    where = Where(_PHASES[spoiled[0].kind], _module(spoiled[0]))
+    where = Where(_PHASES[spoiled[0].kind], module_of(spoiled[0]))
     evidence = check.incomplete(who(stats), text, where=where, observed=count, limit=0.0, unit="elements", hint=hint)
     return [*skips, evidence]
 
@@ -295,7 +267,7 @@ def _worse(
     else:
         stage, hint = _stage(stats)
         message += stage
-    where = Where(_PHASES[worst.kind], _module(worst), step=first.step if stats.steps > 1 else None)
+    where = Where(_PHASES[worst.kind], module_of(worst), step=first.step if stats.steps > 1 else None)
     return check.finding(
         verdict, who(stats), message, where=where, observed=observed, limit=limit, unit=unit, hint=hint
     )
@@ -340,7 +312,7 @@ def _hidden_overflow(stats: AccuracyStats) -> list[Finding]:
         f"eager mode alone; {len(hidden)} results are so"
     )
     hint = "the overflow is there and fusion hides it: a graph break brings it back; see overflow of an audit"
-    where = Where(_PHASES[worst.kind], _module(worst))
+    where = Where(_PHASES[worst.kind], module_of(worst))
     return [
         COMPILED_ERROR.warn(
             who(stats), message, where=where, observed=worst.hidden, limit=0.0, unit="elements", hint=hint
@@ -376,7 +348,7 @@ def _finer_than_eager(stats: AccuracyStats) -> list[Finding]:
     ]
 
 
-def _module(error: ResultError) -> str:
+def module_of(error: ResultError) -> str:
     """The module of a weight or buffer; outputs and inputs belong to the root."""
     if error.kind in ("output", "loss") or error.name.startswith("input "):
         return ""

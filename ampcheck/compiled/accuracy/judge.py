@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy, tables
 from ampcheck.compiled.accuracy.plans import plans, trains
@@ -39,7 +38,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Coverage, Run, Where
 from ampcheck.core.subject import Kind, Subject, as_subject
-from ampcheck.numerics.arm_format import native_format
+from ampcheck.numerics.arm_format import arm_name, native_format
 from ampcheck.numerics.compiled import Graphs, eagerly, measure_graphs
 from ampcheck.numerics.run import Blocks, Plan
 from ampcheck.shadow import Reference, Shadow
@@ -362,6 +361,4 @@ def _coverage(eager: EagerRun, compiled: CompiledRun) -> Coverage:
 
 
 def _arm(autocast: torch.dtype | None, narrow: torch.dtype) -> str:
-    name = format_of(narrow).name + (" native" if autocast is None and narrow.itemsize <= 2 else "")
-    emulation = active()
-    return name + (f", {emulation.policy.device} emulated" if emulation is not None else "")
+    return arm_name(narrow, autocast is None and narrow.itemsize <= 2, compiled=True)

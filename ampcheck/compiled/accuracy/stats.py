@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ampcheck.core.run import Coverage, Where
 from ampcheck.shadow.compare import WITHIN, ResultError
+from ampcheck.telemetry.stats import TelemetryStats
 
 EAGER, AOT_EAGER, EMULATED, INDUCTOR = "eager", "aot_eager", "inductor + emulate_precision_casts", "inductor"
 STAGES = (EAGER, AOT_EAGER, EMULATED, INDUCTOR)
@@ -46,9 +47,9 @@ class Exceptions:
 class AccuracyStats:
     """The results of compiled code, each compared with the exact value that the shadowed eager run gives.
 
-    arm: `bfloat16`, `float16 native`, `float32`. format: the narrowest format that the run computes in. incomparable:
+    arm: `bfloat16, compiled`, see `arm_name`. format: the narrowest format that the run computes in. incomparable:
     why nothing is compared. eager_shapes, compiled_shapes: dtype and shape of everything that a call gave. trials:
-    stages and settings that were tried after a failure.
+    stages and settings that were tried after a failure. inside: what telemetry saw in the graphs of an audit.
     """
 
     subject: str
@@ -67,6 +68,7 @@ class AccuracyStats:
     graphs: int = 0
     unsupported: str = ""
     no_gradients: str = ""
+    inside: TelemetryStats | None = None
     coverage: Coverage = field(default_factory=Coverage)
 
     @property

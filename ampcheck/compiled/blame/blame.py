@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.device import place
+from ampcheck.compiled.accuracy.beside import check_beside, measure_beside
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
 from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
 from ampcheck.compiled.blame.case import (
@@ -34,7 +35,7 @@ from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Where, merge
 from ampcheck.core.subject import Kind, Subject, as_subject
-from ampcheck.numerics import Measured, NumericsStats, measure_compiled, native_format
+from ampcheck.numerics import Measured, NumericsStats, native_format
 from ampcheck.shadow.compare import ResultError
 from ampcheck.torchtools.copying import is_compiled_already, prepare
 from ampcheck.torchtools.dynamo import configured
@@ -138,7 +139,9 @@ class Search:
             if eager.stats.raised is not None and eager.stats.raised.missing:
                 self._add(unjudged=cannot_run(eager.stats.raised.message))
                 return self.stats
-            self._add(failures=tuple(failures), stages=(_judged_stage(EAGER, eager.stats, failures),))
+            raised = eager.stats.raised.message if eager.stats.raised is not None else ""
+            stage = _judged_stage(EAGER, raised, eager.stats.errors, failures)
+            self._add(failures=tuple(failures), stages=(stage,))
         if self.compile and self.stats.stage != EAGER:
             self._run_stages()
         elif self.compile and eager is not None and eager.stats.raised is None:
@@ -193,9 +196,14 @@ class Search:
     def _compiled_stage(self, subject: Subject, eager: Measured) -> StageResult:
         """The compiled run of a subject that is to blame in eager mode already, judged by itself."""
         case = self.case
-        stats = measure_compiled(subject, eager, case.low)
+        stats = measure_beside(subject, eager, case.low)
         self._count(compiled_runs=1, graphs=stats.graphs)
-        return _judged_stage(INDUCTOR, stats, case.failures(stats))
+        failures = case.blamed(check_beside(stats, case.limits))
+        if not stats.exceptions.compiled and not stats.graphs:
+            why = f"not judged: nothing was compiled {stats.unsupported}".rstrip()
+            return StageResult(INDUCTOR, None, None, False, why)
+        raised = stats.exceptions.missing or stats.exceptions.compiled
+        return _judged_stage(INDUCTOR, raised, stats.errors, failures)
 
     # The compiler ----------------------------------------------------------------------------------------------------
 
@@ -303,15 +311,13 @@ class Search:
                 self._add(uncosted=f"Its cost is not known: the timed step raises {brief(as_result(error))}.")
 
 
-def _judged_stage(name: str, stats: NumericsStats, failures: Sequence[Finding]) -> StageResult:
+def _judged_stage(name: str, raised: str, errors: Sequence[ResultError], failures: Sequence[Finding]) -> StageResult:
     """A stage that is judged by itself, as the audit does."""
-    if stats.raised is not None:
-        return StageResult(name, None, None, bool(failures), f"raised {stats.raised.message}")
-    if stats.compiled and not stats.graphs:
-        why = f"not judged: nothing was compiled {stats.unsupported}".rstrip()
-        return StageResult(name, None, None, False, why)
+    if raised:
+        return StageResult(name, None, None, bool(failures), f"raised {raised}")
+    known = [e for e in errors if e.nonfinite or e.known]
     outputs, gradients = (
-        max((math.inf if e.nonfinite else e.error for e in stats.of(kind) if e.nonfinite or e.known), default=None)
+        max((math.inf if e.nonfinite else e.error for e in known if e.kind == kind), default=None)
         for kind in ("output", "gradient")
     )
     return StageResult(name, outputs, gradients, bool(failures), "beyond" if failures else "within")

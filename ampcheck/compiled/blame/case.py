@@ -74,11 +74,11 @@ class Case:
     def eager(self, subject: Subject) -> tuple[Measured, list[Finding]]:
         """The eager run of the subject, or of a changed copy, and the failures of the audit that can be blamed."""
         measured = measure_numerics(subject, self.low, device=self.device, native=self.native, compared=True)
-        return measured, self.failures(measured.stats)
+        return measured, self.blamed(check_numerics(measured.stats, self.limits))
 
-    def failures(self, stats: NumericsStats) -> list[Finding]:
-        """What fails in a run, of what can be blamed."""
-        return [f for f in check_numerics(stats, self.limits) if f.verdict is Verdict.FAIL and f.check in CHECKS]
+    def blamed(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The failures that can be blamed."""
+        return [f for f in findings if f.verdict is Verdict.FAIL and f.check in CHECKS]
 
     def shadowed(self, subject: Subject) -> Iterator[EagerRun]:
         """What compiled runs of the subject are compared with: as the user runs it, then with gradients of inputs."""
