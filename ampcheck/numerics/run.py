@@ -39,10 +39,10 @@ class Plan:
 
     autocast: what autocast casts to, in forward and loss, never in backward; None switches the caller's autocast off.
     loss: the user's. scale: of the loss, as a GradScaler scales it; gradients are received with it. finite_loss: leave
-    out of the default loss what is not finite. backward: whether anything is differentiated. inputs: those whose
-    gradient is taken as well, by name; None: all of them, where no parameter requires a gradient. steps: how often all
-    calls are made. optimizer: makes one from the parameters, which are updated after each call; rate: of the plain
-    gradient descent that replaces it, 0 for no update.
+    out of the default loss what is not finite. no_backward: why nothing is differentiated. inputs: those whose gradient
+    is taken as well, by name; None: all of them, where no parameter requires a gradient. steps: how often all calls are
+    made. optimizer: makes one from the parameters, which are updated after each call; rate: of the plain gradient
+    descent that replaces it, 0 for no update.
     """
 
     device: str = "cpu"
@@ -50,7 +50,7 @@ class Plan:
     loss: Callable[[Any], torch.Tensor] | None = None
     scale: float = 1.0
     finite_loss: bool = False
-    backward: bool = True
+    no_backward: str = ""
     inputs: frozenset[str] | None = None
     steps: int = 1
     optimizer: Callable[[list[torch.nn.Parameter]], Any] | None = None
@@ -99,10 +99,8 @@ def run_subject(
     whose non-finite elements the default loss leaves out; it may grow while results are received. module_output: called
     with floating results of modules.
     """
-    outcome = Outcome()
     leaves = _leaves(prepared, plan)
-    if not leaves:
-        outcome.no_backward = "nothing requires a gradient"
+    outcome = Outcome(no_backward=plan.no_backward or ("" if leaves else "nothing requires a gradient"))
     with seeded(plan.device), warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
         if module_output is not None and prepared.root is not None:
@@ -137,16 +135,17 @@ def run_call(
     blocks: Blocks,
     call: Call,
     leaves: Mapping[str, torch.Tensor],
-    receive: Receive,
+    receive: Receive = lambda key, tensor: None,
     masked: Collection[Key] = (),
+    preserve: Callable[[dict[str, tuple[Any, Any]]], AbstractContextManager[None]] = preserved_state,
 ) -> None:
-    """Run forward, loss and backward of one call."""
+    """Run forward, loss and backward of one call. preserve: restores global state around each of them."""
     outcome.phase, step = "forward", outcome.step
     with (
         torch.enable_grad(),
         torch.autocast(torch.device(plan.device).type, plan.autocast, enabled=plan.autocast is not None),
     ):
-        with preserved_state(outcome.left), _own_gradients(leaves, outcome, receive):
+        with preserve(outcome.left), _own_gradients(leaves, outcome, receive):
             result = forward_through(blocks, call)
         outcome.shapes[f"step {step}"] = type(result).__name__
         keys: list[Key] = []
@@ -155,7 +154,7 @@ def run_call(
             outcome.shapes[f"step {step}, {path or 'output'}"] = f"{_name(tensor)} {list(tensor.shape)}"
             receive(keys[-1], tensor)
         finite = plan.finite_loss or any(key in masked for key in keys)
-        with preserved_state(outcome.left):
+        with preserve(outcome.left):
             total = None if outcome.no_backward else total_loss(result, plan.loss, finite)
     if total is not None and plan.loss is not None:
         receive(("loss", "", step), total)
@@ -173,7 +172,7 @@ def run_call(
     outcome.phase = "backward"
     # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
     first = torch.full_like(total, plan.scale)
-    with preserved_state(outcome.left):
+    with preserve(outcome.left):
         torch.autograd.backward(total, first, inputs=list(leaves.values()))
     _receive_gradients(leaves, outcome, receive, "")
 
@@ -234,8 +233,8 @@ def input_names(call: Call, number: int) -> dict[str, torch.Tensor]:
 def _leaves(prepared: Prepared, plan: Plan) -> dict[str, torch.Tensor]:
     """What gradients are taken of: parameters, and views of inputs, since a leaf cannot be written in place."""
     named = dict(prepared.root.named_parameters()) if prepared.root is not None else {}
-    leaves: dict[str, torch.Tensor] = {name: p for name, p in named.items() if p.requires_grad and plan.backward}
-    if not plan.backward or (plan.inputs is None and leaves):
+    leaves: dict[str, torch.Tensor] = {name: p for name, p in named.items() if p.requires_grad and not plan.no_backward}
+    if plan.no_backward or (plan.inputs is None and leaves):
         return leaves
     calls = []
     for number, call in enumerate(prepared.calls):
@@ -256,7 +255,7 @@ def _leaves(prepared: Prepared, plan: Plan) -> dict[str, torch.Tensor]:
 def _optimizer(plan: Plan, prepared: Prepared) -> Any:
     named = list(prepared.root.parameters()) if prepared.root is not None else []
     parameters = [p for p in named if p.requires_grad and has_values(p)]
-    if not parameters or not plan.backward:
+    if not parameters or plan.no_backward:
         return None
     if plan.optimizer is not None:
         return plan.optimizer(parameters)

@@ -150,7 +150,7 @@ class Runner:
             return _numbers_as_tensors(value)
 
         own = replace(prepared, calls=(Call(example.args, example.kwargs),))
-        plan = Plan(self.device, cast, backward=False)
+        plan = Plan(self.device, cast, no_backward="outputs alone are judged")
         with preserved_objects(prepared.model, prepared.root):
             outcome = run_subject(
                 own,

@@ -15,7 +15,7 @@ from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RANGE, Look, Pe
 from ampcheck.shadow import Fault, Reference, Shadow, bounds, faults
 from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims
 from ampcheck.shadow.companions import MOVE
-from ampcheck.shadow.compare import Key, Result, result_of
+from ampcheck.shadow.compare import Key, Result, at_the_edge, result_of
 
 _FEW = 64
 """Elements up to which each is judged by itself, too, where a fault is left in the output."""
@@ -63,7 +63,7 @@ class Judged:
         size, end = exact.abs(), form.overflows_at
         apart = torch.where(moved.isfinite(), moved - exact, 0.0).abs()
         honest = SLACK * (apart * (unit / MOVE) + FLOOR * unit * size)
-        edge = ~value.isfinite() & (size < end) & (size + honest >= end)
+        edge = at_the_edge(value, exact, form, honest) & (size < end)
         tiny = _TINY * max(f.smallest_subnormal for f in self._formats(form))
         near = (value - exact).abs() <= torch.where(exact == 0, max(tiny, unit * self._scale()), tiny)
         value = torch.where(edge | near, exact, value)

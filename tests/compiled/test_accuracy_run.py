@@ -30,7 +30,7 @@ def test_a_stage_that_raises_says_so() -> None:
         raise ValueError("no such op")
 
     subject = Subject((lambda x: x.sin(), [(torch.randn(4),)]))
-    eager = run_eager(subject, Plan(backward=False), torch.float32, {"backend": backend})
+    eager = run_eager(subject, Plan(no_backward="not asked"), torch.float32, {"backend": backend})
     assert "no such op" in run_compiled(eager).raised
     assert run_compiled(eager, AOT_EAGER).raised == ""
 
@@ -54,21 +54,21 @@ def test_casts_alone_in_a_float32_model_are_meant_and_autocast_is_not() -> None:
         return (x.half() @ x.half().T).float()
 
     for function, meant in ((cast, True), (product, False), (torch.tanh, False)):
-        eager = run_eager(Subject((function, [(torch.randn(4, 4),)])), Plan(backward=False), torch.float32)
+        eager = run_eager(Subject((function, [(torch.randn(4, 4),)])), Plan(no_backward="not asked"), torch.float32)
         assert eager.casts is meant
 
 
 @pytest.mark.parametrize(("values", "ties"), [([1.0, 5.0, 2.0], 0), ([1.0, 5.0, 5.0], 1)])
 def test_decisions_that_a_rounding_turns_are_counted(values: list[float], ties: int) -> None:
     subject = Subject((lambda x: x.argmax(-1), [(torch.tensor([values]) * 1.1,)]))
-    eager = run_eager(subject, Plan(backward=False), torch.float32)
+    eager = run_eager(subject, Plan(no_backward="not asked"), torch.float32)
     assert eager.freedom is not None
     assert eager.freedom.near_ties == ties
 
 
 def test_the_longest_sum_is_known() -> None:
     subject = Subject((nn.Linear(300, 4), (torch.randn(2, 300),)))
-    outcome = run_eager(subject, Plan(backward=False), torch.float32).outcome
+    outcome = run_eager(subject, Plan(no_backward="not asked"), torch.float32).outcome
     assert outcome.results["output", "", 0].terms == 300
 
 

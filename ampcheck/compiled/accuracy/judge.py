@@ -17,7 +17,7 @@ import torch
 
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy, tables
-from ampcheck.compiled.accuracy.plans import plans, trains
+from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.run import Recorded, run_plan
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
@@ -286,7 +286,7 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         compiled_shapes=compiled.outcome.ran.shapes,
         graphs=graphs.count,
         unsupported=graphs.unsupported,
-        no_gradients=_no_gradients(eager),
+        no_gradients=eager.outcome.ran.no_backward,
         coverage=_coverage(eager, compiled) if compiled.errors and not incomparable else Coverage(),
     )
 
@@ -335,18 +335,6 @@ def _describe(error: BaseException | None) -> str:
         return ""
     inner = getattr(error, "inner_exception", None)
     return brief(error) + (f" {brief(inner)}" if isinstance(inner, Exception) else "")
-
-
-def _no_gradients(eager: EagerRun) -> str:
-    if any(kind == "gradient" for kind, _, _ in eager.outcome.values):
-        return ""
-    if not (eager.plan.inputs or trains(eager.subject)):
-        return "nothing requires a gradient"
-    if eager.plan.backward:
-        return "no floating output has a gradient"
-    outputs = [t for key, t in eager.outcome.values.items() if key[0] == "output" and t.is_floating_point()]
-    finite = not outputs or any(bool(t.isfinite().any()) for t in outputs)
-    return "backward raises in eager mode" if finite else "no output has a finite value to be differentiated"
 
 
 def _coverage(eager: EagerRun, compiled: CompiledRun) -> Coverage:

@@ -33,9 +33,10 @@ from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Coverage, Finding, Run, Where, merge
+from ampcheck.core.run import Coverage, Run, Where, merge
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics import Measured, NumericsStats, native_format
+from ampcheck.numerics.compiled import Graphs
 from ampcheck.shadow.compare import ResultError
 from ampcheck.torchtools.copying import is_compiled_already, prepare
 from ampcheck.torchtools.dynamo import configured
@@ -140,7 +141,7 @@ class Search:
                 self._add(unjudged=cannot_run(eager.stats.raised.message))
                 return self.stats
             raised = eager.stats.raised.message if eager.stats.raised is not None else ""
-            stage = _judged_stage(EAGER, raised, eager.stats.errors, failures)
+            stage = _stage_result(EAGER, eager.stats.errors, bool(failures), raised=raised)
             self._add(failures=tuple(failures), stages=(stage,))
         if self.compile and self.stats.stage != EAGER:
             self._run_stages()
@@ -199,11 +200,9 @@ class Search:
         stats = measure_beside(subject, eager, case.low)
         self._count(compiled_runs=1, graphs=stats.graphs)
         failures = case.blamed(check_beside(stats, case.limits))
-        if not stats.exceptions.compiled and not stats.graphs:
-            why = f"not judged: nothing was compiled {stats.unsupported}".rstrip()
-            return StageResult(INDUCTOR, None, None, False, why)
         raised = stats.exceptions.missing or stats.exceptions.compiled
-        return _judged_stage(INDUCTOR, raised, stats.errors, failures)
+        graphs = Graphs(stats.graphs, stats.unsupported)
+        return _stage_result(INDUCTOR, stats.errors, bool(failures), raised=raised, graphs=graphs)
 
     # The compiler ----------------------------------------------------------------------------------------------------
 
@@ -226,7 +225,10 @@ class Search:
                     self.report(name)
                     results[name] = run_stage(eager, name)
             self._count(compiled_runs=len(results), tensors=len(run.errors), graphs=run.graphs.count)
-            stages = [_stage_result(name, *results[name]) for name in STAGES if name in results]
+            stages = [
+                _stage_result(name, stage.errors, beyond is not None, raised=stage.raised, graphs=stage.graphs)
+                for name, (stage, beyond) in ((name, results[name]) for name in STAGES if name in results)
+            ]
             self._add(stages=(*(before or [_plain_stage(run)]), *stages))
             if failing is not None:
                 run, failing = results[self.stats.stage]
@@ -311,38 +313,32 @@ class Search:
                 self._add(uncosted=f"Its cost is not known: the timed step raises {brief(as_result(error))}.")
 
 
-def _judged_stage(name: str, raised: str, errors: Sequence[ResultError], failures: Sequence[Finding]) -> StageResult:
-    """A stage that is judged by itself, as the audit does."""
+def _stage_result(
+    name: str,
+    errors: Sequence[ResultError],
+    failed: bool,
+    *,
+    raised: str = "",
+    graphs: Graphs | None = None,
+) -> StageResult:
+    """A stage with its largest errors of an output and of a gradient, but for those that are zero but for rounding."""
     if raised:
-        return StageResult(name, None, None, bool(failures), f"raised {raised}")
-    known = [e for e in errors if e.nonfinite or e.known]
+        return StageResult(name, None, None, failed, f"raised {raised}")
+    if graphs is not None and not graphs.count:
+        why = f"not judged: nothing was compiled {graphs.unsupported}".rstrip()
+        return StageResult(name, None, None, False, why)
+    kinds, known = (("output", "loss"), ("gradient",)), [e for e in errors if e.nonfinite or not e.noise]
     outputs, gradients = (
-        max((math.inf if e.nonfinite else e.error for e in known if e.kind == kind), default=None)
-        for kind in ("output", "gradient")
+        max((math.inf if e.nonfinite else e.whole for e in known if e.kind in of_kind), default=None)
+        for of_kind in kinds
     )
-    return StageResult(name, outputs, gradients, bool(failures), "beyond" if failures else "within")
+    return StageResult(name, outputs, gradients, failed, "beyond" if failed else "within")
 
 
 def _plain_stage(run: CompiledRun) -> StageResult:
     """Eager mode in float32, which nothing judges: with it, and float64, compiled code is compared."""
-    return StageResult(EAGER, *_worst(run, lambda e: e.eager_error), False, "what compiled code is compared with")
-
-
-def _stage_result(name: str, run: CompiledRun, failing: Sequence[ResultError] | None) -> StageResult:
-    if run.raised:
-        return StageResult(name, None, None, failing is not None, f"raised {run.raised}")
-    if not run.graphs.count:
-        why = f"not judged: nothing was compiled {run.graphs.unsupported}".rstrip()
-        return StageResult(name, None, None, False, why)
-    worst = _worst(run, lambda e: math.inf if e.lost else e.whole)
-    return StageResult(name, *worst, failing is not None, "within" if failing is None else "beyond")
-
-
-def _worst(run: CompiledRun, error: Callable[[ResultError], float]) -> tuple[float | None, float | None]:
-    """The largest error of an output and of a gradient, but of those that are zero but for rounding."""
-    kinds, known = (("output", "loss"), ("gradient",)), [e for e in run.errors if not e.noise]
-    outputs, gradients = (max((error(e) for e in known if e.kind in kind), default=None) for kind in kinds)
-    return outputs, gradients
+    eager = [replace(e, norm=e.eager_norm, seen=e.eager) for e in run.errors if e.eager is not None]
+    return replace(_stage_result(EAGER, eager, False), verdict="what compiled code is compared with")
 
 
 def _source(where: Where) -> str:
