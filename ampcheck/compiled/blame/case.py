@@ -9,16 +9,6 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.missing import lacking
-from ampcheck.catalog.compiled import COMPILED_EXCEPTION
-from ampcheck.catalog.numerics import (
-    FLUSH,
-    INTEGER_CAST,
-    LOW_PRECISION_ERROR,
-    NONFINITE_GRADIENT,
-    OVERFLOW,
-    PRECISION_LOSS,
-    SILENT_ZERO,
-)
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import AOT_EAGER
@@ -34,17 +24,8 @@ from ampcheck.torchtools.copying import Prepared
 from ampcheck.torchtools.dynamo import backend
 
 CHECKS = frozenset(
-    check.slug
-    for check in (
-        LOW_PRECISION_ERROR,
-        COMPILED_EXCEPTION,
-        OVERFLOW,
-        NONFINITE_GRADIENT,
-        PRECISION_LOSS,
-        SILENT_ZERO,
-        FLUSH,
-        INTEGER_CAST,
-    )
+    "low-precision-error compiled-exception overflow nonfinite-gradient precision-loss silent-zero flush "
+    "integer-cast".split()
 )
 """The checks of low precision whose failures have a cause to search for."""
 
