@@ -11,7 +11,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.patterns import matches
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.numerics.findings import not_reached, passed, who
+from ampcheck.numerics.findings import passed, who
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.torchtools.unsupported import cannot_run
 
@@ -54,8 +54,6 @@ def check_state(stats: NumericsStats, limits: Limits) -> list[Finding]:
 def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """A loss of 16 bits has two or three digits: a warning."""
     check = LOSS_DTYPE
-    if skipped := not_reached(stats, check):
-        return [skipped]
     if not stats.losses:
         return [check.skip(who(stats), "the subject gives no loss of its own")]
     low = [dtype for dtype in stats.losses if format_of(dtype).bits <= 16]
@@ -69,15 +67,14 @@ def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 def check_declared_dtypes(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """The modules that the subject declares a dtype for give that dtype."""
-    check = DTYPE
     if not stats.declared_dtypes:
         return []
-    if skipped := not_reached(stats, check):
-        return [skipped]
+    if stats.raised is not None:
+        return [DTYPE.skip(who(stats), "the run raised before it was complete: see low-precision-error")]
     # A declaration of one 16-bit format says nothing about a run in another.
     other = {p: d for p, d in stats.declared_dtypes.items() if format_of(d).bits == 16 and d != stats.format}
     skipped_ones = [
-        check.skip(who(stats), f"{pattern!r} is declared {dtype}, and this run is in {stats.format}")
+        DTYPE.skip(who(stats), f"{pattern!r} is declared {dtype}, and this run is in {stats.format}")
         for pattern, dtype in other.items()
     ]
     declared = {pattern: dtype for pattern, dtype in stats.declared_dtypes.items() if pattern not in other}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ampcheck.catalog.numerics import LOW_PRECISION_ERROR
 from ampcheck.core.check import Check
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Finding, Where
@@ -70,13 +69,6 @@ def incomplete(stats: NumericsStats, check: Check, reason: str, hint: str = "") 
     return check.incomplete(who(stats), reason, hint=hint)
 
 
-def not_reached(stats: NumericsStats, check: Check) -> Finding | None:
-    """A run that raised has nothing more to say."""
-    if stats.raised is None:
-        return None
-    return check.skip(who(stats), f"the run raised before it was complete: see {LOW_PRECISION_ERROR}")
-
-
 def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:
     """A skip where nothing needs a gradient; incomplete where the subject keeps backward from its weights."""
     if not stats.no_backward and stats.of("gradient"):
@@ -89,10 +81,3 @@ def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:
         "for a model that is never trained set requires_grad_(False)"
     )
     return incomplete(stats, check, reason, hint)
-
-
-def nothing_narrow(stats: NumericsStats, check: Check) -> Finding | None:
-    """A skip where no op computed in 16 bits: nothing could be lost."""
-    if stats.low:
-        return None
-    return check.skip(who(stats), "no op computed in 16 bits, so nothing was judged")

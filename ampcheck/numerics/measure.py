@@ -62,7 +62,7 @@ def measure_numerics(
     """Run forward and backward in eager mode under autocast to `dtype`, or as the model is when it is `native`.
 
     float16 is run at the loss scales that GradScaler goes through, until no gradient overflows that is finite in exact;
-    scales: at these instead. compared: keep the results, with which `measure_compiled` compares. Raises `UsageError`
+    scales: at these instead. compared: keep the results, beside which compiled code is compared. Raises `UsageError`
     for a subject that raises in float32 too.
     """
     plan = Plan(device, None if native else dtype, subject.loss)

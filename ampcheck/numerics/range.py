@@ -12,8 +12,6 @@ from ampcheck.numerics.findings import (
     faults_of,
     incomplete,
     no_gradients,
-    not_reached,
-    nothing_narrow,
     op_text,
     passed,
     range_text,
@@ -36,8 +34,6 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     warning. An additive mask that becomes -inf is neither.
     """
     check = OVERFLOW
-    if skipped := not_reached(stats, check):
-        return [skipped]
     lost = _nonfinite_results(stats)
     findings = [*(_overflow(stats, fault) for fault in faults_of(stats, [faults.OVERFLOW])), *_own_zeros(stats)]
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
@@ -130,7 +126,7 @@ _CAUSES = {
 def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Every gradient that is finite in float64 is finite here, at a loss scale that GradScaler settles on."""
     check = NONFINITE_GRADIENT
-    if skipped := not_reached(stats, check) or no_gradients(stats, check):
+    if skipped := no_gradients(stats, check):
         return [skipped]
     gradients = stats.of("gradient")
     bad = [error for error in gradients if error.nonfinite]
@@ -171,10 +167,6 @@ def _cut_off(stats: NumericsStats) -> list[Finding]:
 def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Nothing comes near the end of its format: a warning where a value grew to within a factor of the maximum."""
     check = HEADROOM
-    if skipped := not_reached(stats, check):
-        return [skipped]
-    if skipped := nothing_narrow(stats, check):
-        return [skipped]
     overflowed = {(f.where, f.dtype) for f in faults_of(stats, [faults.OVERFLOW, faults.MASK])}
     findings, closest = [], 0.0
     for (where, dtype), (result, source) in stats.largest.items():
@@ -220,10 +212,6 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 
 def _vanished(stats: NumericsStats, limits: Limits, check: Check, kept: list[Fault], text: str) -> list[Finding]:
-    if skipped := not_reached(stats, check):
-        return [skipped]
-    if skipped := nothing_narrow(stats, check):
-        return [skipped]
     findings = []
     for fault in (fault for fault in kept if fault.reaches):
         seen, form = fault.examination, format_of(fault.dtype)
@@ -267,8 +255,6 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
     It fails where something computed from them, else it warns.
     """
     check = INTEGER_CAST
-    if skipped := not_reached(stats, check):
-        return [skipped]
     findings = []
     for fault in faults_of(stats, [faults.COLLISION]):
         message = (

@@ -165,10 +165,18 @@ class ResultError:
         """Whether the run lies beyond its bound where eager mode does not, and nothing explains it."""
         return self.verdict in (BEYOND, CAST)
 
-    def exceeds(self, precision: float) -> bool:
-        """Whether the error is beyond its limit under a larger `Limits.precision`; equality has no limit."""
-        no_limit = self.absent or self.lost > 0 or self.verdict == CAST or self.dtype in INTEGERS
-        return no_limit or self.error > self.limit * precision / PRECISION
+    def fails(self, precision: float) -> bool:
+        """Whether the run is at fault beside eager mode, under another `Limits.precision` than the usual 2.
+
+        Larger values scale every bound but equality, smaller ones those of whole results.
+        """
+        scale, eager = precision / PRECISION, self.eager
+        if self.at_fault:
+            equal = self.absent or self.lost > 0 or self.verdict == CAST or self.dtype in INTEGERS
+            return equal or self.error > self.limit * scale
+        if scale >= 1 or self.verdict != WITHIN or eager is None or not self.beyond(precision):
+            return False
+        return eager.error <= scale * SLACK * (eager.spread + self.floor * self.unit)
 
     def beyond(self, precision: float) -> bool:
         """Whether rounding does not explain the error, and, for a gradient, whether it moves the whole gradient.

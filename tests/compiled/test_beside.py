@@ -50,6 +50,11 @@ def test_compiled_code_is_at_fault_where_eager_mode_is_within_its_bounds() -> No
     assert verdicts(far)["compiled-gradient"] is Verdict.PASS
     assert verdicts(far, Limits(precision=100.0))["compiled-error"] is Verdict.PASS
     assert verdicts(judged(replace(OUTPUT, seen=FAR, eager=FAR)))["compiled-error"] is not Verdict.FAIL
+    near = judged(replace(OUTPUT, seen=replace(SEEN, error=0.1)))
+    assert verdicts(near)["compiled-error"] is Verdict.PASS
+    assert verdicts(near, Limits(precision=0.5))["compiled-error"] is Verdict.FAIL
+    both = judged(replace(OUTPUT, seen=replace(SEEN, error=0.1), eager=replace(SEEN, error=0.1)))
+    assert verdicts(both, Limits(precision=0.5))["compiled-error"] is Verdict.PASS
 
 
 def test_what_lies_beyond_its_bound_is_a_loss_of_precision_whatever_eager_mode_gives() -> None:

@@ -193,7 +193,7 @@ def compared(
     stats: AccuracyStats, check: Check, kinds: tuple[str, ...], judged: Sequence[ResultError], limits: Limits
 ) -> Finding:
     """What the comparison with exact results and with eager mode found in results of these kinds."""
-    if failures := [e for e in stats.failures(kinds) if e.exceeds(limits.precision)]:
+    if failures := [e for e in judged if e.fails(limits.precision)]:
         return _worse(stats, check, failures, judged, Verdict.FAIL)
     if excess := [e for e in stats.excess(kinds) if not e.at_fault]:
         return _worse(stats, check, excess, judged, Verdict.WARN)
