@@ -123,6 +123,7 @@ def run_plan(
     if recorded.ran.error is None:
         for (kind, name), tensor in changing.items():
             recorded.keep_change((kind, name, recorded.ran.step), tensor.detach(), before[kind, name])
+    recorded.shadow = None  # it holds the model
     return recorded
 
 
