@@ -26,7 +26,16 @@ from ampcheck.numerics.stats import NumericsStats, Raised, Values, gradient_modu
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.bounds import JUDGED_UNIT
 from ampcheck.shadow.companions import roundoff
-from ampcheck.shadow.compare import LOST, Key, Result, ResultError, compare_shadowed, result_of, with_totals
+from ampcheck.shadow.compare import (
+    LOST,
+    Key,
+    Result,
+    ResultError,
+    compare_shadowed,
+    examine_value,
+    result_of,
+    with_totals,
+)
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare
 from ampcheck.torchtools.pytree import is_plain, tensors
@@ -132,7 +141,7 @@ class _ShadowedRun:
         companions = self.shadow.store.known(tensor) if self.lost_in is None else None
         if companions is not None and companions.unit >= JUDGED_UNIT:
             reference = Reference(self.shadow.exact(tensor), self.shadow.moved(tensor), companions.unit)
-            seen = reference.examine(tensor)
+            seen = examine_value(tensor, reference)
             if seen.error > LOST / 2 and seen.spread * roundoff(torch.float32) <= companions.unit * LOST / 2:
                 self.lost_in = name
 

@@ -98,10 +98,6 @@ class NumericsStats:
         seen = [error.seen for error in self.of("output")]
         return bool(seen) and all(s.exact_nan + s.exact_inf == s.numel for s in seen)
 
-    def harm(self, precision: float) -> tuple[ResultError, ...]:
-        """The results that rounding does not explain."""
-        return tuple(error for error in self.errors if error.beyond(precision))
-
 
 def gradient_module(name: str) -> str:
     """The module of a parameter; inputs belong to the root."""

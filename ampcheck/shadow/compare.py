@@ -205,10 +205,27 @@ def result_of(shadow: Shadow, tensor: torch.Tensor) -> Result:
     return Result(value, shadow.reference(tensor), terms, shadow.store.of(tensor).depth)
 
 
+def examine_value(
+    value: torch.Tensor,
+    reference: Reference,
+    *,
+    unit: float | None = None,
+    floor: float = FLOOR,
+    whole: bool = False,
+    digits: bool | None = None,
+) -> Examination:
+    """A value of any run beside its exact one. The keywords are those of `ampcheck.shadow.bounds.examine`."""
+    form = format_of(torch.float32 if value.is_complex() else value.dtype)
+    unit = max(reference.unit, roundoff(value.dtype)) if unit is None else unit
+    exact, moved = reference.exact, reference.moved
+    with torch.no_grad():
+        return examine(value.detach(), exact, moved, unit, form=form, whole=whole, floor=floor, digits=digits)
+
+
 def compare_shadowed(key: Key, value: torch.Tensor, reference: Reference) -> ResultError:
     """How far the shadowed run itself lies from one of its exact results."""
     with _disable_current_modes(), torch.no_grad():
-        seen = reference.examine(value, gradient=key[0] == "gradient")
+        seen = examine_value(value, reference, whole=key[0] == "gradient")
         unit = max(reference.unit, roundoff(value.dtype))
         exact, own = _real(reference.exact), _real(value).double()
         norm, size = _norm(torch.where(own.isfinite() & exact.isfinite(), own - exact, 0.0)), _norm(exact)
@@ -299,7 +316,10 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
         unit *= 1 + math.sqrt(result.terms) / 12
     elif key[0] not in WHOLE:
         floor = min(FLOOR, 0.25 + result.roundings / 2)
-    seen, before = (_examine(v, reference, unit, floor, key[0] in WHOLE) for v in (value, eager))
+    whole = key[0] in WHOLE
+    seen, before = (
+        examine_value(v, reference, unit=unit, floor=floor, whole=whole, digits=True) for v in (value, eager)
+    )
     exact, mine, eagers = _real(reference.exact), _real(value).double(), _real(eager).double()
     form = format_of(eager.dtype if not eager.is_complex() else torch.float32)
     edge = (mine.sign() == exact.sign()) & at_the_edge(mine, exact, form, SLACK * FLOOR * unit * exact.abs())
@@ -323,13 +343,6 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
         nan=int((exact.isnan() & mine.isnan()).sum()),
         judged=int((_alike(mine, exact) & ~exact.isnan()).sum()),
     )
-
-
-def _examine(value: torch.Tensor, reference: Reference, unit: float, floor: float, whole: bool) -> Examination:
-    form = format_of(torch.float32 if value.is_complex() else value.dtype)
-    exact, moved = reference.exact, reference.moved
-    with torch.no_grad():
-        return examine(value.detach(), exact, moved, unit, form=form, whole=whole, floor=floor, digits=True)
 
 
 def _misplaced(key: Key, value: torch.Tensor, exact: torch.Tensor, seen: Examination) -> int:
