@@ -15,6 +15,7 @@ from ampcheck.catalog import for_kind
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.accuracy import checks as accuracy_checks
+from ampcheck.compiled.accuracy.beside import beside_run, measure_beside
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
@@ -29,10 +30,8 @@ from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
 from ampcheck.numerics import (
     NumericsStats,
     arm_name,
-    check_compiled_against_eager,
     check_numerics,
     check_reference,
-    measure_compiled,
     measure_numerics,
     native_format,
     tables,
@@ -212,7 +211,9 @@ class _Numerics:
 
     def _judge_eager(self, dtype: torch.dtype) -> list[Run]:
         context = self._context
-        self._eager = measure_numerics(self._subject, dtype, device=context.device, native=context.native)
+        self._eager = measure_numerics(
+            self._subject, dtype, device=context.device, native=context.native, compared=context.compile
+        )
         return [*self._judge_reference(dtype), self._run(self._eager.stats)]
 
     def _judge_reference(self, dtype: torch.dtype) -> list[Run]:
@@ -229,10 +230,9 @@ class _Numerics:
             arm = arm_name(dtype, context.native, compiled=True)
             text = "not compiled: the eager run raised, see low-precision-error"
             return [Run(findings=(COMPILED_EXCEPTION.skip(f"{subject.name} [{arm}]", text),))]
-        compiled = measure_compiled(subject, eager, dtype, device=context.device, native=context.native)
+        compiled = measure_beside(subject, eager, dtype)
         del self._eager  # with its exact values
-        against_eager = check_compiled_against_eager(eager.stats, compiled, context.bounds)
-        return [self._run(compiled), context.only(Run(findings=tuple(against_eager)))]
+        return [beside_run(compiled, context.bounds, context.checks)]
 
     def _run(self, stats: NumericsStats) -> Run:
         findings: list[Finding] = check_numerics(stats, self._context.bounds, self._context.checks)

@@ -19,6 +19,7 @@ from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema,
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
 from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
 from ampcheck.shadow.faults import Fault, Step
+from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rules import HIGHER, RULES
@@ -49,7 +50,8 @@ class Shadow(TorchDispatchMode):
     """Carry float64 companions along with every floating tensor of the run, and record the ops that are at fault.
 
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
-    judge: compare results with their companions; without it companions are only carried. seed: of the moves of data.
+    judge: compare results with their companions; without it companions are only carried. freedom: also measure which
+    decisions other roundings may turn. seed: of the moves of data.
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
     takes other formulas under any dispatch mode in a few places: the backward of `prod` with zeros, `_foreach_max`,
@@ -63,9 +65,12 @@ class Shadow(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, model: torch.nn.Module | None = None, *, judge: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, model: torch.nn.Module | None = None, *, judge: bool = True, freedom: bool = False, seed: int = 0
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.store = CompanionStore(seed)
+        self.freedom = Freedom() if freedom else None
         self.unruled: Counter[str] = Counter()
         self.escapes: Counter[str] = Counter()
         self.judge = Judge(self.store, dropped=model is None) if judge else None
@@ -217,6 +222,8 @@ class Shadow(TorchDispatchMode):
             if self.judge is not None:
                 try:
                     self.judge.judge(call, origin, before, inherited, ruled, self.ops)
+                    if self.freedom is not None:
+                        self.freedom = with_call(self.freedom, call, self.store)
                 except _FAILURES as error:  # what we cannot judge must not pose as a failure of the run
                     self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
         return call.out
