@@ -18,11 +18,13 @@ from ampcheck.core.run import Where
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
 from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
+from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rules import HIGHER, RULES
 from ampcheck.torchtools.origin import Origins
+from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
 
@@ -59,7 +61,7 @@ class Shadow(TorchDispatchMode):
 
     def __init__(self, model: torch.nn.Module | None = None, *, judge: bool = True, seed: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.store = CompanionStore(seed)
+        self.store = CompanionStore(seed + process_rank())  # other data on other ranks move otherwise
         self.unruled: Counter[str] = Counter()
         self.escapes: Counter[str] = Counter()
         self.judge = Judge(self.store, dropped=model is None) if judge else None
@@ -69,6 +71,7 @@ class Shadow(TorchDispatchMode):
         self._model = model
         self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step, on_output=self._after_root)
         self._origins = Origins(self._scopes)
+        self._exchange = Exchange(self.store)
         self._open = ExitStack()
 
     def __enter__(self) -> Shadow:
@@ -171,7 +174,13 @@ class Shadow(TorchDispatchMode):
         schema = op_schema(func)
         if schema.view:
             return self._call(func, args, kwargs)
+        if func.namespace == "fsdp":
+            return self._composed(func, args, kwargs)
         call = Call(func, schema, args, kwargs)
+        if communicates(func):
+            return self._communicate(call)
+        if self._exchange.repeats(call):
+            return self._call(func, args, kwargs)
         call.inputs = list(floating_values((args, tuple(kwargs.values())) if kwargs else args))
         before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
@@ -232,6 +241,36 @@ class Shadow(TorchDispatchMode):
                 if tensor._version != version:
                     self.store.lift(tensor)
         return out
+
+    def _composed(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op that calls others, such as those that copy shards to and from the buffers of FSDP2."""
+        device = next(t.device.type for t in leaves((args, tuple(kwargs.values()))))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return func._op_dk(getattr(DispatchKey, device.upper()), *args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _communicate(self, call: Call) -> Any:
+        """A collective: the companions of all ranks that have a shadow travel with it."""
+        if next(floating_values((call.args, tuple(call.kwargs.values()))), None) is None:
+            return self._call(call.op, call.args, call.kwargs)
+        with _aside():
+            begun = self._exchange.begin(call)
+            before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
+            for companions in before:
+                companions.used = companions.consumed = True
+        call.out = self._call(call.op, call.args, call.kwargs)
+        with _aside():
+            inherited = self._exchange.end(call, begun)
+            if inherited is None:
+                self.unruled[f"{op_name(call.op)}: the companions of other ranks are not known"] += 1
+                return call.out
+            self.ops += 1
+            if self.judge is not None and call.written:
+                origin = self._origins.current(sys._getframe(1))
+                self.judge.judge(call, origin, before, inherited, True, self.ops)
+        return call.out
 
     def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
         """Follow integers that were written to memory that may hold floating numbers as well."""

@@ -10,10 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.run import Where
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.call import leaves
 from ampcheck.shadow.companions import has_companions
-
-_COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "fsdp"))
 
 
 class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
@@ -31,8 +28,6 @@ class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if isinstance(func, torch._ops.OpOverload) and func.namespace in _COLLECTIVES:
-            return self._communicate(func, args, kwargs or {})
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and has_companions(args[0]) and type(out) is float:
             exact = float(self.exact(args[0]))
@@ -41,14 +36,6 @@ class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
         if self._exactly and out is not NotImplemented:
             with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
                 self._compare_exactly(func, args, kwargs or {}, out)
-        return out
-
-    def _communicate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a collective once. What it gives enters anew when it is used, which is after it was awaited."""
-        out = func(*args, **kwargs)
-        for tensor in leaves((args, tuple(kwargs.values()), out)):
-            if has_companions(tensor):
-                self.store.forget(tensor)
         return out
 
     def _compare_exactly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:

@@ -31,9 +31,7 @@ class ReductionStats:
     coverage: Coverage = field(default_factory=Coverage)
 
 
-def measure_reductions(
-    function: Callable[[], Any], subject: str = "", shadow: Shadow | None = None
-) -> ReductionStats:
+def measure_reductions(function: Callable[[], Any], subject: str = "", shadow: Shadow | None = None) -> ReductionStats:
     """Call `function()` under a shadow, and follow the running sums and norms that it computes, in any thread that runs
     its ops. What the function raises is raised. shadow: by default one that judges nothing.
     """
