@@ -54,8 +54,8 @@ class Companions:
     x`). used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
     values; else they entered as data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys
     of places where something happened that does no harm by itself, see `ampcheck.shadow.suspects`. bytes: the real
-    values at the last look, of memory that NumPy may write. settled: a collective wrote the values. alive: the storage; None for companions of one use, of
-    memory that is read in another format.
+    values at the last look, of memory that NumPy may write. settled: a collective wrote the values. alive: the storage;
+    None for companions of one use, of memory that is read in another format.
     """
 
     __slots__ = (

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
-from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
+from ampcheck.shadow.accumulators import follow_accumulators
+from ampcheck.shadow.call import Call, Side, decides_otherwise, floating_values, leaves, op_schema, results_of
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
 from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
 from ampcheck.shadow.exchange import Exchange, communicates
@@ -27,7 +28,7 @@ from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
-from ampcheck.torchtools.storage import unwrapped
+from ampcheck.torchtools.storage import local, unwrapped
 
 _ABOVE = (
     DispatchKeySet(DispatchKey.AutocastCPU)
@@ -35,11 +36,7 @@ _ABOVE = (
     | DispatchKeySet(DispatchKey.ADInplaceOrView)
 )
 """What companions are computed below of, together with autograd."""
-_TRACERS = (
-    torch._C._TorchDispatchModeKey.FAKE,
-    torch._C._TorchDispatchModeKey.PROXY,
-    torch._C._TorchDispatchModeKey.FUNCTIONAL,
-)
+_TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _NOTHING = nullcontext()
 _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 _WATCHED = 1 << 24
@@ -138,7 +135,8 @@ class Shadow(TorchDispatchMode):
         """
         if self.judge is not None:
             with _aside():
-                self.judge.reach(outputs, gradients or {})
+                parts = [{name: local(t) for name, t in (ends or {}).items()} for ends in (outputs, gradients)]
+                self.judge.reach(*parts)
 
     def _reach_ends(self) -> None:
         """Record what is left in the modules that ran, and in values that no op has used."""
@@ -220,7 +218,7 @@ class Shadow(TorchDispatchMode):
             inherited = frozenset[Any]().union(*(c.faults for c in before))
             ruled = self._follow(call, before) if call.fresh or call.written else True
             if ruled and call.fresh:
-                _follow_accumulators(call, origin.where(op_name(func)), before, self.store)
+                follow_accumulators(call, origin.where(op_name(func)), before, self.store)
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
@@ -335,7 +333,7 @@ class Shadow(TorchDispatchMode):
             side.now = now
         try:
             results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
-            if schema.checks and any(_decides_otherwise(call.out, result) for result in results):
+            if schema.checks and any(decides_otherwise(call.out, result) for result in results):
                 raise RuntimeError("companions decide otherwise")
         except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
             self.unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
@@ -386,24 +384,6 @@ class Shadow(TorchDispatchMode):
                     side.of(tensor).masked_fill_(lost, 0.0)
 
 
-def _follow_accumulators(call: Call, where: Where, before: list[Companions], store: CompanionStore) -> None:
-    """Count how often a statement such as `total = total * 0.9 + x` built on its own result.
-
-    The result of its last op is passed on by the ops of the same line to the same op of the next iteration.
-    """
-    result = call.fresh[0]
-    if result.dtype.itemsize > 2:
-        return
-    sources = [c for t, c in zip(call.inputs, before, strict=True) if c.site and t.shape == result.shape]
-    same_line = [c for c in sources if c.site and (c.site.file, c.site.line) == (where.file, where.line)]
-    companions = store.of(result)
-    if not same_line:
-        companions.site = where
-        return
-    source = max(same_line, key=lambda c: c.updates)
-    companions.site, companions.updates = source.site, source.updates + (source.site == where)
-
-
 def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
@@ -418,12 +398,3 @@ def _aside() -> Iterator[None]:
 def _traces() -> bool:
     """Whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are recorded."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
-
-
-def _decides_otherwise(out: Any, result: Any) -> bool:
-    """Whether integers among the results of an op, such as pivots, differ from those of the run."""
-    pairs = zip(leaves(out), leaves(result), strict=False)
-    return any(
-        not (real.is_floating_point() or real.is_complex()) and (real.shape != own.shape or not torch.equal(real, own))
-        for real, own in pairs
-    )
