@@ -126,7 +126,7 @@ class Exchange:
         starts = range(0, len(data), _PIECE)
         for start in starts:
             store.set(f"{mine}/{start}", data[start : start + _PIECE])
-        store.set(mine, str(len(data)))  # last: who sees it can read all
+        store.add(mine, len(data))  # returns when all above is in the store, as `set` does not; who sees it can read
         self._posted[collective.group.group_name].append((number, [*(f"{mine}/{start}" for start in starts), mine]))
 
     def _received(

@@ -301,7 +301,9 @@ class Judge:
     def _fault(
         self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
     ) -> Fault:
-        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates or bool(call.written))
+        kind = kind_of(
+            call, tensor, seen, self._store, accumulates=accumulates or bool(call.schema.writes and call.written)
+        )
         coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         fault = self._place(kind, tensor, seen, where, index, call)
         return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
