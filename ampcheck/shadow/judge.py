@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +25,7 @@ from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_comp
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import IDENTITIES, examine_integers
+from ampcheck.shadow.reached import Reached
 from ampcheck.shadow.suspects import (
     COLLIDED,
     ILL,
@@ -75,11 +75,12 @@ class Judge:
     dropped: count faults in results that nothing used as well. judged: results that were compared; low: those of 16
     bits or fewer; whole: those of them that hold whole numbers. nonfinite: the ops that make exact values infinite or
     NaN. largest: by place and dtype of 16 bits, the largest finite magnitude of a result, and that of its inputs where
-    the result comes near the end of the format.
+    the result comes near the end of the format. scale: that of a `GradScaler` which adapts it.
     """
 
     def __init__(self, store: CompanionStore, *, dropped: bool = False) -> None:
         self.judged = self.low = self.whole = 0
+        self.scale = 1.0
         self.nonfinite: dict[Where, Examination] = {}
         self.largest: dict[tuple[Where, str], tuple[float, float]] = {}
         self._store = store
@@ -87,7 +88,7 @@ class Judge:
             store.on_forget = self._dropped
         self._faults: dict[Key, Fault] = {}
         self._suspects = Suspects()
-        self._reached: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+        self._reached = Reached()
 
     @staticmethod
     def looks_at(call: Call) -> bool:
@@ -97,7 +98,8 @@ class Judge:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The faults in the order in which they first happened, with what they reached."""
-        recorded = (replace(fault, reaches=dict(self._reached.get(key, {}))) for key, fault in self._faults.items())
+        known = {key: fault for key, fault in self._faults.items() if not self._reached.retried(key)}
+        recorded = (replace(fault, reaches=self._reached.of(key)) for key, fault in known.items())
         return tuple(sorted(recorded, key=lambda fault: fault.index))
 
     def judge(
@@ -115,6 +117,10 @@ class Judge:
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
             self._reach(before, f"a number that left the run at {where.file}:{where.line}")
+        elif call.name == "_amp_foreach_non_finite_check_and_unscale_":
+            self._note_scaler(call, inherited)
+        elif call.name == "_amp_update_scale_":
+            self.scale = float(call.args[0])
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in self._suspects.of(before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
@@ -154,7 +160,7 @@ class Judge:
             share = error / max(total, 1e-300)
             if not share <= FLOOR * companions.unit:
                 for key in companions.faults:
-                    self._reached[key][name] = max(share, self._reached[key].get(name, 0.0))
+                    self._reached.note(key, name, share)
 
     def reach_ends(self) -> None:
         """Record which faults are left in values that are alive and that no op has used."""
@@ -165,7 +171,7 @@ class Judge:
     def _reach(self, values: Sequence[Companions], name: str) -> None:
         """Record what is left in values that leave the run: faults, and whole numbers that collided."""
         for key in frozenset[Key]().union(*(c.faults for c in values)):
-            self._reached[key].setdefault(name, 1.0)
+            self._reached.note(key, name)
         for suspect in self._suspects.of(values, COLLIDED):
             self._accuse(suspect, name)
 
@@ -250,7 +256,7 @@ class Judge:
         fault = self._attributed(fault, call, tensor, before)
         self._add(fault)
         if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
-            self._reached[fault.key]["the accumulator"] = seen.impact
+            self._reached.note(fault.key, "the accumulator", seen.impact)
         companions.faults = frozenset([fault.key])
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
 
@@ -316,7 +322,7 @@ class Judge:
             return
         name = f"a decision of {where.op}"
         for key in inherited:
-            self._reached[key][name] = 1.0
+            self._reached.note(key, name)
         causes = list(self._suspects.of(before, COLLIDED))
         for suspect in causes:
             self._accuse(suspect, name)
@@ -363,17 +369,25 @@ class Judge:
     def _accuse(self, suspect: Fault, reaches: str) -> None:
         """Record a suspect as the fault that it is."""
         self._faults.setdefault(suspect.key, suspect)
-        self._reached[suspect.key].setdefault(reaches, 1.0)
+        self._reached.note(suspect.key, reaches)
+
+    def _note_scaler(self, call: Call, inherited: frozenset[Key]) -> None:
+        """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale."""
+        shapes = tuple(tuple(gradient.shape) for gradient in call.written[:-1])
+        if bool(call.written[-1]):
+            self._reached.skip(shapes, inherited)
+        else:
+            self._reached.make(shapes)
 
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""
         for key in companions.faults if not companions.consumed else ():
-            self._reached[key].setdefault("a result that nothing used", 1.0)
+            self._reached.note(key, "a result that nothing used")
 
     def _add(self, fault: Fault, reaches: str = "") -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
         if reaches:
-            self._reached[fault.key].setdefault(reaches, 1.0)
+            self._reached.note(fault.key, reaches)
 
 
 def _square(values: torch.Tensor) -> float:
