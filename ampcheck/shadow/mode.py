@@ -24,6 +24,7 @@ from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rules import HIGHER, RULES
+from ampcheck.shadow.threads import watched_threads
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
@@ -55,9 +56,9 @@ class Shadow(TorchDispatchMode):
     `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. Compiled regions run in eager mode.
 
     Companions are kept while their tensors live, also after the block. Ops that have neither a rule nor a float64
-    kernel restart from their real results; `unruled` counts them by name. `escapes` counts by line the numbers that
-    leave the run (`item`, `tolist`, `numpy`, pickles): what comes back is data. `failed` is the place of the op that
-    raised, None where the last op succeeded. Ops of other threads are not followed.
+    kernel restart from their real results; `unruled` counts them by name, and ops of threads that are started inside,
+    whose results enter as data. `escapes` counts by line the numbers that leave the run (`item`, `tolist`, `numpy`,
+    pickles): what comes back is data. `failed` is the place of the op that raised, None where the last op succeeded.
     """
 
     supports_higher_order_operators = True
@@ -80,6 +81,7 @@ class Shadow(TorchDispatchMode):
     def __enter__(self) -> Shadow:
         self._open.enter_context(self._scopes.watched())
         self._open.enter_context(watched_escapes(self._escaped, self._entered))
+        self._open.enter_context(watched_threads(self, self.store, self.unruled))
         self._open.enter_context(eager_flex_attention())
         try:
             super().__enter__()  # type: ignore[no-untyped-call]
@@ -135,8 +137,7 @@ class Shadow(TorchDispatchMode):
         """
         if self.judge is not None:
             with _aside():
-                parts = [{name: local(t) for name, t in (ends or {}).items()} for ends in (outputs, gradients)]
-                self.judge.reach(*parts)
+                self.judge.reach(*({name: local(t) for name, t in (e or {}).items()} for e in (outputs, gradients)))
 
     def _reach_ends(self) -> None:
         """Record what is left in the modules that ran, and in values that no op has used."""
@@ -272,8 +273,7 @@ class Shadow(TorchDispatchMode):
                 return call.out
             self.ops += 1
             if self.judge is not None and call.written:
-                origin = self._origins.current(sys._getframe(1))
-                self.judge.judge(call, origin, before, inherited, True, self.ops)
+                self.judge.judge(call, self._origins.current(sys._getframe(1)), before, inherited, True, self.ops)
         return call.out
 
     def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
