@@ -291,7 +291,8 @@ def _audit_unchanged(
         runs.append(Run(findings=tuple(findings)))
 
     bounds = resolve_limits(limits)
-    values = callable_checks.judge_call(call_with_caches if caches else call, subject.name, bounds, checks)
+    name = judge.emulated_name(subject)
+    values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks)
     if any(finding.check == COVERAGE.slug for run in runs for finding in run.findings):
         values = replace(values, findings=tuple(f for f in values.findings if f.check != COVERAGE.slug))
     return merge([*runs, values])

@@ -113,9 +113,10 @@ class NumericsStats:
     that keeps backward from its weights; cut: parameters of modules that ran while gradients were off. masked: the
     default loss leaves out non-finite outputs of exact. left: switches that forward, loss or backward left changed,
     with their values before and after. ops, low, whole: ops that were followed, results of 16 bits, and those of them
-    that hold whole numbers. graphs: how many were compiled; unsupported: why Dynamo took none, in its own words;
-    inside: what was seen in them. incomparable: why compiled results are not compared with exact. judged: there are
-    results to compare; a watched block has none. keeps_nan: a NaN is in use when a watched block ends.
+    that hold whole numbers. casts: of the code itself to 16 bits, by file, line and dtype. graphs: how many were
+    compiled; unsupported: why Dynamo took none, in its own words; inside: what was seen in them. incomparable: why
+    compiled results are not compared with exact. judged: there are results to compare; a watched block has none.
+    keeps_nan: a NaN is in use when a watched block ends.
     """
 
     subject: str
@@ -147,6 +148,7 @@ class NumericsStats:
     ops: int = 0
     low: int = 0
     whole: int = 0
+    casts: Mapping[tuple[str, int | None, str], int] = field(default_factory=dict)
     graphs: int = 0
     unsupported: str = ""
     inside: TelemetryStats | None = None

@@ -41,7 +41,8 @@ def judge_call(
     sums = measure_reductions(call, subject, shadow)
     judged = [*check_reductions(sums, limits), *(f for stats in products for f in check_operands(stats, limits))]
     if shadow.judge is not None:
-        judged = [*block_run(measure_block(shadow, subject), limits, values).findings, *judged]
+        block = block_run(measure_block(shadow, subject), limits, values)
+        judged = [*(f for f in block.findings if f.check in OBSERVABLE), *judged]
     findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in (checks or ())]
     table = reduction_table(sums)
     return Run(findings=tuple(findings), tables=(table,) if table and findings else ())
