@@ -18,7 +18,7 @@ from ampcheck.core.run import Where
 from ampcheck.shadow.accumulators import follow_accumulators
 from ampcheck.shadow.call import Call, Side, decides_otherwise, floating_values, leaves, op_schema, results_of
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
-from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
+from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, watched_escapes
 from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.judge import Judge
@@ -79,10 +79,10 @@ class Shadow(TorchDispatchMode):
         self._open = ExitStack()
 
     def __enter__(self) -> Shadow:
-        self._open.enter_context(self._scopes.watched())
-        self._open.enter_context(watched_escapes(self._escaped, self._entered))
-        self._open.enter_context(watched_threads(self, self.store, self.unruled))
-        self._open.enter_context(eager_flex_attention())
+        escapes = watched_escapes(self._escaped, self._entered)
+        threads = watched_threads(self, self.store, self.unruled)
+        for context in (self._scopes.watched(), escapes, threads, eager_flex_attention(), eager_cond(_traces)):
+            self._open.enter_context(context)
         try:
             super().__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
