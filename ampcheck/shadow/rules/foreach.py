@@ -26,4 +26,4 @@ rule("_amp_update_scale_")(restart)
 def _fused_step(call: Call, side: Side) -> Any:
     """The kernels read the scale and the decision of a `GradScaler` as float32: those of the run."""
     scaler: dict[str, Any] = {name: call.kwargs[name] for name in ("grad_scale", "found_inf") if name in call.kwargs}
-    return side.run(call, lambda *args, **kwargs: call.op(*args, **{**kwargs, **scaler}))
+    return side.run(call, lambda *args, **kwargs: call.op(*args, **(kwargs | scaler)))

@@ -29,8 +29,7 @@ from ampcheck.core.limits import Limits, load_settings
 from ampcheck.core.run import SEVERITY, Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import NumericsStats, check_numerics, measure_numerics
-from ampcheck.speed.steps import EAGER, PRECISIONS, Optimizer
-from ampcheck.speed.tf32 import tf32
+from ampcheck.speed.steps import EAGER, PRECISIONS, Optimizer, tf32
 
 VALUES = tuple(map(str, (PRECISION_LOSS, OVERFLOW, NONFINITE_GRADIENT, SILENT_ZERO, FLUSH, LOW_PRECISION_ERROR)))
 COMPILED = tuple(map(str, (COMPILED_ERROR, COMPILED_GRADIENT, COMPILED_DTYPE, COMPILED_EXCEPTION)))
