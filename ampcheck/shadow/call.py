@@ -59,6 +59,7 @@ class OpSchema:
     integers that may come out otherwise on companions, such as pivots."""
 
     name: str
+    namespace: str
     view: bool
     writes: tuple[tuple[int, str], ...]
     random: bool
@@ -80,6 +81,7 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
     short = name if namespace == "aten" else schema.name
     return OpSchema(
         name=short,
+        namespace=namespace,
         view=torch.Tag.inplace_view in op.tags
         or any(r.alias_info and not r.alias_info.is_write for r in schema.returns),
         writes=tuple(writes),

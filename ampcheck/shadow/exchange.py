@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.shadow.call import Call, Side, floating_values, leaves
+from ampcheck.shadow.call import Call, OpSchema, Side, floating_values, leaves
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.rules.collectives import COLLECTIVES, Collective, Parts
 from ampcheck.torchtools.process_groups import group_among, wait_for
@@ -45,9 +45,9 @@ class Post:
     faults: frozenset[Key]
 
 
-def communicates(op: torch._ops.OpOverload) -> bool:
+def communicates(schema: OpSchema) -> bool:
     """Whether values of other ranks come with an op."""
-    return op.namespace in NAMESPACES and op._schema.name.partition("::")[2] not in _WAITS
+    return schema.namespace in NAMESPACES and schema.name.partition("::")[2] not in _WAITS
 
 
 class Exchange:

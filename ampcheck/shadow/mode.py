@@ -179,10 +179,10 @@ class Shadow(TorchDispatchMode):
         schema = op_schema(func)
         if schema.view:
             return self._call(func, args, kwargs)
-        if func.namespace == "fsdp":
+        if schema.namespace == "fsdp":
             return self._composed(func, args, kwargs)
         call = Call(func, schema, args, kwargs)
-        if communicates(func):
+        if communicates(schema):
             return self._communicate(call)
         if self._exchange.repeats(call):
             return self._call(func, args, kwargs)
