@@ -108,7 +108,8 @@ def audit(
     - `(module, [args, args])` and `([block, block], [args])`: also the graphs of the compiled subject, and compiled
       against eager code. If `dtype` is omitted, they run in their own dtypes and 16-bit autocast is not checked.
     - a training loop: all training checks and its use of autocast. `steps`: number of observed steps.
-    - a callable without arguments: its use of autocast and of compiler caches, its sums, norms and float32 products.
+    - a callable without arguments: its values, the sums and norms and float32 products among them, against float64, and
+      its use of autocast and of compiler caches.
 
     A loop and a callable run unchanged: only `device`, `checks`, `limits` and `steps` apply. If the model is already
     compiled, eager runs use the original module and compiled runs keep its compile options.
@@ -261,20 +262,29 @@ def _audit_unchanged(
         return replace(run, findings=tuple(f for f in run.findings if f.check in (CACHE_ARTIFACTS.slug, COVERAGE.slug)))
     runs: list[Run] = []
 
-    def call() -> None:
-        runs.append(judge.judge_use(subject, guards) if guards != [] else _count_ops(subject))
+    def call(returned: Callable[[object], None]) -> None:
+        def shape() -> object:
+            result = subject.run_call()
+            returned(result)
+            return result
 
-    def call_with_caches() -> None:
+        seen = replace(subject, shape=shape)
+        runs.append(judge.judge_use(seen, guards) if guards != [] else _count_ops(seen))
+
+    def call_with_caches(returned: Callable[[object], None]) -> None:
         with GraphObservation(subject.name) as seen:
-            call()
+            call(returned)
         findings = graph_checks.check_artifacts(seen.stats) if seen.stats is not None else []
         if checks is None:  # most callables use no caches: a skip is reported only where it was asked for
             findings = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
         runs.append(Run(findings=tuple(findings)))
 
     bounds = resolve_limits(limits)
-    sums = callable_checks.judge_call(call_with_caches if caches else call, subject.name, bounds, checks)
-    return merge([*runs, sums])
+    name = judge.emulated_name(subject)
+    values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks)
+    if any(finding.check == COVERAGE.slug for run in runs for finding in run.findings):
+        values = replace(values, findings=tuple(f for f in values.findings if f.check != COVERAGE.slug))
+    return merge([*runs, values])
 
 
 def _count_ops(subject: Subject) -> Run:

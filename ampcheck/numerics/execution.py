@@ -11,6 +11,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.patterns import matches
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import counted, listed
 from ampcheck.numerics.findings import passed, who
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.torchtools.unsupported import cannot_run
@@ -124,6 +125,21 @@ def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
         hint = "give inputs with which the model computes something"
         return [check.fail(who(stats), message, observed=0, limit=1, unit="observations", hint=hint)]
     text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
+    text += _own_casts(stats)
     if stats.no_backward:
         text += f"; no backward: {stats.no_backward}"
     return [check.passed(who(stats), text, total, observed=total, limit=1, unit="observations")]
+
+
+def _own_casts(stats: NumericsStats) -> str:
+    """The casts to 16 bits that the code makes without autocast, at places where nothing is lost."""
+    lost = {(fault.where.file, fault.where.line) for fault in stats.faults if fault.reaches}
+    text = ""
+    for dtype in sorted({dtype for _, _, dtype in stats.casts}):
+        sound = {(f, n): count for (f, n, d), count in stats.casts.items() if d == dtype and (f, n) not in lost}
+        if sound:
+            casts, places = counted(sum(sound.values()), "casts"), listed(f"{file}:{line}" for file, line in sound)
+            outcome = "cost nothing" if not lost else "are not where values are lost"
+            outcome = outcome if casts != "1 cast" else outcome.replace("cost", "costs").replace("are", "is")
+            text += f"; {casts} to {dtype} of your own {outcome}: {places}"
+    return text

@@ -185,6 +185,7 @@ class _ShadowedRun:
             ops=self.shadow.ops,
             low=judge.low,
             whole=judge.whole,
+            casts=dict(judge.casts),
             coverage=Coverage(
                 positive(
                     {

@@ -35,6 +35,7 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
         ops=shadow.ops,
         low=judge.low,
         whole=judge.whole,
+        casts=dict(judge.casts),
         coverage=Coverage(
             positive({"ops": shadow.ops, "16-bit ops": judge.low, "tensors": judge.judged}), unruled(shadow)
         ),

@@ -49,8 +49,8 @@ class NumericsStats:
     that keeps backward from its weights; cut: parameters of modules that ran while gradients were off. masked: the
     default loss leaves out non-finite outputs of exact. left: switches that forward, loss or backward left changed,
     with their values before and after. ops, low, whole: ops that were followed, results of 16 bits, and those of them
-    that hold whole numbers. judged: there are results to compare; a watched block has none. keeps_nan: a NaN is in use
-    when a watched block ends.
+    that hold whole numbers. casts: of the code itself to 16 bits, by file, line and dtype. judged: there are results to
+    compare; a watched block has none. keeps_nan: a NaN is in use when a watched block ends.
     """
 
     subject: str
@@ -81,6 +81,7 @@ class NumericsStats:
     ops: int = 0
     low: int = 0
     whole: int = 0
+    casts: Mapping[tuple[str, int | None, str], int] = field(default_factory=dict)
     coverage: Coverage = field(default_factory=Coverage)
 
     @property

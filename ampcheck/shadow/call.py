@@ -59,6 +59,7 @@ class OpSchema:
     integers that may come out otherwise on companions, such as pivots."""
 
     name: str
+    namespace: str
     view: bool
     writes: tuple[tuple[int, str], ...]
     random: bool
@@ -80,6 +81,7 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
     short = name if namespace == "aten" else schema.name
     return OpSchema(
         name=short,
+        namespace=namespace,
         view=torch.Tag.inplace_view in op.tags
         or any(r.alias_info and not r.alias_info.is_write for r in schema.returns),
         writes=tuple(writes),
@@ -242,3 +244,12 @@ def leaves(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from leaves(item)
+
+
+def decides_otherwise(out: Any, result: Any) -> bool:
+    """Whether integers among the results of an op, such as pivots, differ from those of the run."""
+    pairs = zip(leaves(out), leaves(result), strict=False)
+    return any(
+        not (real.is_floating_point() or real.is_complex()) and (real.shape != own.shape or not torch.equal(real, own))
+        for real, own in pairs
+    )

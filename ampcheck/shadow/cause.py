@@ -40,6 +40,12 @@ def largest_of(tensor: torch.Tensor) -> float:
     return float(torch.where(magnitude.isfinite(), magnitude, 0.0).amax())
 
 
+def square_of(values: torch.Tensor) -> float:
+    """The sum of the squares; infinite for values that are not finite."""
+    total = float(torch.linalg.vector_norm(values)) ** 2
+    return total if total == total else torch.inf
+
+
 def largest_input(call: Call) -> float:
     """The largest finite magnitude among the arguments, numbers included, without those that were overwritten."""
     written = {t.untyped_storage()._cdata for t in call.written}

@@ -54,13 +54,13 @@ class Companions:
     x`). used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
     values; else they entered as data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys
     of places where something happened that does no harm by itself, see `ampcheck.shadow.suspects`. bytes: the real
-    values at the last look, of memory that NumPy may write. alive: the storage; None for companions of one use, of
-    memory that is read in another format.
+    values at the last look, of memory that NumPy may write. settled: a collective wrote the values. alive: the storage;
+    None for companions of one use, of memory that is read in another format.
     """
 
     __slots__ = (
-        "alive", "bytes", "consumed", "depth", "dtype", "exact", "faults", "moved", "site", "start", "suspects",
-        "trail", "unit", "updates", "used", "whole", "written",
+        "alive", "bytes", "consumed", "depth", "dtype", "exact", "faults", "moved", "settled", "site", "start",
+        "suspects", "trail", "unit", "updates", "used", "whole", "written",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +73,7 @@ class Companions:
         self.updates = 0
         self.site: Where | None = None
         self.start: object = None
-        self.consumed = self.used = False
+        self.consumed = self.used = self.settled = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}
         self.alive: weakref.ref[torch.UntypedStorage] | None = None
@@ -144,6 +144,7 @@ class CompanionStore:
         """The companions of a tensor that an op has written, with values of their own."""
         companions = self.of(tensor)
         companions.own()
+        companions.settled = False
         storage = tensor.untyped_storage()
         if companions.alive is None and tensor.numel() * tensor.element_size() == storage.nbytes():
             self._keep(storage, companions)  # the whole memory is of another format from now on

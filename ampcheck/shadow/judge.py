@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,12 +14,14 @@ from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import Call
+from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
     float32_keeps,
     follows_from_inputs,
     kind_of,
     largest_input,
     largest_of,
+    square_of,
     sums_in_16_bits,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
@@ -73,15 +76,16 @@ class Judge:
     """The faults of a run, and what is left of them.
 
     dropped: count faults in results that nothing used as well. judged: results that were compared; low: those of 16
-    bits or fewer; whole: those of them that hold whole numbers. nonfinite: the ops that make exact values infinite or
-    NaN. largest: by place and dtype of 16 bits, the largest finite magnitude of a result, and that of its inputs where
-    the result comes near the end of the format. scale: that of a `GradScaler` which adapts it.
+    bits or fewer; whole: those of them that hold whole numbers. nonfinite: the ops that make exact values infinite
+    or NaN. largest: by place and dtype of 16 bits, the largest finite magnitude of a result, and that of its inputs
+    where the result comes near the end of the format. casts: of the code itself, by place. scale: of a `GradScaler`.
     """
 
     def __init__(self, store: CompanionStore, *, dropped: bool = False) -> None:
         self.judged = self.low = self.whole = 0
         self.scale = 1.0
         self.nonfinite: dict[Where, Examination] = {}
+        self.casts: Counter[tuple[str, int | None, str]] = Counter()
         self.largest: dict[tuple[Where, str], tuple[float, float]] = {}
         self._store = store
         if dropped:
@@ -127,6 +131,8 @@ class Judge:
         results = call.written + call.fresh
         if not results:
             return
+        if is_own_cast(call, where):
+            self.casts[where.file, where.line, _name(call.fresh[0])] += 1
         self._pass_on(call, results, before)
         if not ruled:
             for tensor in results if inherited else ():  # nothing is known of it but what it was made of
@@ -152,11 +158,11 @@ class Judge:
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
         if not any(companions.faults for companions in known.values()):
             return
-        total = sum(_square(self._store.exact(gradients[name])) for name in known) ** 0.5
+        total = sum(square_of(self._store.exact(gradients[name])) for name in known) ** 0.5
         for name, companions in known.items():
             if not companions.faults:
                 continue
-            error = _square(gradients[name].double() - self._store.exact(gradients[name])) ** 0.5
+            error = square_of(gradients[name].double() - self._store.exact(gradients[name])) ** 0.5
             share = error / max(total, 1e-300)
             if not share <= FLOOR * companions.unit:
                 for key in companions.faults:
@@ -178,8 +184,8 @@ class Judge:
     def _relative_error(self, tensor: torch.Tensor) -> float:
         exact = self._store.exact(tensor)
         both = exact.isfinite() & tensor.isfinite()
-        error = _square(torch.where(both, tensor - exact, 0.0)) ** 0.5
-        return float(error / max(_square(torch.where(both, exact, 0.0)) ** 0.5, 1e-300))
+        error = square_of(torch.where(both, tensor - exact, 0.0)) ** 0.5
+        return float(error / max(square_of(torch.where(both, exact, 0.0)) ** 0.5, 1e-300))
 
     def _pass_on(self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions]) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
@@ -307,7 +313,9 @@ class Judge:
     def _fault(
         self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
     ) -> Fault:
-        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates or bool(call.written))
+        kind = kind_of(
+            call, tensor, seen, self._store, accumulates=accumulates or bool(call.schema.writes and call.written)
+        )
         coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         fault = self._place(kind, tensor, seen, where, index, call)
         return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
@@ -386,12 +394,6 @@ class Judge:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
         if reaches:
             self._reached.note(fault.key, reaches)
-
-
-def _square(values: torch.Tensor) -> float:
-    """The sum of the squares; infinite for values that are not finite."""
-    total = float(torch.linalg.vector_norm(values)) ** 2
-    return total if total == total else torch.inf
 
 
 def _name(tensor: torch.Tensor) -> str:

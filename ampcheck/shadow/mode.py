@@ -15,18 +15,22 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
-from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
+from ampcheck.shadow.accumulators import follow_accumulators
+from ampcheck.shadow.call import Call, Side, decides_otherwise, floating_values, leaves, op_schema, results_of
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
-from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
+from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, watched_escapes
+from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rules import HIGHER, RULES
+from ampcheck.shadow.threads import watched_threads
 from ampcheck.torchtools.origin import Origins
+from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
-from ampcheck.torchtools.storage import unwrapped
+from ampcheck.torchtools.storage import local, unwrapped
 
 _ABOVE = (
     DispatchKeySet(DispatchKey.AutocastCPU)
@@ -34,11 +38,7 @@ _ABOVE = (
     | DispatchKeySet(DispatchKey.ADInplaceOrView)
 )
 """What companions are computed below of, together with autograd."""
-_TRACERS = (
-    torch._C._TorchDispatchModeKey.FAKE,
-    torch._C._TorchDispatchModeKey.PROXY,
-    torch._C._TorchDispatchModeKey.FUNCTIONAL,
-)
+_TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _NOTHING = nullcontext()
 _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 _WATCHED = 1 << 24
@@ -58,9 +58,9 @@ class Shadow(TorchDispatchMode):
     `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. Compiled regions run in eager mode.
 
     Companions are kept while their tensors live, also after the block. Ops that have neither a rule nor a float64
-    kernel restart from their real results; `unruled` counts them by name. `escapes` counts by line the numbers that
-    leave the run (`item`, `tolist`, `numpy`, pickles): what comes back is data. `failed` is the place of the op that
-    raised, None where the last op succeeded. Ops of other threads are not followed.
+    kernel restart from their real results; `unruled` counts them by name, and ops of threads that are started inside,
+    whose results enter as data. `escapes` counts by line the numbers that leave the run (`item`, `tolist`, `numpy`,
+    pickles): what comes back is data. `failed` is the place of the op that raised, None where the last op succeeded.
     """
 
     supports_higher_order_operators = True
@@ -69,7 +69,7 @@ class Shadow(TorchDispatchMode):
         self, model: torch.nn.Module | None = None, *, judge: bool = True, freedom: bool = False, seed: int = 0
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.store = CompanionStore(seed)
+        self.store = CompanionStore(seed + process_rank())  # other data on other ranks move otherwise
         self.freedom = Freedom() if freedom else None
         self.unruled: Counter[str] = Counter()
         self.escapes: Counter[str] = Counter()
@@ -80,12 +80,14 @@ class Shadow(TorchDispatchMode):
         self._model = model
         self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step, on_output=self._after_root)
         self._origins = Origins(self._scopes)
+        self._exchange = Exchange(self.store)
         self._open = ExitStack()
 
     def __enter__(self) -> Shadow:
-        self._open.enter_context(self._scopes.watched())
-        self._open.enter_context(watched_escapes(self._escaped, self._entered))
-        self._open.enter_context(eager_flex_attention())
+        escapes = watched_escapes(self._escaped, self._entered)
+        threads = watched_threads(self, self.store, self.unruled)
+        for context in (self._scopes.watched(), escapes, threads, eager_flex_attention(), eager_cond(_traces)):
+            self._open.enter_context(context)
         try:
             super().__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
@@ -140,7 +142,7 @@ class Shadow(TorchDispatchMode):
         """
         if self.judge is not None:
             with _aside():
-                self.judge.reach(outputs, gradients or {})
+                self.judge.reach(*({name: local(t) for name, t in (e or {}).items()} for e in (outputs, gradients)))
 
     def _reach_ends(self) -> None:
         """Record what is left in the modules that ran, and in values that no op has used."""
@@ -182,7 +184,13 @@ class Shadow(TorchDispatchMode):
         schema = op_schema(func)
         if schema.view:
             return self._call(func, args, kwargs)
+        if schema.namespace == "fsdp":
+            return self._composed(func, args, kwargs)
         call = Call(func, schema, args, kwargs)
+        if communicates(schema):
+            return self._communicate(call)
+        if self._exchange.repeats(call):
+            return self._call(func, args, kwargs)
         call.inputs = list(floating_values((args, tuple(kwargs.values())) if kwargs else args))
         before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
@@ -216,7 +224,7 @@ class Shadow(TorchDispatchMode):
             inherited = frozenset[Any]().union(*(c.faults for c in before))
             ruled = self._follow(call, before) if call.fresh or call.written else True
             if ruled and call.fresh:
-                _follow_accumulators(call, origin.where(op_name(func)), before, self.store)
+                follow_accumulators(call, origin.where(op_name(func)), before, self.store)
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
@@ -245,6 +253,35 @@ class Shadow(TorchDispatchMode):
                 if tensor._version != version:
                     self.store.lift(tensor)
         return out
+
+    def _composed(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op that calls others, such as those that copy shards to and from the buffers of FSDP2."""
+        device = next(t.device.type for t in leaves((args, tuple(kwargs.values()))))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return func._op_dk(getattr(DispatchKey, device.upper()), *args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _communicate(self, call: Call) -> Any:
+        """A collective: the companions of all ranks that have a shadow travel with it."""
+        if next(floating_values((call.args, tuple(call.kwargs.values()))), None) is None:
+            return self._call(call.op, call.args, call.kwargs)
+        with _aside():
+            begun = self._exchange.begin(call)
+            before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
+            for companions in before:
+                companions.used = companions.consumed = True
+        call.out = self._call(call.op, call.args, call.kwargs)
+        with _aside():
+            inherited = self._exchange.end(call, begun)
+            if inherited is None:
+                self.unruled[f"{op_name(call.op)}: the companions of other ranks are not known"] += 1
+                return call.out
+            self.ops += 1
+            if self.judge is not None and call.written:
+                self.judge.judge(call, self._origins.current(sys._getframe(1)), before, inherited, True, self.ops)
+        return call.out
 
     def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
         """Follow integers that were written to memory that may hold floating numbers as well."""
@@ -303,7 +340,7 @@ class Shadow(TorchDispatchMode):
             side.now = now
         try:
             results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
-            if schema.checks and any(_decides_otherwise(call.out, result) for result in results):
+            if schema.checks and any(decides_otherwise(call.out, result) for result in results):
                 raise RuntimeError("companions decide otherwise")
         except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
             self.unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
@@ -354,24 +391,6 @@ class Shadow(TorchDispatchMode):
                     side.of(tensor).masked_fill_(lost, 0.0)
 
 
-def _follow_accumulators(call: Call, where: Where, before: list[Companions], store: CompanionStore) -> None:
-    """Count how often a statement such as `total = total * 0.9 + x` built on its own result.
-
-    The result of its last op is passed on by the ops of the same line to the same op of the next iteration.
-    """
-    result = call.fresh[0]
-    if result.dtype.itemsize > 2:
-        return
-    sources = [c for t, c in zip(call.inputs, before, strict=True) if c.site and t.shape == result.shape]
-    same_line = [c for c in sources if c.site and (c.site.file, c.site.line) == (where.file, where.line)]
-    companions = store.of(result)
-    if not same_line:
-        companions.site = where
-        return
-    source = max(same_line, key=lambda c: c.updates)
-    companions.site, companions.updates = source.site, source.updates + (source.site == where)
-
-
 def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
@@ -386,12 +405,3 @@ def _aside() -> Iterator[None]:
 def _traces() -> bool:
     """Whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are recorded."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
-
-
-def _decides_otherwise(out: Any, result: Any) -> bool:
-    """Whether integers among the results of an op, such as pivots, differ from those of the run."""
-    pairs = zip(leaves(out), leaves(result), strict=False)
-    return any(
-        not (real.is_floating_point() or real.is_complex()) and (real.shape != own.shape or not torch.equal(real, own))
-        for real, own in pairs
-    )

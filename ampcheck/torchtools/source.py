@@ -31,6 +31,7 @@ _NOT_THE_USERS = (_AMPCHECK, _TORCH, os.path.dirname(os.__file__) + os.sep + "co
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.entered: list[str] = []
+        self.updates = 0
 
 
 class Scopes:
@@ -54,7 +55,6 @@ class Scopes:
         self._model = model
         self._everywhere = everywhere
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
-        self._updates = 0
         self._stack = _Stack()
 
     @property
@@ -70,7 +70,7 @@ class Scopes:
     @property
     def phase(self) -> str:
         """`update` inside the step of an optimizer, else `forward`."""
-        return "update" if self._updates else "forward"
+        return "update" if self._stack.updates else "forward"
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -85,7 +85,7 @@ class Scopes:
                 yield
             finally:
                 self._stack.entered.clear()
-                self._updates = 0
+                self._stack.updates = 0
 
     def _follow_everything(self, hooks: ExitStack) -> None:
         def enter(module: torch.nn.Module, args: object) -> None:
@@ -102,10 +102,10 @@ class Scopes:
         def start(optimizer: torch.optim.Optimizer, *_: object) -> None:
             if self._on_step is not None:
                 self._on_step(optimizer)
-            self._updates += 1
+            self._stack.updates += 1
 
         def stop(*_: object) -> None:
-            self._updates = max(0, self._updates - 1)
+            self._stack.updates = max(0, self._stack.updates - 1)
 
         hooks.callback(register_module_forward_pre_hook(enter).remove)
         hooks.callback(register_module_forward_hook(leave, always_call=True).remove)

@@ -18,7 +18,6 @@ from ampcheck.core.errors import UsageError, as_result, brief, message_of, requi
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.call import leaves
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.reachable import reach
 from ampcheck.torchtools.snapshot import Snapshot as Snapshot
@@ -28,8 +27,6 @@ from ampcheck.torchtools.storage import local
 
 _OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """PyTorch before 2.5 has that of CUDA alone."""
-
-_COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "fsdp"))
 
 
 class Role(str, Enum):
@@ -273,8 +270,6 @@ class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if isinstance(func, torch._ops.OpOverload) and func.namespace in _COLLECTIVES:
-            return self._communicate(func, args, kwargs or {})
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and has_companions(args[0]) and type(out) is float:
             exact = float(self.exact(args[0]))
@@ -283,14 +278,6 @@ class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
         if self._exactly and out is not NotImplemented:
             with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
                 self._compare_exactly(func, args, kwargs or {}, out)
-        return out
-
-    def _communicate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a collective once. What it gives enters anew when it is used, which is after it was awaited."""
-        out = func(*args, **kwargs)
-        for tensor in leaves((args, tuple(kwargs.values()), out)):
-            if has_companions(tensor):
-                self.store.forget(tensor)
         return out
 
     def _compare_exactly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:

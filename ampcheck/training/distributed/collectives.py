@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ampcheck.core.formats import format_of
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
+from ampcheck.torchtools.process_groups import group_among, wait_for
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import Region, StorageMap, placements, region
@@ -119,7 +120,7 @@ class CollectiveMode(TorchDispatchMode):
             calls = [self._begin(base, line, reduction) for reduction in reductions]
         out = func(*args, **kwargs)
         with _disable_current_modes(), torch.no_grad():
-            _wait(out)
+            wait_for(out)
             results = list(out) if isinstance(out, (list, tuple)) else [out]
             for number, (call, reduction) in enumerate(zip(calls, reductions, strict=True)):
                 if call is not None and reduction.is_mine(call.ranks):
@@ -192,19 +193,6 @@ class CollectiveMode(TorchDispatchMode):
 _Args: TypeAlias = "tuple[Any, ...]"
 
 
-def _boxed_group(args: _Args) -> Any:
-    boxed = next(value for value in args if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value))
-    return dist.ProcessGroup.unbox(boxed)
-
-
-def _named_group(args: _Args) -> Any:
-    from torch.distributed import distributed_c10d  # a build without torch.distributed has none
-
-    # Private name of torch 2.4 to 2.13: a functional collective gets its group by name.
-    resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
-    return resolve([value for value in args if isinstance(value, str)][-1])
-
-
 def _split(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
     return list(tensor.detach().chunk(group.size()))
 
@@ -213,23 +201,23 @@ def _reduce(args: _Args, rooted: bool = True) -> Iterator[_Reduction]:
     root = (
         next(value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)) if rooted else None
     )
-    return (_Reduction([tensor], tensor, _boxed_group(args), root) for tensor in args[0])
+    return (_Reduction([tensor], tensor, group_among(args), root) for tensor in args[0])
 
 
 def _scatter_base(args: _Args) -> Iterator[_Reduction]:
-    group = _boxed_group(args)
+    group = group_among(args)
     yield _Reduction(_split(args[1], group), args[0], group)
 
 
 def _scatter_lists(args: _Args) -> Iterator[_Reduction]:
-    group = _boxed_group(args)
+    group = group_among(args)
     for out, addends in zip(args[0], args[1], strict=True):
         parts = list(addends) if isinstance(addends, (list, tuple)) else _split(addends, group)
         yield _Reduction(parts, out, group)
 
 
 def _functional(args: _Args, scatter: bool = False) -> Iterator[_Reduction]:
-    group = _named_group(args)
+    group = group_among(args)
     for tensor in args[0] if isinstance(args[0], (list, tuple)) else [args[0]]:
         yield _Reduction(_split(tensor, group) if scatter else [tensor], None, group)
 
@@ -247,15 +235,6 @@ _REDUCERS: dict[tuple[str, str], Callable[[_Args], Iterator[_Reduction]]] = {
     ("_c10d_functional", "reduce_scatter_tensor_coalesced"): partial(_functional, scatter=True),
 }
 """Collectives that add up over processes, by namespace and name without underscores at its ends."""
-
-
-def _wait(out: object) -> None:
-    for result in out if isinstance(out, (list, tuple)) else [out]:
-        if isinstance(result, torch.ScriptObject):
-            torch._C._distributed_c10d.Work.unbox(result).wait()
-        else:
-            for _, tensor in tensors(result):
-                torch.ops._c10d_functional.wait_tensor(tensor)
 
 
 def _sample(tensor: torch.Tensor, parts: int = 1) -> list[float]:

@@ -31,11 +31,11 @@ class ReductionStats:
     coverage: Coverage = field(default_factory=Coverage)
 
 
-def measure_reductions(function: Callable[[], Any], subject: str = "") -> ReductionStats:
+def measure_reductions(function: Callable[[], Any], subject: str = "", shadow: Shadow | None = None) -> ReductionStats:
     """Call `function()` under a shadow, and follow the running sums and norms that it computes, in any thread that runs
-    its ops. What the function raises is raised.
+    its ops. What the function raises is raised. shadow: by default one that judges nothing.
     """
-    shadow = Shadow(judge=False)
+    shadow = shadow or Shadow(judge=False)
     watch = ReductionWatch(shadow)
     with shadow, Lineage(watch) as lineage:
         lineage.begin(())
