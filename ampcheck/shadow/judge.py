@@ -271,6 +271,8 @@ class Judge:
     def _note_zeros(
         self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions, where: Where, index: int
     ) -> None:
+        if VANISHED in companions.suspects and not rescues(call) and tensor.numel() > _FEW:
+            return  # elements that are zero were seen by `look`; the place where they began is known
         plain = self._place(faults.ZERO, tensor, Examination(tensor.numel()), where, index)
         suspect = vanished(call, tensor, exact, plain)
         if suspect is None:
