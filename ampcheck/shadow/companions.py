@@ -335,6 +335,8 @@ def has_companions(value: object) -> bool:
         return False
     if value.layout is not torch.strided or value.is_nested or value.is_meta or value._is_zerotensor():
         return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return False  # the tensor inside has
     return value.untyped_storage().nbytes() > 0 or value.numel() == 0
 
 

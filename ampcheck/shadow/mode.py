@@ -25,6 +25,7 @@ from ampcheck.shadow.rules import HIGHER, RULES
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
+from ampcheck.torchtools.storage import unwrapped
 
 _ABOVE = (
     DispatchKeySet(DispatchKey.AutocastCPU)
@@ -32,6 +33,11 @@ _ABOVE = (
     | DispatchKeySet(DispatchKey.ADInplaceOrView)
 )
 """What companions are computed below of, together with autograd."""
+_TRACERS = (
+    torch._C._TorchDispatchModeKey.FAKE,
+    torch._C._TorchDispatchModeKey.PROXY,
+    torch._C._TorchDispatchModeKey.FUNCTIONAL,
+)
 _NOTHING = nullcontext()
 _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 _WATCHED = 1 << 24
@@ -140,7 +146,7 @@ class Shadow(TorchDispatchMode):
             self.judge.reach_ends()
 
     def _after_root(self, module: torch.nn.Module, output: object) -> None:
-        results = {path: t for path, t in tensors(output) if t.is_floating_point()}
+        results = {path: unwrapped(t) for path, t in tensors(output) if t.is_floating_point()}
         self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()})
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -164,8 +170,8 @@ class Shadow(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
             return self._inside(func, args, kwargs)
-        if types and any(issubclass(t, FakeTensor) for t in types):
-            return func(*args, **kwargs)  # a DTensor that works out the shape of a result
+        if _traces() or (types and any(issubclass(t, FakeTensor) for t in types)):
+            return func(*args, **kwargs)  # no values: a graph, or a DTensor that works out the shape of a result
         if types and any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types):
             return NotImplemented  # a subclass unwraps itself first; its inner ops come here
         schema = op_schema(func)
@@ -368,6 +374,11 @@ def _aside() -> Iterator[None]:
     """Compute with companions outside of any mode."""
     with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
         yield
+
+
+def _traces() -> bool:
+    """Whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are recorded."""
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
 
 
 def _decides_otherwise(out: Any, result: Any) -> bool:

@@ -18,6 +18,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return detached if part is None else part()
 
 
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside the wrappers of `torch.func` transforms, which have no storage; any other tensor itself."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def storage_number(tensor: torch.Tensor) -> int | None:
     """A number that all views of a tensor share while their storage lives; None without one (sparse, functional)."""
     try:
