@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ampcheck.core.formats import FloatFormat
+from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.shadow.companions import MOVE
 
 SLACK = 8.0
@@ -124,11 +124,18 @@ class Look(NamedTuple):
 
 
 def look(
-    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float, *, whole: bool, floor: float = FLOOR
+    value: torch.Tensor,
+    exact: torch.Tensor,
+    moved: torch.Tensor,
+    unit: float,
+    *,
+    whole: bool,
+    floor: float = FLOOR,
+    rounds: bool = False,
 ) -> Look:
     """A fast look in float32: what seems wrong with a value; `examine` decides whether it is, and how.
 
-    whole: take the tensor as one group.
+    whole: take the tensor as one group. rounds: the value is exact, rounded once; only the range can harm it.
     """
     if unit < JUDGED_UNIT:
         return Look(math.isfinite(value.sum().item()))
@@ -137,6 +144,8 @@ def look(
     if value.dtype.itemsize == 2:
         smallest, largest = (float(v.item()) for v in torch.aminmax(value.abs()))  # faster than counting zeros
         emptier = smallest == 0.0 and int(value.count_nonzero()) < int(exact.to(torch.float32).count_nonzero())
+        if rounds and smallest >= format_of(value.dtype).smallest_normal and math.isfinite(largest):
+            return Look(True, False, largest)
     parts = list(_parts(value, exact, moved, dims))
     if all(_is_near(part, away, dims, SLACK * floor * unit) for part, _, away in parts):
         return Look(True, emptier, largest)
@@ -168,7 +177,7 @@ def _is_near(value: torch.Tensor, moved: torch.Tensor, dims: tuple[int, ...] | N
     size = torch.linalg.vector_norm(moved, dim=dims)
     if dims is None or not error.dim():
         return bool(error.item() <= share * size.item() < math.inf)
-    return bool((error <= size.mul_(share)).all()) and math.isfinite(size.sum().item())
+    return 0.0 <= size.mul_(share).sub_(error).min().item() < math.inf  # NaN where both are infinite
 
 
 def _norms(

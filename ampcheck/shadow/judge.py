@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -39,8 +40,6 @@ from ampcheck.shadow.suspects import (
     rescues,
     vanished,
 )
-from ampcheck.torchtools.origin import Origin
-from ampcheck.torchtools.source import op_name
 
 _NEAR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
@@ -103,14 +102,13 @@ class Judge:
     def judge(
         self,
         call: Call,
-        origin: Origin,
+        where: Where,
         before: Sequence[Companions],
         inherited: frozenset[Key],
         ruled: bool,
         index: int,
     ) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
-        where = origin.where(op_name(call.op))
         if decides(call):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
@@ -121,17 +119,19 @@ class Judge:
         results = call.written + call.fresh
         if not results:
             return
-        self._pass_on(call, results, before)
+        after = [self._store.of(tensor) for tensor in results]
+        self._pass_on(call, results, before, after)
         if not ruled:
-            for tensor in results if inherited else ():  # nothing is known of it but what it was made of
-                self._store.of(tensor).faults = inherited
+            for companions in after if inherited else ():  # nothing is known of it but what it was made of
+                companions.faults = inherited
             return
-        if call.schema.moves and not inherited and not call.written:
+        if not inherited and not call.written and (call.schema.moves or _widens(call)):
             return
         statistics = call.name.startswith("native_") and not call.name.endswith("backward")
-        for tensor in call.written + (call.fresh[:1] if statistics else call.fresh):
+        judged = len(call.written) + 1 if statistics else len(results)
+        for tensor, companions in zip(results[:judged], after, strict=False):
             if tensor.numel():
-                self._result(call, tensor, where, before, inherited, index)
+                self._result(call, tensor, companions, where, before, inherited, index)
 
     def reach(self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]) -> None:
         """Record which faults are left in these tensors."""
@@ -175,29 +175,37 @@ class Judge:
         error = _square(torch.where(both, tensor - exact, 0.0)) ** 0.5
         return float(error / max(_square(torch.where(both, exact, 0.0)) ** 0.5, 1e-300))
 
-    def _pass_on(self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions]) -> None:
+    def _pass_on(
+        self,
+        call: Call,
+        results: Sequence[torch.Tensor],
+        before: Sequence[Companions],
+        after: Sequence[Companions],
+    ) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
-        depth = max((c.depth for c in before), default=0)
-        pass_on(before, [self._store.of(tensor) for tensor in results])
-        for tensor in results:
-            companions = self._store.of(tensor)
+        depth = max([c.depth for c in before], default=0)
+        pass_on(before, after)
+        for tensor, companions in zip(results, after, strict=True):
             rounds = tensor.dtype.itemsize <= 2 and not call.schema.moves
             companions.depth = min(_DEEP, max(depth, companions.depth if call.written else 0) + rounds)
-            identity = companions.whole or call.schema.moves or self._is_position(companions)
-            if COLLIDED in companions.suspects and not identity:
-                drop(companions, COLLIDED)  # a measurement
+            if COLLIDED in companions.suspects and not (companions.whole or call.schema.moves):
+                if not self._is_position(companions):
+                    drop(companions, COLLIDED)  # a measurement
 
     def _result(
         self,
         call: Call,
         tensor: torch.Tensor,
+        companions: Companions,
         where: Where,
         before: Sequence[Companions],
         inherited: frozenset[Key],
         index: int,
     ) -> None:
-        companions = self._store.of(tensor)
-        exact, moved = view_of(tensor, companions.exact.values), view_of(tensor, companions.moved.values)
+        exact, moved = call.sides.get(id(tensor)) or (
+            view_of(tensor, companions.exact.values),
+            view_of(tensor, companions.moved.values),
+        )
         whole, unit = where.phase == "backward", companions.unit
         low = tensor.dtype.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
@@ -212,7 +220,8 @@ class Judge:
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, largest=math.nan)
         if not tensor.is_complex() and not single:
-            seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor)
+            rounds = call.name == "_to_copy" and not any(c.written for c in before)
+            seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds)
         if low:
             self._note_largest(call, tensor, where, seen_at_once.largest)
         if seen_at_once.emptier or single:
@@ -357,7 +366,7 @@ class Judge:
             largest = largest_of(tensor)
         key = (where, _name(tensor))
         if largest > self.largest.get(key, (-1.0, 0.0))[0]:
-            near = largest * _NEAR > format_of(tensor.dtype).max
+            near = largest * _NEAR > _largest_number(tensor.dtype)
             self.largest[key] = largest, largest_input(call) if near else 0.0
 
     def _accuse(self, suspect: Fault, reaches: str) -> None:
@@ -376,11 +385,29 @@ class Judge:
             self._reached[fault.key].setdefault(reaches, 1.0)
 
 
+def _widens(call: Call) -> bool:
+    """Whether an op copies values to a format that holds each of them."""
+    if call.name not in ("_to_copy", "clone") or not call.inputs or not call.fresh:
+        return False
+    source, result = call.inputs[0].dtype, call.fresh[0].dtype
+    return source is result or (source.itemsize > 1 and torch.promote_types(source, result) is result)
+
+
 def _square(values: torch.Tensor) -> float:
     """The sum of the squares; infinite for values that are not finite."""
     total = float(torch.linalg.vector_norm(values)) ** 2
     return total if total == total else torch.inf
 
 
+@cache
+def _largest_number(dtype: torch.dtype) -> float:
+    return format_of(dtype).max
+
+
 def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return _dtype_name(tensor.dtype)
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

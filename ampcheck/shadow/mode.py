@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
+from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.judge import Judge
@@ -39,6 +39,7 @@ _TRACERS = (
     torch._C._TorchDispatchModeKey.FUNCTIONAL,
 )
 _NOTHING = nullcontext()
+_NO_FAULTS: frozenset[Key] = frozenset()
 _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
@@ -74,7 +75,7 @@ class Shadow(TorchDispatchMode):
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._model = model
         self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step, on_output=self._after_root)
-        self._origins = Origins(self._scopes)
+        self._origins = Origins(self._scopes, calls=False)
         self._open = ExitStack()
 
     def __enter__(self) -> Shadow:
@@ -178,7 +179,7 @@ class Shadow(TorchDispatchMode):
         if schema.view:
             return self._call(func, args, kwargs)
         call = Call(func, schema, args, kwargs)
-        call.inputs = list(floating_values((args, tuple(kwargs.values())) if kwargs else args))
+        call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
         before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
         if schema.keeps:
@@ -208,15 +209,16 @@ class Shadow(TorchDispatchMode):
         outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
             origin = self._origins.current(sys._getframe(1))
-            inherited = frozenset[Any]().union(*(c.faults for c in before))
+            where = origin.where(schema.title)
+            inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
             ruled = self._follow(call, before) if call.fresh or call.written else True
             if ruled and call.fresh:
-                _follow_accumulators(call, origin.where(op_name(func)), before, self.store)
+                _follow_accumulators(call, where, before, self.store)
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
                 try:
-                    self.judge.judge(call, origin, before, inherited, ruled, self.ops)
+                    self.judge.judge(call, where, before, inherited, ruled, self.ops)
                 except _FAILURES as error:  # what we cannot judge must not pose as a failure of the run
                     self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
         return call.out
@@ -276,8 +278,10 @@ class Shadow(TorchDispatchMode):
     def _follow(self, call: Call, before: list[Companions]) -> bool:
         """Bring the companions of all results up to date; False where they restart from the real results."""
         schema = call.schema
-        unit = max([c.unit for c in before], default=0.0)
-        whole = all(c.whole for c in before) and (bool(before) or not schema.random)
+        unit, whole = 0.0, bool(before) or not schema.random
+        for companions in before:
+            unit = max(unit, companions.unit)
+            whole = whole and companions.whole
         whole = whole and not any(isinstance(v, float) and not v.is_integer() for v in call.args)
         for tensor in call.written:
             companions = self.store.to_write(tensor)
@@ -317,6 +321,8 @@ class Shadow(TorchDispatchMode):
             else:
                 own = max(unit, roundoff(tensor.dtype))
                 self.store.assign(tensor, exact, moved, own).whole = whole and schema.exact
+                if exact.dtype is torch.float64 and moved.dtype is torch.float32:
+                    call.sides[id(tensor)] = exact, moved
         for tensor in call.written:
             if self.store.of(tensor).alive is None:
                 self.store.reread(tensor)
@@ -355,8 +361,9 @@ def _follow_accumulators(call: Call, where: Where, before: list[Companions], sto
     result = call.fresh[0]
     if result.dtype.itemsize > 2:
         return
-    sources = [c for t, c in zip(call.inputs, before, strict=True) if c.site and t.shape == result.shape]
-    same_line = [c for c in sources if c.site and (c.site.file, c.site.line) == (where.file, where.line)]
+    line = where.file, where.line
+    sources = [(t, c) for t, c in zip(call.inputs, before, strict=True) if c.site and line == (c.site.file, c.site.line)]
+    same_line = [c for t, c in sources if t.shape == result.shape]
     companions = store.of(result)
     if not same_line:
         companions.site = where

@@ -49,7 +49,7 @@ class Suspects:
 
 def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None:
     """Let results carry the suspects of the inputs."""
-    carried = {sort: key for c in before for sort, key in c.suspects.items()}
+    carried = {sort: key for c in before if c.suspects for sort, key in c.suspects.items()}
     for companions in results:
         companions.suspects = carried
 
