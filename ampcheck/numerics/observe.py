@@ -26,7 +26,7 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
         format=min(formats, key=lambda name: format_of(name).bits, default="float32"),
         device="",
         judged=False,
-        keeps_nan=any(bool(companions.exact.values.isnan().any()) for companions in ends),
+        keeps_nan=any(bool(companions.known_values().isnan().any()) for companions in ends),
         faults=faults,
         nonfinite=tuple(judge.nonfinite.items()),
         largest=dict(judge.largest),

@@ -215,7 +215,7 @@ class Judge:
         self.whole += low and companions.whole
         if companions.whole:
             self._integers(call, tensor, companions, where, index)
-        if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.exact.values.numel():
+        if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.numel:
             companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, largest=math.nan)

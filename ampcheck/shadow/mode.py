@@ -21,6 +21,7 @@ from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
+from ampcheck.shadow.rowwise import is_constant, row_call
 from ampcheck.shadow.rules import HIGHER, RULES
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.pytree import tensors
@@ -184,7 +185,16 @@ class Shadow(TorchDispatchMode):
         storages = {t.untyped_storage()._cdata for t in call.inputs}
         if schema.keeps:
             call.kept = args[0].clone()
-        call.out = self._call(func, args, kwargs)
+        rows = None
+        if self.store.by_rows or schema.name == "embedding_dense_backward":
+            with _aside():
+                rows = row_call(call, before, self.store)
+        out = call.out = self._call(func, args, kwargs)
+        if rows is not None:
+            with _aside():
+                call, before = rows.ran(out), rows.before
+            args, kwargs = call.args, call.kwargs
+            storages = {t.untyped_storage()._cdata for t in call.inputs}
         if self.store.watches:
             for tensor, companions in zip(call.inputs, before, strict=True):
                 if companions.bytes is not None:  # the op itself may have written
@@ -200,7 +210,7 @@ class Shadow(TorchDispatchMode):
         decides = bool(before) and self.judge is not None and self.judge.looks_at(call)
         leaves_run = bool(before) and schema.name in _LEAVES
         if not (call.fresh or call.written or decides or leaves_run):
-            return call.out
+            return out
         self.ops += 1
         for companions in before:
             companions.used = True
@@ -221,7 +231,9 @@ class Shadow(TorchDispatchMode):
                     self.judge.judge(call, where, before, inherited, ruled, self.ops)
                 except _FAILURES as error:  # what we cannot judge must not pose as a failure of the run
                     self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
-        return call.out
+            if rows is not None:
+                rows.write_back(out)
+        return out
 
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
@@ -294,6 +306,9 @@ class Shadow(TorchDispatchMode):
         if schema.unset or (schema.random and rule is None):
             self._restart(call, before, moves=not schema.unset)
             return False
+        if is_constant(schema, call.results):
+            self.store.of(call.fresh[0], moves=False).whole = True
+            return True
         if schema.name in ("_to_copy", "clone") and self._share(call):
             return True
         for side in self._sides:
