@@ -26,6 +26,7 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
         format=min(formats, key=lambda name: format_of(name).bits, default="float32"),
         device="",
         judged=False,
+        scale=judge.scale,
         keeps_nan=any(bool(companions.known_values().isnan().any()) for companions in ends),
         faults=faults,
         nonfinite=tuple(judge.nonfinite.items()),

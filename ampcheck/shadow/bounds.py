@@ -165,7 +165,7 @@ def _parts(
     if value.numel() < 2 * _PART or (dims is not None and 0 in dims):
         return iter([(value, exact, moved)])
     rows = max(1, len(value) * _PART // value.numel())
-    return zip(value.split(rows), exact.split(rows), moved.split(rows), strict=True)
+    return zip(*(torch.split(tensor, rows) for tensor in (value, exact, moved)), strict=True)
 
 
 def _is_near(value: torch.Tensor, moved: torch.Tensor, dims: tuple[int, ...] | None, share: float) -> bool:
@@ -177,7 +177,7 @@ def _is_near(value: torch.Tensor, moved: torch.Tensor, dims: tuple[int, ...] | N
     size = torch.linalg.vector_norm(moved, dim=dims)
     if dims is None or not error.dim():
         return bool(error.item() <= share * size.item() < math.inf)
-    return 0.0 <= size.mul_(share).sub_(error).min().item() < math.inf  # NaN where both are infinite
+    return bool(0.0 <= size.mul_(share).sub_(error).min().item() < math.inf)  # NaN where both are infinite
 
 
 def _norms(

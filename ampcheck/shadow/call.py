@@ -102,8 +102,8 @@ class Call:
 
     inputs: the floating tensors among the arguments; results: every result, None where it is no floating tensor; fresh:
     those in memory of their own; written: the floating arguments that the op writes; kept: the first argument as it was
-    before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule returned them. Of a sparse
-    or nested tensor all of them hold the tensor of its values.
+    before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule returned them. Of a
+    sparse or nested tensor all of them hold the tensor of its values.
     """
 
     op: torch._ops.OpOverload
@@ -122,6 +122,14 @@ class Call:
     def name(self) -> str:
         """Short for an ATen op (`topk`), else with its namespace."""
         return self.schema.name
+
+    @property
+    def widens(self) -> bool:
+        """Whether the op copies values to a format that has each of them."""
+        if self.name not in ("_to_copy", "clone") or not self.inputs or not self.fresh:
+            return False
+        source, result = self.inputs[0].dtype, self.fresh[0].dtype
+        return source is result or (source.itemsize > 1 and torch.promote_types(source, result) is result)
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by its name in the schema."""

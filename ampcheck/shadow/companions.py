@@ -24,6 +24,7 @@ from ampcheck.shadow.rows import Rows, is_large
 Key: TypeAlias = Hashable
 """Of a fault, see `ampcheck.shadow.faults`."""
 
+
 class Flat:
     """The values of one side (exact or moved) of a storage, which several companions share until one writes."""
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 
 import torch
 
@@ -27,6 +25,9 @@ from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_comp
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import IDENTITIES, examine_integers
+from ampcheck.shadow.memory import dtype_name, largest_number
+from ampcheck.shadow.norms import error_square, exact_square, relative_error
+from ampcheck.shadow.reached import Reached
 from ampcheck.shadow.suspects import (
     COLLIDED,
     ILL,
@@ -74,11 +75,12 @@ class Judge:
     dropped: count faults in results that nothing used as well. judged: results that were compared; low: those of 16
     bits or fewer; whole: those of them that hold whole numbers. nonfinite: the ops that make exact values infinite or
     NaN. largest: by place and dtype of 16 bits, the largest finite magnitude of a result, and that of its inputs where
-    the result comes near the end of the format.
+    the result comes near the end of the format. scale: that of a `GradScaler` which adapts it.
     """
 
     def __init__(self, store: CompanionStore, *, dropped: bool = False) -> None:
         self.judged = self.low = self.whole = 0
+        self.scale = 1.0
         self.nonfinite: dict[Where, Examination] = {}
         self.largest: dict[tuple[Where, str], tuple[float, float]] = {}
         self._store = store
@@ -86,7 +88,7 @@ class Judge:
             store.on_forget = self._dropped
         self._faults: dict[Key, Fault] = {}
         self._suspects = Suspects()
-        self._reached: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+        self._reached = Reached()
 
     @staticmethod
     def looks_at(call: Call) -> bool:
@@ -96,7 +98,8 @@ class Judge:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The faults in the order in which they first happened, with what they reached."""
-        recorded = (replace(fault, reaches=dict(self._reached.get(key, {}))) for key, fault in self._faults.items())
+        known = {key: fault for key, fault in self._faults.items() if not self._reached.retried(key)}
+        recorded = (replace(fault, reaches=self._reached.of(key)) for key, fault in known.items())
         return tuple(sorted(recorded, key=lambda fault: fault.index))
 
     def judge(
@@ -113,6 +116,10 @@ class Judge:
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
             self._reach(before, f"a number that left the run at {where.file}:{where.line}")
+        elif call.name == "_amp_foreach_non_finite_check_and_unscale_":
+            self._note_scaler(call, inherited)
+        elif call.name == "_amp_update_scale_":
+            self.scale = float(call.args[0])
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in self._suspects.of(before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
@@ -125,7 +132,7 @@ class Judge:
             for companions in after if inherited else ():  # nothing is known of it but what it was made of
                 companions.faults = inherited
             return
-        if not inherited and not call.written and (call.schema.moves or _widens(call)):
+        if not inherited and not call.written and (call.schema.moves or call.widens):
             return
         statistics = call.name.startswith("native_") and not call.name.endswith("backward")
         judged = len(call.written) + 1 if statistics else len(results)
@@ -141,20 +148,20 @@ class Judge:
                 continue
             self._reach([companions], name)
             for suspect in self._suspects.of([companions], ILL):
-                if (error := self._relative_error(tensor)) > _LOST:
+                if (error := relative_error(tensor, self._store)) > _LOST:
                     self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
         if not any(companions.faults for companions in known.values()):
             return
-        total = sum(_square(self._store.exact(gradients[name])) for name in known) ** 0.5
+        total = sum(exact_square(gradients[name], self._store) for name in known) ** 0.5
         for name, companions in known.items():
             if not companions.faults:
                 continue
-            error = _square(gradients[name].double() - self._store.exact(gradients[name])) ** 0.5
+            error = error_square(gradients[name], self._store) ** 0.5
             share = error / max(total, 1e-300)
             if not share <= FLOOR * companions.unit:
                 for key in companions.faults:
-                    self._reached[key][name] = max(share, self._reached[key].get(name, 0.0))
+                    self._reached.note(key, name, share)
 
     def reach_ends(self) -> None:
         """Record which faults are left in values that are alive and that no op has used."""
@@ -165,15 +172,9 @@ class Judge:
     def _reach(self, values: Sequence[Companions], name: str) -> None:
         """Record what is left in values that leave the run: faults, and whole numbers that collided."""
         for key in frozenset[Key]().union(*(c.faults for c in values)):
-            self._reached[key].setdefault(name, 1.0)
+            self._reached.note(key, name)
         for suspect in self._suspects.of(values, COLLIDED):
             self._accuse(suspect, name)
-
-    def _relative_error(self, tensor: torch.Tensor) -> float:
-        exact = self._store.exact(tensor)
-        both = exact.isfinite() & tensor.isfinite()
-        error = _square(torch.where(both, tensor - exact, 0.0)) ** 0.5
-        return float(error / max(_square(torch.where(both, exact, 0.0)) ** 0.5, 1e-300))
 
     def _pass_on(
         self,
@@ -188,9 +189,10 @@ class Judge:
         for tensor, companions in zip(results, after, strict=True):
             rounds = tensor.dtype.itemsize <= 2 and not call.schema.moves
             companions.depth = min(_DEEP, max(depth, companions.depth if call.written else 0) + rounds)
-            if COLLIDED in companions.suspects and not (companions.whole or call.schema.moves):
-                if not self._is_position(companions):
-                    drop(companions, COLLIDED)  # a measurement
+            if COLLIDED in companions.suspects and not (
+                companions.whole or call.schema.moves or self._is_position(companions)
+            ):
+                drop(companions, COLLIDED)  # a measurement
 
     def _result(
         self,
@@ -259,7 +261,7 @@ class Judge:
         fault = self._attributed(fault, call, tensor, before)
         self._add(fault)
         if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
-            self._reached[fault.key]["the accumulator"] = seen.impact
+            self._reached.note(fault.key, "the accumulator", seen.impact)
         companions.faults = frozenset([fault.key])
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
 
@@ -294,12 +296,12 @@ class Judge:
     ) -> Fault:
         """A fault of a result."""
         if call is None:
-            return Fault(kind, where, _name(tensor), seen, tuple(tensor.shape), index=index)
+            return Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
         exact = self._store.exact(tensor)
         return Fault(
             kind,
             where,
-            _name(tensor),
+            dtype_name(tensor.dtype),
             seen,
             tuple(tensor.shape),
             amax_in=largest_input(call),
@@ -325,7 +327,7 @@ class Judge:
             return
         name = f"a decision of {where.op}"
         for key in inherited:
-            self._reached[key][name] = 1.0
+            self._reached.note(key, name)
         causes = list(self._suspects.of(before, COLLIDED))
         for suspect in causes:
             self._accuse(suspect, name)
@@ -343,7 +345,7 @@ class Judge:
         if lost is None or COLLIDED in companions.suspects:
             return
         fault = Fault(
-            faults.COLLISION, where, _name(tensor), Examination(tensor.numel()), tuple(tensor.shape),
+            faults.COLLISION, where, dtype_name(tensor.dtype), Examination(tensor.numel()), tuple(tensor.shape),
             lost.largest, largest_of(tensor), lost.largest, lost.collided, index=index,
             note=_CONSECUTIVE if lost.consecutive else "",
         )  # fmt: skip
@@ -364,50 +366,30 @@ class Judge:
         """Record how large the values of 16 bits became at each place."""
         if not math.isfinite(largest):
             largest = largest_of(tensor)
-        key = (where, _name(tensor))
+        key = (where, dtype_name(tensor.dtype))
         if largest > self.largest.get(key, (-1.0, 0.0))[0]:
-            near = largest * _NEAR > _largest_number(tensor.dtype)
+            near = largest * _NEAR > largest_number(tensor.dtype)
             self.largest[key] = largest, largest_input(call) if near else 0.0
 
     def _accuse(self, suspect: Fault, reaches: str) -> None:
         """Record a suspect as the fault that it is."""
         self._faults.setdefault(suspect.key, suspect)
-        self._reached[suspect.key].setdefault(reaches, 1.0)
+        self._reached.note(suspect.key, reaches)
+
+    def _note_scaler(self, call: Call, inherited: frozenset[Key]) -> None:
+        """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale."""
+        shapes = tuple(tuple(gradient.shape) for gradient in call.written[:-1])
+        if bool(call.written[-1]):
+            self._reached.skip(shapes, inherited)
+        else:
+            self._reached.make(shapes)
 
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""
         for key in companions.faults if not companions.consumed else ():
-            self._reached[key].setdefault("a result that nothing used", 1.0)
+            self._reached.note(key, "a result that nothing used")
 
     def _add(self, fault: Fault, reaches: str = "") -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
         if reaches:
-            self._reached[fault.key].setdefault(reaches, 1.0)
-
-
-def _widens(call: Call) -> bool:
-    """Whether an op copies values to a format that holds each of them."""
-    if call.name not in ("_to_copy", "clone") or not call.inputs or not call.fresh:
-        return False
-    source, result = call.inputs[0].dtype, call.fresh[0].dtype
-    return source is result or (source.itemsize > 1 and torch.promote_types(source, result) is result)
-
-
-def _square(values: torch.Tensor) -> float:
-    """The sum of the squares; infinite for values that are not finite."""
-    total = float(torch.linalg.vector_norm(values)) ** 2
-    return total if total == total else torch.inf
-
-
-@cache
-def _largest_number(dtype: torch.dtype) -> float:
-    return format_of(dtype).max
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return _dtype_name(tensor.dtype)
-
-
-@cache
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+            self._reached.note(fault.key, reaches)

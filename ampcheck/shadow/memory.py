@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from ampcheck.core.formats import format_of
@@ -54,3 +56,13 @@ def values_in(storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.d
     return flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
 
 
+@cache
+def largest_number(dtype: torch.dtype) -> float:
+    """The largest number of a floating dtype."""
+    return format_of(dtype).max
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float16` for `torch.float16`."""
+    return str(dtype).removeprefix("torch.")

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
+from ampcheck.shadow.accumulators import follow_accumulators
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
@@ -58,7 +59,8 @@ class Shadow(TorchDispatchMode):
     `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. Compiled regions run in eager mode.
 
     Companions are kept while their tensors live, also after the block. Ops that have neither a rule nor a float64
-    kernel restart from their real results; `unruled` counts them by name. `escapes` counts by line the numbers that
+    kernel restart from their real results; `unruled` counts them by name. Large matrices are followed by the rows that
+    ops have read, the others restart; `partly` counts such ops. `escapes` counts by line the numbers that
     leave the run (`item`, `tolist`, `numpy`, pickles): what comes back is data. `failed` is the place of the op that
     raised, None where the last op succeeded. Ops of other threads are not followed.
     """
@@ -70,6 +72,7 @@ class Shadow(TorchDispatchMode):
         self.store = CompanionStore(seed)
         self.unruled: Counter[str] = Counter()
         self.escapes: Counter[str] = Counter()
+        self.partly: Counter[str] = Counter()
         self.judge = Judge(self.store, dropped=model is None) if judge else None
         self.ops = 0
         self.failed: Where | None = None
@@ -223,7 +226,7 @@ class Shadow(TorchDispatchMode):
             inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
             ruled = self._follow(call, before) if call.fresh or call.written else True
             if ruled and call.fresh:
-                _follow_accumulators(call, where, before, self.store)
+                follow_accumulators(call, where, before, self.store)
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
@@ -232,7 +235,7 @@ class Shadow(TorchDispatchMode):
                 except _FAILURES as error:  # what we cannot judge must not pose as a failure of the run
                     self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
             if rows is not None:
-                rows.write_back(out)
+                self.partly[schema.title] += rows.write_back(out)
         return out
 
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -366,25 +369,6 @@ class Shadow(TorchDispatchMode):
                 self.store.to_write(tensor)
                 for side in self._sides:
                     side.of(tensor).masked_fill_(lost, 0.0)
-
-
-def _follow_accumulators(call: Call, where: Where, before: list[Companions], store: CompanionStore) -> None:
-    """Count how often a statement such as `total = total * 0.9 + x` built on its own result.
-
-    The result of its last op is passed on by the ops of the same line to the same op of the next iteration.
-    """
-    result = call.fresh[0]
-    if result.dtype.itemsize > 2:
-        return
-    line = where.file, where.line
-    sources = [(t, c) for t, c in zip(call.inputs, before, strict=True) if c.site and line == (c.site.file, c.site.line)]
-    same_line = [c for t, c in sources if t.shape == result.shape]
-    companions = store.of(result)
-    if not same_line:
-        companions.site = where
-        return
-    source = max(same_line, key=lambda c: c.updates)
-    companions.site, companions.updates = source.site, source.updates + (source.site == where)
 
 
 def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

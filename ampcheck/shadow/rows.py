@@ -21,7 +21,10 @@ _SHARE = 4
 
 
 class Rows:
-    """The companions of some rows. count: of how many; move: gives data that enters its moved companion, if it is data."""
+    """The companions of some rows.
+
+    count: of how many. move: what moves rows that enter; None where they are no data.
+    """
 
     __slots__ = ("_exact", "_index", "_moved", "_slots", "count", "move", "shape")
 
@@ -97,6 +100,11 @@ class Rows:
         self._slots[index] = torch.arange(first, self.count, dtype=torch.int32, device=index.device)
         self._index[first : self.count] = index
         self._exact[first : self.count], self._moved[first : self.count] = exact, moved
+
+
+def is_large_size(numel: int) -> bool:
+    """Whether a matrix of so many elements is followed by rows."""
+    return numel >= LARGE
 
 
 def is_large(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.shadow.call import Call, OpSchema, leaves
 from ampcheck.shadow.companions import Companions, CompanionStore
-from ampcheck.shadow.rows import LARGE, is_large
+from ampcheck.shadow.rows import is_large, is_large_size
 
 CONSTANTS = frozenset("zeros zeros_like new_zeros ones ones_like new_ones".split())
 """Ops whose results are exact."""
@@ -89,8 +89,9 @@ class RowCall:
                 self.call.out = self._rows[id(tensor)]
         return self.call
 
-    def write_back(self, out: Any) -> None:
-        """Give the large matrices that the op wrote or returned the companions of the rows."""
+    def write_back(self, out: Any) -> int:
+        """Give the large matrices that the op wrote or returned the companions of the rows; how many they are."""
+        matrices = 0
         for tensor in leaves(out):
             rows = self._rows.get(id(tensor))
             if rows is None or not tensor.is_floating_point():
@@ -100,8 +101,10 @@ class RowCall:
                 continue
             companions.rows.write(self.index, self.store.exact(rows), self.store.moved(rows))
             companions.inherit(self.store.of(rows))
+            matrices += 1
             if companions.rows.many:
                 companions.fill()
+        return matrices
 
 
 def is_constant(schema: OpSchema, results: Sequence[torch.Tensor | None]) -> bool:
@@ -117,7 +120,7 @@ def _reading(call: Call, store: CompanionStore) -> RowCall | None:
     dim, index = (0, call.args[1]) if call.name == "embedding" else call.args[1:3]
     if dim % weight.dim() or not is_large(weight):
         return None
-    rows, inverse = index.unique(return_inverse=True)
+    rows, inverse = torch.unique(index, return_inverse=True)
     if not len(rows) or len(rows) * 4 > len(weight):
         return None
     plan = RowCall(call, store, rows)
@@ -126,10 +129,10 @@ def _reading(call: Call, store: CompanionStore) -> RowCall | None:
 
 def _gradient(call: Call, store: CompanionStore) -> RowCall | None:
     """The gradient of a table: zero but for the rows that were looked up."""
-    if len(call.args) < 5 or call.args[2] * call.args[0].shape[-1] < LARGE:
+    if len(call.args) < 5 or not is_large_size(call.args[2] * call.args[0].shape[-1]):
         return None
     gradient, index, count, padding, scale = call.args
-    rows, inverse = index.unique(return_inverse=True)
+    rows, inverse = torch.unique(index, return_inverse=True)
     if not len(rows) or len(rows) * 4 > count:
         return None
     absent = (inverse[index == padding][:1]).tolist()
@@ -147,5 +150,5 @@ def _elementwise(call: Call, before: Sequence[Companions], store: CompanionStore
         return None
     if call.kwargs.get("dtype") is not None:
         return None
-    index = torch.cat([rows.index for rows in known]).unique()
+    index = torch.unique(torch.cat([rows.index for rows in known]))
     return RowCall(call, store, index).put(*call.args)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils import _pytree as pytree

@@ -1,0 +1,50 @@
+"""What is left of faults: the outputs, weights, gradients and decisions that they reach.
+
+A `GradScaler` skips a step whose gradients are not finite, and lowers the scale: an overflow does no harm by that, once
+a step with the same gradients is made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
+
+from ampcheck.shadow.companions import Key
+
+Gradients: TypeAlias = "tuple[tuple[int, ...], ...]"
+"""The shapes of the gradients that a scaler unscales together."""
+
+
+class Reached:
+    """By fault, what it reached and its share of that."""
+
+    def __init__(self) -> None:
+        self._by_key: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+        self._skipped: dict[Gradients, dict[Key, dict[str, float]]] = {}
+        self._retried: set[Key] = set()
+
+    def of(self, key: Key) -> Mapping[str, float]:
+        """What a fault reached, steps among it that were skipped and never made."""
+        skipped = [keys[key] for keys in self._skipped.values() if key in keys]
+        return {name: share for reached in (*skipped, self._by_key.get(key, {})) for name, share in reached.items()}
+
+    def note(self, key: Key, name: str, share: float = 1.0) -> None:
+        """Record that a fault reached something; of several shares, the largest."""
+        places = [keys[key] for keys in self._skipped.values() if key in keys] or [self._by_key[key]]
+        for place in places:
+            place[name] = max(share, place.get(name, 0.0))
+
+    def skip(self, gradients: Gradients, keys: Collection[Key]) -> None:
+        """A scaler found gradients that are not finite: what their faults reach counts if no such step is made."""
+        skipped = self._skipped.setdefault(gradients, {})
+        for key in keys:
+            skipped.setdefault(key, {})["every step of a scaler"] = 1.0
+
+    def make(self, gradients: Gradients) -> None:
+        """A scaler found these gradients finite."""
+        self._retried.update(self._skipped.pop(gradients, ()))
+
+    def retried(self, key: Key) -> bool:
+        """Whether all that a fault did was to skip steps that were made at a lower scale."""
+        return key in self._retried and not self.of(key)

@@ -1,0 +1,54 @@
+"""A step that a `GradScaler` skips and makes at a lower scale is no finding; steps that are never made are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from ampcheck import Run, Verdict, watch
+
+
+def trained(scale: float, steps: int, *, fused: bool = False, damage: Callable[[nn.Module], None] | None = None) -> Run:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    inputs, targets = torch.randn(64, 8), torch.randn(64, 4)
+    with watch(raises=False) as watched:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = nn.functional.mse_loss(model(inputs), targets)
+            scaler.scale(loss).backward()
+            if damage is not None:
+                damage(model)
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    return watched.run
+
+
+def problems(run: Run) -> set[str]:
+    return {f.check for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scale_that_begins_too_high_and_is_lowered_is_silent(fused: bool) -> None:
+    assert not problems(trained(2.0**24, 12, fused=fused))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_that_are_never_made_fail(fused: bool) -> None:
+    assert "overflow" in problems(trained(2.0**30, 4, fused=fused))
+
+
+def test_an_overflow_that_reaches_the_weights_in_spite_of_the_scaler_fails() -> None:
+    def apply_by_hand(model: nn.Module) -> None:
+        with torch.no_grad():
+            model[2].bias -= 1e-9 * model[2].weight.grad.half().sum()  # overflows at scale 2^24, before any unscaling
+
+    assert "overflow" in problems(trained(2.0**24, 12, damage=apply_by_hand))
