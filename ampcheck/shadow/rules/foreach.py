@@ -25,5 +25,5 @@ rule("_amp_update_scale_")(restart)
 @rule("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 def _fused_step(call: Call, side: Side) -> Any:
     """The kernels read the scale and the decision of a `GradScaler` as float32: those of the run."""
-    scaler = {name: call.kwargs[name] for name in ("grad_scale", "found_inf") if name in call.kwargs}
-    return side.run(call, lambda *args, **kwargs: call.op(*args, **{**kwargs, **scaler}))
+    scaler: dict[str, Any] = {name: call.kwargs[name] for name in ("grad_scale", "found_inf") if name in call.kwargs}
+    return side.run(call, lambda *args, **kwargs: call.op(*args, **(kwargs | scaler)))
