@@ -80,5 +80,5 @@ def _columns(
     inputs: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> torch.Tensor:
     """The patches of all samples, a column each."""
-    patches = F.unfold(inputs, kernel, 1, tuple(padding), tuple(stride))
+    patches = F.unfold(inputs, tuple(kernel), 1, tuple(padding), tuple(stride))
     return patches.transpose(0, 1).reshape(patches.shape[1], -1)
