@@ -384,7 +384,8 @@ def _aside() -> Iterator[None]:
 
 def _traces() -> bool:
     """Whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are recorded."""
-    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
+    mode, (fake, proxy, functional) = torch._C._get_dispatch_mode, _TRACERS  # asked for every op: no generator
+    return mode(fake) is not None or mode(proxy) is not None or mode(functional) is not None
 
 
 def _decides_otherwise(out: Any, result: Any) -> bool:
