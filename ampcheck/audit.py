@@ -135,39 +135,28 @@ def audit(
         with placement.entered():
             run = _audit_unchanged(resolved, selected, limits, steps, placement.device, progress)
         return replace(run, environment=_environment(placement), title=f"audit of {resolved.name}")
-    context = _plan(resolved, placement, dtype, autocast, compile, selected, limits)
-    with placement.entered():
-        runs = _run_stages(context, list(_stages(context)), progress)
-    return replace(merge(runs), environment=_environment(placement), title=f"audit of {resolved.name}")
-
-
-def _plan(
-    subject: Subject,
-    placement: Placement,
-    dtype: DType | Sequence[DType] | None,
-    autocast: bool | None,
-    compile: bool,
-    checks: tuple[str, ...] | None,
-    limits: Limits | None,
-) -> AuditContext:
-    native = None if autocast else native_format(subject)
+    native = None if autocast else native_format(resolved)
     if autocast is False and native is None:
-        raise UsageError(f"autocast=False needs a model with 16-bit weights or inputs; {subject.name} has none")
-    compiled_kind = compile and subject.kind in (Kind.COMPILE, Kind.REGIONAL)
-    graph_checks_only = {*accuracy_checks.CHECKS, *graph_checks.COMPILER_CHECKS, COVERAGE.slug}
-    own_dtypes = compiled_kind and dtype is None and not autocast and set(checks or ()) <= graph_checks_only
+        raise UsageError(f"autocast=False needs a model with 16-bit weights or inputs; {resolved.name} has none")
+    names = set(selected or ())
+    compiled_kind = compile and resolved.kind in (Kind.COMPILE, Kind.REGIONAL)
+    graphs_alone = names <= {*accuracy_checks.CHECKS, *graph_checks.COMPILER_CHECKS, COVERAGE.slug}
+    own_dtypes = compiled_kind and dtype is None and not autocast and graphs_alone
     dtypes = [] if own_dtypes else _low_dtypes(dtype, placement.device)
-    return AuditContext(
-        subject=subject,
+    context = AuditContext(
+        subject=resolved,
         placement=placement,
         dtypes=tuple([native] if native is not None else dtypes),
         native=native is not None,
         compile=compile,
-        graphs=compiled_kind or (compile and bool(set(checks or ()) & set(graph_checks.COMPILER_CHECKS))),
-        checks=checks,
+        graphs=compiled_kind or (compile and bool(names & set(graph_checks.COMPILER_CHECKS))),
+        checks=selected,
         limits=limits,
-        bounds=resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}"),
+        bounds=resolve_limits(limits).with_(resolved.limits, f"the subject {resolved.name}"),
     )
+    with placement.entered():
+        runs = _run_stages(context, list(_stages(context)), progress)
+    return replace(merge(runs), environment=_environment(placement), title=f"audit of {resolved.name}")
 
 
 def _stages(context: AuditContext) -> Iterator[Stage]:

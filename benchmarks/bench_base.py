@@ -28,9 +28,9 @@ from typing import Any
 from _evidence import write_evidence
 
 from ampcheck.core.run import Verdict
-from ampcheck.speed.base.checks import check_base
-from ampcheck.speed.base.launches import launch_deviation, rounds_of, twin_noise
+from ampcheck.speed.base.judge import check_base
 from ampcheck.speed.base.measure import measure_base
+from ampcheck.speed.base.stats import launch_deviation, rounds_of, twin_noise
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.verdict import Rule
 

@@ -25,16 +25,14 @@ from ampcheck.compiled.graph.judge import measure_graph
 from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Table
 from ampcheck.speed.compiling import many_compilations
-from ampcheck.speed.fingerprint import fingerprint
-from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.startup.stats import COLD, REGIONAL
-from ampcheck.speed.stats import SpeedStats
+from ampcheck.speed.stats import SpeedStats, fingerprint
 from ampcheck.speed.steps import StepConfig, step_of
-from ampcheck.speed.verdict import EFFECT
+from ampcheck.speed.verdict import EFFECT, paired_ratio
 
 STARTS = ("deep", "deep_training")
 SHAPES = ("fixed", "varying")

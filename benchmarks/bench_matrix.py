@@ -24,12 +24,11 @@ from matrix_workloads import SIZES, WORKLOADS
 
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.run import Scalar, Table
-from ampcheck.speed.fingerprint import differences, fingerprint
 from ampcheck.speed.matrix.judge import matrix_table, shown
 from ampcheck.speed.matrix.measure import BUDGET, MATRIX_MODES, measure_matrix
 from ampcheck.speed.matrix.stats import Cell, MatrixStats
-from ampcheck.speed.startup.breakeven import BreakEven
-from ampcheck.speed.stats import Ratio
+from ampcheck.speed.startup.stats import BreakEven
+from ampcheck.speed.stats import Ratio, differences, fingerprint
 from ampcheck.speed.steps import PRECISIONS
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "reports" / "evidence"

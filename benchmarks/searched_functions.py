@@ -32,7 +32,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import collect
 from ampcheck.search import SearchOptions
 from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RAISES, RANGE
-from ampcheck.speed.fingerprint import fingerprint
+from ampcheck.speed.stats import fingerprint
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "reports" / "evidence" / "searched_functions.json"
 DTYPES = ("float16", "bfloat16")

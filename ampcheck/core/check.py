@@ -81,6 +81,13 @@ class Check:
             return self._build(Verdict.SKIP, subject, f"nothing to judge: {message}", 0, hint=evidence.get("hint", ""))
         return self._build(Verdict.PASS, subject, message, seen, **evidence)
 
+    def judged(self, verdict: Verdict, subject: str, message: str, seen: int, **evidence: Unpack[Evidence]) -> Finding:
+        """A finding whose verdict is computed and may be a pass, which drops the hint."""
+        if verdict is not Verdict.PASS:
+            return self.finding(verdict, subject, message, **evidence)
+        evidence["hint"] = ""
+        return self.passed(subject, message, seen, **evidence)
+
     def _build(
         self, verdict: Verdict, subject: str, message: str, seen: int | None, **evidence: Unpack[Evidence]
     ) -> Finding:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,24 +21,23 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
 from ampcheck.core.subject import Subject
-from ampcheck.lab.expectations import Expectations, lacks, timed
+from ampcheck.lab.lab import Expectations, lacks, run_of
+from ampcheck.speed.clock import clock_of
 from ampcheck.speed.compiling import compilations, many_compilations
-from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.stats import TWIN, SpeedStats
-from ampcheck.speed.verdict import Rule, check_speed
+from ampcheck.speed.verdict import Rule, check_speed, paired_ratio
 
 DTYPE = torch.bfloat16
 BUDGET, FULL_BUDGET = 6.0, 20.0
 EAGER = "eager"
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
+class Mode(NamedTuple):
     """A way to run the demo under autocast. options: of torch.compile; None is eager mode. inside: autocast is entered
     inside the compiled function."""
 
@@ -155,14 +154,14 @@ def measure_compiling(
     reference.backward()  # type: ignore[no-untyped-call]
     gradients = _gradients(exact)
     steps: dict[str, Callable[[], Tensor]] = {}
-    stats = []
+    stats, clock = [], clock_of(device)
     with many_compilations(device):
         for number, mode in enumerate(modes):
             progress(mode.name, number, total)
             compiled = compilations()
             try:
                 arm, step = _arm(mode, model, data, device)
-                first, loss = timed(step, device)
+                first, loss = clock.block(step, 1), step()
             except Exception as error:  # noqa: BLE001  # what this machine lacks is skipped, any other error fails
                 lacks_tool = bool(lacking(error, kernels=True))
                 stats.append(ModeStats(mode.name, raised=brief(error), lacking=lacks_tool))
@@ -243,12 +242,12 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     if stats.speeds is not None:
         note = f"Dot: median; bar: 5th to 95th percentile. {TWIN}: {EAGER} timed a second time in each turn."
         charts += [replace(chart, note=note) for chart in speed_run(stats.speeds).charts]
-    raised = {f"{mode.name}: {mode.raised}": 1 for mode in stats.modes if mode.raised}
-    coverage = Coverage({"modes of compilation": len(stats.modes) - len(raised)}, raised)
-    if isinstance(stats.startup, Run):
-        tables += stats.startup.tables
-        coverage += stats.startup.coverage
-    return Run(findings=tuple(check_compiling(stats)), coverage=coverage, tables=tuple(tables), charts=tuple(charts))
+    broken = [f"{mode.name}: {mode.raised}" for mode in stats.modes if mode.raised and not mode.lacking]
+    tables += stats.startup.tables if isinstance(stats.startup, Run) else ()
+    seen = {"modes of compilation": sum(not mode.raised for mode in stats.modes)}
+    run = run_of(check_compiling(stats), seen, tables=tables, charts=charts, unseen=broken)
+    startup = stats.startup.coverage if isinstance(stats.startup, Run) else Coverage({})
+    return replace(run, coverage=run.coverage + startup)
 
 
 def modes_table(stats: CompilingStats) -> Table:

@@ -14,7 +14,7 @@ from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Scalar, Series, Table
-from ampcheck.lab.expectations import Expectations, run_of
+from ampcheck.lab.lab import Expectations, run_of
 from ampcheck.lab.loops import AMP_BFLOAT16, FLOAT32, Loop
 from ampcheck.torchtools.global_state import read_state, restore_state
 from ampcheck.torchtools.spacing import spacing
@@ -177,7 +177,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     stats = measure_lab_confounders(device, steps=FULL_STEPS if full else STEPS, progress=progress)
     seen = {"products": len(stats.products), "short training runs": len(stats.spread)}
     charts = [spread_chart(stats)]
-    return run_of(check_lab_confounders(stats), seen, stats.lacking, tables=_tables(stats), charts=charts)
+    return run_of(check_lab_confounders(stats), seen, tables=_tables(stats), charts=charts)
 
 
 def _tables(stats: LabConfounders) -> tuple[Table, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from torch import Tensor
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Scalar, Series, Table
-from ampcheck.lab.expectations import ARITHMETIC, Expectations, run_of, usable
+from ampcheck.lab.lab import ARITHMETIC, Expectations, run_of, usable
 
 LOGITS = (0.0, 20.0, 40.0, 80.0)
 RANGE = (-80.0, 80.0)
@@ -30,10 +29,11 @@ _FLOOR = 2.0**-26
 _LISTED = ", ".join(f"{logit:g}" for logit in LOGITS)
 
 
-_Functions: TypeAlias = Mapping[str, Callable[[Tensor], Tensor]]
-
-SOFTPLUS: _Functions = {"naive": lambda x: (1 + x.exp()).log(), "stable": F.softplus}
-SOFTMAX: _Functions = {"naive": lambda x: x.exp() / x.exp().sum(-1, keepdim=True), "stable": lambda x: x.softmax(-1)}
+SOFTPLUS: dict[str, Callable[[Tensor], Tensor]] = {"naive": lambda x: (1 + x.exp()).log(), "stable": F.softplus}
+SOFTMAX: dict[str, Callable[[Tensor], Tensor]] = {
+    "naive": lambda x: x.exp() / x.exp().sum(-1, keepdim=True),
+    "stable": lambda x: x.softmax(-1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     note = "naive: exp(x) / sum(exp(x)); stable: torch.softmax, which subtracts the largest first."
     softmax = Table(f"softmax of {_LISTED}", columns, rows, note=note)
     tables, charts = (edges_table(stats), softmax), [softplus_chart(stats, way) for way in SOFTPLUS]
-    return run_of(check_exp(stats), seen, stats.lacking.values(), tables=tables, charts=charts)
+    return run_of(check_exp(stats), seen, tables=tables, charts=charts)
 
 
 def softplus_chart(stats: ExpStats, way: str) -> Chart:

@@ -17,12 +17,12 @@ from ampcheck import demo
 from ampcheck.autocast.device import place
 from ampcheck.core.errors import brief
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Finding, Run, Scalar, Table, Verdict
+from ampcheck.core.run import Finding, Run, Scalar, Table
 from ampcheck.core.subject import Call
-from ampcheck.lab.expectations import Expectations, lacks, run_of
+from ampcheck.lab.lab import Expectations, lacks, run_of
+from ampcheck.torchtools.origin import Trace
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import hookable
-from ampcheck.torchtools.trace import Trace
 
 ARMS = ("", "float16", "bfloat16")
 """What autocast casts to; the first runs without it."""
@@ -88,9 +88,9 @@ def measure_flow(
                 with autocast:
                     model(*args, **kwargs)
         widened = Counter(
-            event.module
+            event.where.module
             for event in trace.events
-            if event.op.startswith(("aten::_to_copy", "aten::to."))
+            if event.where.op.startswith(("aten::_to_copy", "aten::to."))
             and torch.float32 in event.outputs
             and any(dtype in (torch.float16, torch.bfloat16) for dtype in event.inputs)
         )
@@ -148,19 +148,17 @@ def _linear(arm: str, modules: Sequence[ModuleFlow]) -> tuple[int, int, str]:
 
 def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent) -> Run:
     """Tables of the demo on the device and under CUDA's policy, and of a causal LM, by class and by module."""
-    lab = Expectations("flow", device)
-    subject = demo.subject()
+    lab, subject = Expectations("flow", device), demo.subject()
     kinds = dict.fromkeys((device, "cuda")) if torch.device(device).type == "cpu" else [device]
-    flows = [
-        measure_flow(subject.model, subject.calls[0], name="the demo", device=kind, progress=progress) for kind in kinds
-    ]
+    measure = partial(measure_flow, progress=progress)
+    flows = [measure(subject.model, subject.calls[0], name="the demo", device=kind) for kind in kinds]
     for known, loaded in ((True, random_lm()), (False, pretrained_lm(full))):
         if isinstance(loaded, str):
             lab.skip(loaded)
             continue
         name, model, call = loaded
         try:
-            flows.append(measure_flow(model, call, name=name, device=device, known=known, progress=progress))
+            flows.append(measure(model, call, name=name, device=device, known=known))
         except Exception as error:
             if known:
                 raise
@@ -170,8 +168,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     tables += [modules_table(flow) for flow in flows if flow.device == str(place(device))]
     findings = [*lab.findings, *(finding for flow in flows for finding in check_flow(flow))]
     seen = {"modules": sum(len(modules) for flow in flows for modules in flow.arms.values()), "models": len(flows)}
-    skipped = [finding.message for finding in findings if finding.verdict is Verdict.SKIP]
-    return run_of(findings, seen, skipped, tables=tables)
+    return run_of(findings, seen, tables=tables)
 
 
 def random_lm() -> LanguageModel | str:
@@ -233,12 +230,11 @@ def classes_table(flow: Flow) -> Table:
         "itself widen 16 bits to float32."
     )
     if not flow.known:
-        facts = []
-        for arm, modules in flow.arms.items():
-            if arm:
-                right, total, widened = _linear(arm, modules)
-                facts.append(f"to {arm} {right} of {total} linear layers return it and {widened} it is widened")
-        note += f" Under autocast {'; '.join(facts)}." if facts else ""
+        linear = {arm: _linear(arm, modules) for arm, modules in flow.arms.items() if arm}
+        facts = (
+            f"to {arm} {n} of {of} linear layers return it and {w} it is widened" for arm, (n, of, w) in linear.items()
+        )
+        note += f" Under autocast {'; '.join(facts)}." if linear else ""
         note += " Not judged: a model may keep layers in float32 on purpose."
     columns = ("class", "modules", *(arm or "no autocast" for arm in flow.arms))
     return Table(f"{flow.model} on {flow.device}, by class of module", columns, rows, note=note)

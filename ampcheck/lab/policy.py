@@ -13,7 +13,7 @@ from ampcheck.autocast.probe import build
 from ampcheck.autocast.views import Source, View, counts_view, diff_view, policy_view, source_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Scalar, Table, Verdict
-from ampcheck.lab.expectations import Expectations, run_of
+from ampcheck.lab.lab import Expectations, run_of
 
 PAIR = ("cpu", "cuda")
 """The two devices whose difference is shown op by op."""

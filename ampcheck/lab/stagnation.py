@@ -12,7 +12,7 @@ from torch import Tensor
 from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Series, Table
-from ampcheck.lab.expectations import ARITHMETIC, Expectations, run_of, usable
+from ampcheck.lab.lab import ARITHMETIC, Expectations, run_of, usable
 from ampcheck.training.stagnation.cures import AS_IS, KAHAN, STOCHASTIC, round_stochastically
 
 START, UPDATE, STEPS = 1.0, 1e-5, 2000
@@ -133,7 +133,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     ends = Table(title, columns, rows, note=note)
     charts = [stagnation_chart(stats, name) for name in ARITHMETIC if (name, KAHAN) in stats.paths]
     seen = {"updates": STEPS * len(stats.paths)}
-    return run_of(check_stagnation(stats), seen, stats.lacking.values(), tables=[ends], charts=charts)
+    return run_of(check_stagnation(stats), seen, tables=[ends], charts=charts)
 
 
 def stagnation_chart(stats: StagnationStats, name: str) -> Chart:

@@ -12,15 +12,15 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Marker, Run, Scalar, Series, Table, Where
-from ampcheck.lab.expectations import Expectations, lacks, power, run_of, timed
+from ampcheck.lab.lab import Expectations, lacks, power, run_of
 from ampcheck.lab.loops import AMP_FLOAT16, BETAS, EPS, FLOAT32, MODES, NAIVE, TOKENS, Loop, Mode, TrainingRun, train
+from ampcheck.speed.clock import clock_of
 from ampcheck.speed.compiling import many_compilations
-from ampcheck.speed.interval import paired_ratio
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.memory import peak_memory
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.stats import TWIN, SpeedStats
-from ampcheck.speed.verdict import Rule, check_speed
+from ampcheck.speed.verdict import Rule, check_speed, paired_ratio
 
 STEPS, FULL_STEPS = 60, 400
 SLOW = 3.0
@@ -114,7 +114,8 @@ def measure_training(
 def _timed(loops: Mapping[str, Loop], device: str, budget: float) -> Iterator[SpeedStats]:
     """Each loop against eager float32; the slow ones in a measurement of their own."""
     steps = {name: partial(loop.train, 0) for name, loop in loops.items()}
-    typical = {name: min(timed(step, device)[0] for _ in range(2)) for name, step in steps.items()}
+    clock = clock_of(device)
+    typical = {name: min(clock.block(step, 1) for _ in range(2)) for name, step in steps.items()}
     slow = [name for name, seconds in typical.items() if seconds > SLOW * typical[FLOAT32.name]]
     for group in ([name for name in steps if name not in slow], [FLOAT32.name, *slow]):
         if len(group) > 1:
@@ -187,8 +188,8 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
     if not stats.runs and not stats.broken:
         raise UsageError(f"no precision could be trained in: {'; '.join(stats.lacking.values())}")
     seen = {"training steps": sum(len(run.steps) for run in stats.runs), "training runs": len(stats.runs)}
-    skipped = [f"{name}: {reason}" for name, reason in (*stats.lacking.items(), *stats.broken.items())]
-    return run_of(check_training(stats), seen, skipped, tables=tables(stats), charts=charts(stats))
+    broken = [f"{name}: {reason}" for name, reason in stats.broken.items()]
+    return run_of(check_training(stats), seen, tables=tables(stats), charts=charts(stats), unseen=broken)
 
 
 def tables(stats: TrainingStats) -> tuple[Table, ...]:

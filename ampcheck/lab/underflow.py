@@ -15,7 +15,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Series, Table
 from ampcheck.health import TensorHealth, health_of
-from ampcheck.lab.expectations import Expectations, bands_of, power, run_of, usable
+from ampcheck.lab.lab import Expectations, bands_of, power, run_of, usable
 
 SCALE = 2.0**13
 COUNT = 200_000
@@ -157,7 +157,7 @@ def run(*, device: str = "cpu", full: bool = False, progress: Progress = silent)
         tables.append(table)
         charts.append(chart)
     seen = {"magnitudes": COUNT, "gradients": sum(layer.nonzero for layer in stats.layers)}
-    return run_of(check_underflow(stats), seen, stats.lacking.values(), tables=tables, charts=charts)
+    return run_of(check_underflow(stats), seen, tables=tables, charts=charts)
 
 
 def histogram_chart(stats: UnderflowStats) -> Chart:

@@ -79,7 +79,7 @@ class Shadow(TorchDispatchMode):
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._model = model
         self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step, on_output=self._after_root)
-        self._origins = Origins(self._scopes, calls=False)
+        self._origins = Origins(self._scopes)
         self._open = ExitStack()
 
     def __enter__(self) -> Shadow:

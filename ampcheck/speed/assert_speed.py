@@ -9,8 +9,8 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, verify
 from ampcheck.speed.judge import measure_until_decided, speed_run
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.paired import BUDGET, Step
-from ampcheck.speed.startup.checks import StartupLimits
+from ampcheck.speed.paired import Step
+from ampcheck.speed.startup.judge import StartupLimits
 from ampcheck.speed.verdict import check_speed, limits_of
 from ampcheck.torchtools.restore import restoring
 
@@ -50,10 +50,7 @@ def assert_speed(
     options.require_used("arms")
     limits = limits_of(arms, at_least)
     rules = {arm: options.rule(limit, max(1, len(limits))) for arm, limit in limits.items()}
-    budget, clock, seed = options.budget or BUDGET, options.clock, options.seed
-    stats = measure_until_decided(
-        arms, rules, subject=name or "subject", device=device, budget=budget, clock=clock, seed=seed
-    )
+    stats = measure_until_decided(arms, rules, options, subject=name or "subject", device=device)
     return verify(speed_run(stats, check_speed(stats, rules)))
 
 

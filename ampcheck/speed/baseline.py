@@ -11,21 +11,20 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ampcheck.catalog.speed import REGRESSION
+from ampcheck.core.check import Evidence
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.text import listed
-from ampcheck.speed.fingerprint import differences, hardware_of
 from ampcheck.speed.history import load
-from ampcheck.speed.history.importer import records_in
-from ampcheck.speed.stats import SpeedRecord
-from ampcheck.speed.verdict import EFFECT, WHERE, Decision, Rule, whose_fault
+from ampcheck.speed.history.storage import records_in
+from ampcheck.speed.stats import SpeedRecord, differences, hardware_of
+from ampcheck.speed.verdict import EFFECT, WHERE, Decision, Rule, percent, whose_fault
 
 WANDER = 0.075
 """By what share two stored ratios differ without a cause. One paired ratio wandered by 1.8 per cent from session to
 session on a shared machine, the difference of two by root two of that; this is three times as much."""
 
 AGAIN = "save a new baseline on this machine (--benchmark-save), or measure base and head in one job"
-UNIT = "times as fast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +181,10 @@ def _moved(new: SpeedRecord, baseline: Baseline, effect: float) -> Finding:
     """The verdict on two comparable records."""
     old = baseline.same(new)[-1]
     limit, noise, ratios = old.ratio / (1 + effect), max(old.noise, new.noise), _ratios(old, new, baseline)
-    message = f"the ratio must not fall by more than {_percent(effect)}, the variation of stored ratios; {ratios}"
+    message = f"the ratio must not fall by more than {percent(effect)}, the variation of stored ratios; {ratios}"
     verdict, hint = Verdict.UNDECIDED, "raise the budget of the test"
     if noise > effect:
-        message = f"not comparable: the reference and its twin differed by {_percent(noise)}; {ratios}"
+        message = f"not comparable: the reference and its twin differed by {percent(noise)}; {ratios}"
     elif new.ratio < limit and new.high < old.low:
         verdict = Verdict.WARN
         message += f": {_fault(old, new)}"
@@ -193,12 +192,10 @@ def _moved(new: SpeedRecord, baseline: Baseline, effect: float) -> Finding:
     elif min(new.ratio, new.low) < limit:
         message += ": too wide to decide"
     else:
-        if new.ratio > old.ratio * (1 + effect) and new.low > old.high:
-            message += f", so it rose: {_fault(old, new)}"
-        return REGRESSION.passed(new.name, message, new.cycles, where=WHERE, observed=new.ratio, limit=limit, unit=UNIT)
-    return REGRESSION.finding(
-        verdict, new.name, message, where=WHERE, observed=new.ratio, limit=limit, unit=UNIT, hint=hint
-    )
+        verdict, rose = Verdict.PASS, new.ratio > old.ratio * (1 + effect) and new.low > old.high
+        message += f", so it rose: {_fault(old, new)}" if rose else ""
+    evidence = Evidence(where=WHERE, observed=new.ratio, limit=limit, unit="times as fast", hint=hint)
+    return REGRESSION.judged(verdict, new.name, message, new.cycles, **evidence)
 
 
 def _ratios(old: SpeedRecord, new: SpeedRecord, baseline: Baseline) -> str:
@@ -216,7 +213,3 @@ def _fault(old: SpeedRecord, new: SpeedRecord) -> str:
     )
     clause = whose_fault(reference, arm, Rule(), names=(new.reference, new.arm))
     return f"by absolute times, which are a hint, {clause or 'neither of the two moved much'}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"

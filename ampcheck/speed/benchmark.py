@@ -6,47 +6,37 @@ A verdict rests on the paired ratio of this session alone; `speed.baseline` comp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from ampcheck.catalog.speed import SPEEDUP
-from ampcheck.core.arguments import parse_choice, parse_integer, parse_number
+from ampcheck.core.arguments import parse_choice, parse_number
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Run
-from ampcheck.speed.clock import Clock
 from ampcheck.speed.judge import measure_until_decided, speed_run
+from ampcheck.speed.options import USED_BY, SpeedOptions
 from ampcheck.speed.paired import BUDGET, PairedMeasurement, Step, measure_speed
 from ampcheck.speed.stats import SpeedRecord, SpeedStats
-from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, WHERE, Rule, check_speed, limits_of, record_of, requirement
+from ampcheck.speed.verdict import WHERE, check_speed, limits_of, record_of, requirement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedTestOptions:
-    """The arguments of a speed test, as `assert_speed` and `measure_speed` take them.
+class SpeedTestOptions(SpeedOptions):
+    """The arguments of a speed test: those of `SpeedOptions` that apply to arms, and these.
 
-    precision: of the arms, one of `ampcheck.speed.steps.PRECISIONS`; only equal precisions are compared. comparisons:
-    of the whole suite; None for those of this test times the tests of the session. width: for `measure`.
+    at_least, subject, device: as of `assert_speed`. width: of `measure_speed`. precision: of the arms, one of
+    `ampcheck.speed.steps.PRECISIONS`; only equal precisions are compared.
     """
 
     at_least: float | Mapping[str, float] = 1.0
-    effect: float = EFFECT
-    budget: float = BUDGET
     precision: str = "float32"
-    false_alarms: float = FALSE_ALARMS
-    comparisons: int | None = None
     subject: str = ""
     device: str = "cpu"
     width: float | None = 0.005
-    clock: Clock | None = None
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("budget", "effect", "false_alarms", "width"):
-            if name != "width" or self.width is not None:  # None: until the budget is spent
-                parse_number(getattr(self, name), name)
-        if self.comparisons is not None:
-            parse_integer(self.comparisons, "comparisons")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise UsageError(f"seed must be a whole number; found {self.seed!r}")
+        SpeedOptions.__post_init__(self)
+        if self.width is not None:  # None: until the budget is spent
+            parse_number(self.width, "width")
         if self.precision != "float32":
             from ampcheck.speed.steps import PRECISIONS  # imports torch
 
@@ -55,7 +45,7 @@ class SpeedTestOptions:
     @classmethod
     def of(cls, *arguments: Mapping[str, object]) -> SpeedTestOptions:
         """Arguments by name; the later ones count. Raises `UsageError` for an unknown name."""
-        known = [option.name for option in fields(cls)]
+        known = ("at_least", "precision", "subject", "device", "width", *USED_BY["arms"])
         merged = {name: value for several in arguments for name, value in several.items()}
         if unknown := [name for name in merged if name not in known]:
             raise UsageError(f"a speed test takes no {unknown[0]!r}; it takes {', '.join(known)}")
@@ -78,23 +68,15 @@ def judge_benchmark(arms: Mapping[str, Step], options: SpeedTestOptions, *, name
     make, and shares it among its arms: together they make at most `false_alarms`.
     """
     limits = limits_of(arms, options.at_least)
-    comparisons = options.comparisons or max(1, tests * len(limits))
-    rules = {arm: Rule(limit, options.effect, comparisons, options.false_alarms) for arm, limit in limits.items()}
-    stats = measure_until_decided(
-        arms,
-        rules,
-        subject=options.subject or name,
-        device=options.device,
-        budget=options.budget,
-        clock=options.clock,
-        seed=options.seed,
-    )
+    rules = {arm: options.rule(limit, max(1, tests * len(limits))) for arm, limit in limits.items()}
+    stats = measure_until_decided(arms, rules, options, subject=options.subject or name, device=options.device)
     findings = check_speed(stats, rules)
     records = tuple(
         record_of(stats, arm, name=name, precision=options.precision, verdict=str(finding.verdict))
         for arm, finding in zip(limits, findings, strict=True)
     )
     run = speed_run(stats, findings)
+    comparisons = next(iter(rules.values())).comparisons
     shared = f" The confidence is that of {comparisons} comparisons: {tests} speed tests in the session"
     shared += f", {len(limits)} judged arms in this one." if options.comparisons is None else ", as the test asks."
     (table,) = run.tables
@@ -103,15 +85,9 @@ def judge_benchmark(arms: Mapping[str, Step], options: SpeedTestOptions, *, name
 
 def measure_benchmark(arms: Mapping[str, Step], options: SpeedTestOptions, *, name: str) -> Benchmark:
     """Measure the arms until their ratios are known to `options.width`, without a verdict."""
-    stats = measure_speed(
-        arms,
-        subject=options.subject or name,
-        device=options.device,
-        budget=options.budget,
-        width=options.width,
-        clock=options.clock,
-        seed=options.seed,
-    )
+    budget, clock, seed, width = options.budget or BUDGET, options.clock, options.seed, options.width
+    subject, device = options.subject or name, options.device
+    stats = measure_speed(arms, subject=subject, device=device, budget=budget, width=width, clock=clock, seed=seed)
     records = tuple(record_of(stats, arm.name, name=name, precision=options.precision) for arm in stats.compared)
     return Benchmark(stats, speed_run(stats), records)
 

@@ -8,34 +8,21 @@ import numpy as np
 
 from ampcheck.catalog.speed import SPEEDUP
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
-from ampcheck.speed.clock import Clock
-from ampcheck.speed.interval import log_ratios, paired_ratio
+from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, measure_speed
 from ampcheck.speed.stats import ArmTimes, SpeedStats
-from ampcheck.speed.verdict import Rule, aa_noise, is_decided
+from ampcheck.speed.verdict import Rule, aa_noise, is_decided, log_ratios, paired_ratio
 
 
 def measure_until_decided(
-    arms: Mapping[str, Step],
-    rules: Mapping[str, Rule],
-    *,
-    subject: str = "subject",
-    device: str = "cpu",
-    budget: float = BUDGET,
-    clock: Clock | None = None,
-    seed: int = 0,
+    arms: Mapping[str, Step], rules: Mapping[str, Rule], options: SpeedOptions, *, subject: str, device: str = "cpu"
 ) -> SpeedStats:
-    """Measure until each rule has a verdict or the budget is spent. Parameters as of `measure_speed`."""
+    """Measure until each rule has a verdict or the budget is spent, as `measure_speed` does."""
+    budget, clock, seed = options.budget or BUDGET, options.clock, options.seed
     return measure_speed(
-        arms,
-        subject=subject,
-        device=device,
-        budget=budget,
-        width=None,
+        arms, subject=subject, device=device, budget=budget, width=None, clock=clock, seed=seed,
         decided=lambda stats: is_decided(stats, rules),
-        clock=clock,
-        seed=seed,
-    )
+    )  # fmt: skip
 
 
 def speed_run(stats: SpeedStats, findings: Sequence[Finding] = ()) -> Run:

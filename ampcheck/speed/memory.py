@@ -7,9 +7,7 @@ the same from run to run. The resident set is not read: the C library keeps free
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,6 +104,7 @@ def _idle_pools(backend: Any, device: str) -> int:
 
 def _on_cpu(step: Callable[[], object]) -> Peak:
     import torch
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity, profile
 
     for _ in range(2):
@@ -118,13 +117,9 @@ def _on_cpu(step: Callable[[], object]) -> Peak:
                 failure = error
         if failure is not None:
             raise failure
-    with tempfile.TemporaryDirectory(prefix="ampcheck-") as folder:
-        path = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
-    blocks = [event for event in events if event.get("name") == "[memory]" and event["args"].get("Device Type") == 0]
-    blocks.sort(key=lambda event: float(event["ts"]))
-    changes = [int(event["args"]["Bytes"]) for event in blocks]
+    events: Any = profiler.profiler.kineto_results.events()
+    on_cpu = (event for event in events if event.name() == "[memory]" and event.device_type() == DeviceType.CPU)
+    changes = [event.nbytes() for event in sorted(on_cpu, key=lambda event: event.start_ns())]
     if changes[:2] != [_PROBE, -_PROBE]:
         return Peak(None, reason="PyTorch's CPU allocator does not report to its profiler")
     return Peak(max(accumulate(changes[2:], initial=0)), "torch.profiler")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ampcheck.catalog.compiled import EAGER_FALLBACK
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Finding, Run, Verdict, Where
+from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.speed.clock import clock_of
 from ampcheck.speed.compiling import compilations, many_compilations
@@ -16,7 +16,7 @@ from ampcheck.speed.judge import measure_until_decided, speed_run
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, naming
 from ampcheck.speed.steps import EAGER, StepConfig, step_of
-from ampcheck.speed.verdict import check_speed
+from ampcheck.speed.verdict import WHERE, check_speed
 
 
 def compare_modes(
@@ -64,15 +64,13 @@ def compare_modes(
             verdict = Verdict.WARN if at_least is None else Verdict.FAIL
             message = f"{config} must be compiled to be timed, and it ran eager: {compiled.why}"
             hint = "ampcheck.assert_compiled reports each break"
-            where = Where(phase="speed")
-            findings.append(EAGER_FALLBACK.finding(verdict, subject.name, message, where=where, hint=hint))
+            findings.append(EAGER_FALLBACK.finding(verdict, subject.name, message, where=WHERE, hint=hint))
         rules = {str(config): rule for config in judged if str(config) in steps}
         if not rules:
             return Run(findings=tuple(findings), title=f"speed of {subject.name}")
         progress(f"timing all in turn, {budget:g} s at most", len(configs), len(configs))
-        stats = measure_until_decided(
-            steps, rules, subject=subject.name, device=device, budget=budget, clock=clock, seed=options.seed
-        )
+        options = replace(options, clock=clock)
+        stats = measure_until_decided(steps, rules, options, subject=subject.name, device=device)
     stats = replace(stats, arms=tuple(replace(arm, first=first.get(arm.name, arm.first)) for arm in stats.arms))
     for finding in check_speed(stats, rules):
         warns = at_least is None and finding.verdict is Verdict.FAIL

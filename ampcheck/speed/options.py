@@ -70,6 +70,8 @@ class SpeedOptions:
         if self.budget is not None:
             parse_number(self.budget, "budget")
         parse_number(self.timeout, "timeout")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise UsageError(f"seed must be a whole number; found {self.seed!r}")
         for name, least in (("launches", 2), ("launches_max", self.launches or LAUNCHES), ("cold", 1), ("warm", 1)):
             if (value := getattr(self, name)) is not None:
                 parse_integer(value, name, least)

@@ -24,9 +24,8 @@ from statistics import median
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError, as_result, brief, require_ran
 from ampcheck.speed.clock import Clock, clock_of, summarised
-from ampcheck.speed.fingerprint import fingerprint
-from ampcheck.speed.interval import paired_ratio
-from ampcheck.speed.stats import LOOKS, TWIN, ArmTimes, SpeedStats
+from ampcheck.speed.stats import LOOKS, TWIN, ArmTimes, SpeedStats, fingerprint
+from ampcheck.speed.verdict import paired_ratio
 from ampcheck.torchtools.restore import restoring
 
 BLOCK = 0.001

@@ -2,15 +2,75 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import cast
 
-from ampcheck.core.arguments import is_number, show
+from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.json_files import from_plain
 from ampcheck.core.run import Scalar
+
+VERSIONS = (
+    "platform",
+    "torch",
+    "python",
+    "CUDA",
+    "triton",
+    "float32 matmul precision",
+    "TF32 in matmul",
+    "TF32 in cuDNN",
+)
+KEYED = ("device", "threads", *VERSIONS)
+"""The parts of the environment on which a time depends, besides the measured code."""
+
+
+def fingerprint(device: str = "cpu") -> dict[str, Scalar]:
+    """The hardware and the versions of this process. Imports torch."""
+    known = environment(device)
+    return {name: known[name] for name in KEYED if name in known}
+
+
+def hardware_of(known: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The part of a fingerprint that never changes within a series of the history.
+
+    Of the platform this is the system alone: runners change the kernel's release every week.
+    """
+    system = str(known.get("platform") or "").partition("-")[0]
+    return {"device": known.get("device"), "system": system, "threads": known.get("threads")}
+
+
+def differences(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> list[str]:
+    """The differences of two fingerprints, a clause each; empty where timings are comparable."""
+    return [f"{name}: {old} and {new}" for name, old, new in changes_between(before, after)]
+
+
+def changes_between(
+    before: Mapping[str, Scalar], after: Mapping[str, Scalar], names: Iterable[str] = KEYED
+) -> list[tuple[str, Scalar, Scalar]]:
+    """The parts of two fingerprints that differ, with the old and the new value."""
+    pairs = ((name, before.get(name, "unknown"), after.get(name, "unknown")) for name in names)
+    return [(name, old, new) for name, old, new in pairs if old != new]
+
+
+def key_of(known: Mapping[str, Scalar], precision: str = "float32") -> str:
+    """Twelve hex digits of hardware, versions and precision: equal where timings may be compared."""
+    return _digest({name: known.get(name) for name in KEYED}, precision)
+
+
+def hardware_key(known: Mapping[str, Scalar], precision: str = "float32") -> str:
+    """The same of the hardware alone, which keeps a series together across releases of torch."""
+    return _digest(hardware_of(known), precision)
+
+
+def _digest(parts: Mapping[str, Scalar], precision: str) -> str:
+    text = json.dumps([*([name, value] for name, value in parts.items()), precision])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
 
 SCHEMA = 1
 """Version of a `SpeedRecord` as data. 1: the first."""
@@ -150,34 +210,7 @@ class SpeedRecord:
         stored = cast("Mapping[str, object]", data)
         values = {known.name: stored[known.name] for known in fields(cls) if known.name in stored}
         values |= {name: math.inf for name in ("high", "noise") if values.get(name, 0) is None}
-        for known in fields(cls):
-            if known.name in values and not _FITS.get(str(known.type), is_fingerprint)(values[known.name]):
-                raise UsageError(
-                    f"this speed record of ampcheck is damaged: {known.name} cannot be {show(values[known.name])}"
-                )
         try:
-            return cls(**values)  # type: ignore[arg-type]  # checked above
-        except TypeError as error:
-            raise UsageError(f"this speed record of ampcheck is damaged ({error}): write it again") from error
-
-
-def is_fingerprint(value: object) -> bool:
-    """Whether `value` maps names to plain values, so that JSON can be written of it again."""
-    return isinstance(value, Mapping) and all(
-        isinstance(name, str) and isinstance(item, str | int | float | None) for name, item in value.items()
-    )
-
-
-def is_float64(value: object) -> bool:
-    """Whether `value` is a number that fits into a float64; JSON has integers of any size."""
-    try:
-        return is_number(value) and float(cast("float", value)) is not None
-    except OverflowError:
-        return False
-
-
-_FITS = {
-    "str": lambda value: isinstance(value, str),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": is_float64,
-}
+            return from_plain(cls, values)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"this speed record of ampcheck is damaged: {error}") from error

@@ -18,17 +18,87 @@ needs no independence).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampcheck.catalog.speed import SPEEDUP
 from ampcheck.core.arguments import parse_integer, parse_number
+from ampcheck.core.check import Evidence
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.speed.interval import CONFIDENCE, Logs, cycles_needed, log_ratios, median_bounds, paired_ratio
-from ampcheck.speed.stats import LOOKS, ArmTimes, SpeedRecord, SpeedStats
+from ampcheck.core.text import counted
+from ampcheck.speed.stats import LOOKS, ArmTimes, Ratio, SpeedRecord, SpeedStats
+
+Logs: TypeAlias = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+
+
+def log_ratios(reference: ArmTimes, arm: ArmTimes) -> Logs:
+    """log(reference / arm) of each cycle, float64 [cycles]; above 0 the arm is faster."""
+    logs: Logs = np.log(np.asarray(reference.seconds) / np.asarray(arm.seconds))
+    return logs
+
+
+def paired_ratio(reference: ArmTimes, arm: ArmTimes, *, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
+    """How many times faster `arm` is, with a percentile bootstrap interval of the median at 95 per cent."""
+    return ratio_of(log_ratios(reference, arm), resamples=resamples, seed=seed)
+
+
+def ratio_of(logs: Logs, *, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
+    """The same of log-ratios, float64 [cycles], at least one."""
+    low, high = bootstrapped(np.median, logs, resamples=resamples, seed=seed)
+    return Ratio(
+        median=math.exp(np.median(logs)),
+        low=math.exp(low),
+        high=math.exp(high),
+        confidence=CONFIDENCE,
+        p05=math.exp(np.quantile(logs, 0.05)),
+        minimum=math.exp(logs.min()),
+        cycles=len(logs),
+    )
+
+
+def median_bounds(logs: Logs, confidence: float) -> tuple[float, float]:
+    """The interval of the median of log-ratios; infinite where there are too few for this confidence.
+
+    From order statistics (the sign test inverted), it is exact for every distribution, heavy tails included, and at
+    confidences such as 0.9999, whose tail no affordable number of resamples resolves.
+    """
+    from scipy import stats as statistics  # takes longer to import than a process may need to be measured
+
+    interval = statistics.quantile_test(logs, q=0, p=0.5).confidence_interval(confidence)
+    low, high = float(interval.low), float(interval.high)
+    return (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
+
+
+def cycles_needed(confidence: float) -> int:
+    """How many cycles the exact interval needs to be finite."""
+    return max(1, math.ceil(math.log2(2 / (1 - confidence))))
+
+
+def bootstrapped(
+    statistic: Callable[..., Any], *samples: Logs, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """The percentile interval at 95 per cent of a statistic of samples, float64 [cycles], whose cycles correspond."""
+    if len(samples[0]) < 2:
+        return -math.inf, math.inf
+    if not any(np.ptp(sample) for sample in samples):  # nothing to resample: scipy would warn
+        return float(statistic(*samples)), float(statistic(*samples))
+    from scipy import stats as statistics
+
+    generator = np.random.default_rng(seed)
+    interval: Any = statistics.bootstrap(
+        samples, statistic, paired=True, vectorized=True, n_resamples=resamples, confidence_level=CONFIDENCE,
+        method="percentile", random_state=generator,
+    ).confidence_interval  # fmt: skip
+    return float(interval.low), float(interval.high)
+
 
 WHERE = Where(phase="speed")
 
@@ -154,39 +224,38 @@ def _decided(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Decision:
 
 
 def _judged(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Finding:
-    decision, needed = _decided(stats, arm, rule), cycles_needed(rule.confidence)
-    required = requirement(arm.name, rule.limit, stats.reference.name)
-    observed = (
-        f"it is {decision.ratio:.4g} times as fast, {decision.low:.4g} to {decision.high:.4g} at "
-        f"{_percent(rule.confidence)} confidence, in {stats.cycles:,} paired cycles"
-    )
-    message, hint = f"{required}, shortfalls below {_percent(rule.effect)} not counted; {observed}", ""
+    decision, needed, reference = _decided(stats, arm, rule), cycles_needed(rule.confidence), stats.reference.name
+    required = requirement(arm.name, rule.limit, reference)
+    observed = f"it is {show_ratio(decision, rule)}, in {stats.cycles:,} paired cycles"
+    message = explain(decision, rule, required, observed, reference, aa_noise(log_ratios(stats.reference, stats.twin)))
+    hint = {
+        NOISE: "raise the budget, leave other work off this machine, or use a larger minimum effect",
+        STRADDLES: "raise the budget, or leave other work off this machine",
+        "": "torch.profiler shows where the time goes; of compiled code look at graph breaks and recompilations "
+        "first (ampcheck.assert_compiled)",
+    }[decision.reason]
     if stats.cycles < needed:
-        cycles = "1 cycle is" if stats.cycles == 1 else f"{stats.cycles} cycles are"
-        message = f"{required}; {cycles} too few, {needed} are needed"
+        few = f"{counted(stats.cycles, 'cycles')} {'is' if stats.cycles == 1 else 'are'} too few"
+        message = f"{required}; {few}, {needed} are needed"
         hint = "raise the budget, or let one step do less work"
-    elif decision.reason == NOISE:
-        noise = _percent(aa_noise(log_ratios(stats.reference, stats.twin)))
-        message = (
-            f"not comparable: {stats.reference.name} and its own twin differ by up to {noise}, "
-            f"more than the minimum effect of {_percent(rule.effect)}; {observed}"
-        )
-        hint = "raise the budget, leave other work off this machine, or use a larger minimum effect"
-    elif decision.reason == STRADDLES:
-        message = f"{required}; {observed}: too wide to decide, or between {rule.floor:.4g} and {rule.limit:.4g}"
-        hint = "raise the budget, or leave other work off this machine"
-    elif decision.verdict is Verdict.PASS:
-        return SPEEDUP.passed(
-            stats.subject, message, stats.cycles, where=WHERE, observed=decision.ratio, limit=rule.limit
-        )
-    else:
-        hint = (
-            "torch.profiler shows where the time goes; of compiled code look at graph breaks and recompilations "
-            "first (ampcheck.assert_compiled)"
-        )
-    return SPEEDUP.finding(
-        decision.verdict, stats.subject, message, where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint
-    )
+    evidence = Evidence(where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint)
+    return SPEEDUP.judged(decision.verdict, stats.subject, message, stats.cycles, **evidence)
+
+
+def show_ratio(decision: Decision, rule: Rule) -> str:
+    """A ratio with its interval."""
+    interval = f"{decision.low:.4g} to {decision.high:.4g} at {percent(rule.confidence)} confidence"
+    return f"{decision.ratio:.4g} times as fast, {interval}"
+
+
+def explain(decision: Decision, rule: Rule, required: str, observed: str, reference: str, noise: float) -> str:
+    """The message of a decision. noise: by what share the reference and its own twin differ."""
+    if decision.reason == NOISE:
+        twins = f"{reference} and its own twin differ by up to {100 * noise:.2g} %"
+        return f"not comparable: {twins}, more than the minimum effect of {percent(rule.effect)}; {observed}"
+    if decision.reason == STRADDLES:
+        return f"{required}; {observed}: too wide to decide, or between {rule.floor:.4g} and {rule.limit:.4g}"
+    return f"{required}, shortfalls below {percent(rule.effect)} not counted; {observed}"
 
 
 def record_of(stats: SpeedStats, arm: str, *, name: str, precision: str = "float32", verdict: str = "") -> SpeedRecord:
@@ -245,5 +314,6 @@ def requirement(arm: str, limit: float, reference: str) -> str:
     return f"{arm} must be at least {limit:.4g} times as fast as {reference}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share, in four digits."""
     return f"{100 * share:.4g} %"

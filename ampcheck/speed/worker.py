@@ -1,7 +1,7 @@
-"""A fresh Python process for a measurement: requests and replies, a JSON line each; it never outlives its parent.
+"""A fresh Python process for a measurement: requests and replies, a line each; it never outlives its parent.
 
-The child imports a module and answers with the methods of the object that its `commands()` returns, which take and
-return what JSON can represent (NaN and infinities included):
+The child imports a module and answers with the methods of the object that its `commands()` returns, which take what
+JSON can represent (NaN and infinities included) and return what can be pickled:
 
     env = {"TORCHINDUCTOR_CACHE_DIR": folder}
     with Worker("ampcheck.speed.startup.child_process", name="cold start", env=env) as worker:
@@ -12,10 +12,12 @@ return what JSON can represent (NaN and infinities included):
 from __future__ import annotations
 
 import atexit
+import base64
 import faulthandler
 import importlib
 import json
 import os
+import pickle
 import queue
 import signal
 import subprocess
@@ -111,7 +113,7 @@ class Worker:
         try:
             with suppress(OSError):  # a broken pipe: `_reply` reports why
                 self._write(json.dumps({"command": command, "arguments": arguments}).encode() + b"\n")
-            reply = json.loads(self._reply(command, timeout))
+            reply = pickle.loads(base64.b64decode(self._reply(command, timeout)))  # of a child that runs our own code
         except BaseException:  # also Ctrl-C: the pending reply would be taken for the next one
             self._end()
             raise
@@ -231,14 +233,14 @@ def serve(module: str) -> None:
     while (line := waiting.get()).strip():
         request = json.loads(line)
         try:
-            answer = json.dumps({"result": getattr(commands, request["command"])(**request["arguments"])})
+            answer = pickle.dumps({"result": getattr(commands, request["command"])(**request["arguments"])})
         except UsageError as error:
-            answer = json.dumps({"error": str(error), "usage": True})
+            answer = pickle.dumps({"error": str(error), "usage": True})
         except BaseException as error:  # the user's code
             if isinstance(error, KeyboardInterrupt):
                 raise
-            answer = json.dumps({"error": f"it raised {brief(error)}", "usage": False})
-        replies.write(answer.encode() + b"\n")
+            answer = pickle.dumps({"error": f"it raised {brief(error)}", "usage": False})
+        replies.write(base64.b64encode(answer) + b"\n")
         replies.flush()
     atexit._run_exitfuncs()  # of the user's code; PyTorch's own end, a second, is left out
     sys.stdout.flush()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial, wraps
@@ -31,7 +30,7 @@ _NOT_THE_USERS = (_AMPCHECK, _TORCH, os.path.dirname(os.__file__) + os.sep + "co
 
 class _Stack(threading.local):
     def __init__(self) -> None:
-        self.entered: list[tuple[str, int]] = []
+        self.entered: list[str] = []
 
 
 class Scopes:
@@ -57,8 +56,6 @@ class Scopes:
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
         self._updates = 0
         self._stack = _Stack()
-        self._calls: Counter[str] = Counter()
-        self._lock = threading.Lock()
 
     @property
     def inside(self) -> bool:
@@ -66,9 +63,9 @@ class Scopes:
         return bool(self._stack.entered)
 
     @property
-    def current(self) -> tuple[str, int]:
-        """The innermost module and how often it was entered before; the root where none runs."""
-        return self._stack.entered[-1] if self._stack.entered else ("", 0)
+    def current(self) -> str:
+        """The innermost module that runs; the root where none does."""
+        return self._stack.entered[-1] if self._stack.entered else ""
 
     @property
     def phase(self) -> str:
@@ -116,14 +113,11 @@ class Scopes:
         hooks.callback(register_optimizer_step_post_hook(stop).remove)
 
     def _enter(self, name: str, module: torch.nn.Module, args: object) -> None:
-        with self._lock:
-            call = self._calls[name]
-            self._calls[name] += 1
-        self._stack.entered.append((name, call))
+        self._stack.entered.append(name)
 
     def _leave(self, name: str, module: torch.nn.Module, args: object, output: object) -> None:
         # When a forward raises, torch runs this hook on the way out and some modules may have been left already.
-        while self._stack.entered and self._stack.entered.pop()[0] != name:
+        while self._stack.entered and self._stack.entered.pop() != name:
             pass
 
 

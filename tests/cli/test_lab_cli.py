@@ -22,7 +22,7 @@ from ampcheck.core.formats import FORMATS, format_of
 from ampcheck.core.run import Coverage, Finding, Run, Verdict
 from ampcheck.lab import exp, lab, loops, ulp, underflow
 from ampcheck.lab.exp import last_finite
-from ampcheck.lab.expectations import power
+from ampcheck.lab.lab import power
 from ampcheck.lab.registry import EXPERIMENTS, experiments_of
 from ampcheck.report.charts import chart_svg
 

@@ -49,8 +49,8 @@ def times(monkeypatch):
     """Milliseconds of each arm in place of a measurement; the reference takes 1."""
     asked = {}
 
-    def measured(arms, rules, **settings):
-        asked.update(settings, arms=list(arms))
+    def measured(arms, rules, options, **settings):
+        asked.update(settings, options=options, arms=list(arms))
         first, *rest = arms
         given = [ArmTimes(first, (0.001,) * 40), ArmTimes(TWIN, (0.001,) * 40)]
         given += [ArmTimes(name, (0.001 * asked["slower"],) * 40) for name in rest]
@@ -84,7 +84,7 @@ def test_modes_and_precisions_are_multiplied_and_eager_stands_for_each_precision
     assert times["arms"] == [
         f"{mode}, {precision}" for precision in ("float32", "bfloat16") for mode in ("eager", "default", "max-autotune")
     ]
-    assert times["budget"] == 3
+    assert times["options"].budget == 3
 
 
 def test_against_a_base_the_options_arrive_and_all_three_files_are_written(speed, monkeypatch, capsys):

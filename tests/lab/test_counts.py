@@ -9,7 +9,7 @@ import pytest
 
 import ampcheck
 from ampcheck.core.run import Verdict
-from ampcheck.lab.expectations import Expectations
+from ampcheck.lab.lab import Expectations
 from ampcheck.lab.registry import EXPERIMENTS, experiments_of
 
 ROOMS = ("autocast", "lab", "speed")

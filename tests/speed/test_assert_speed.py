@@ -13,7 +13,7 @@ from ampcheck.core.run import collect
 from ampcheck.speed.base import judge as base_judge
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup import judge as startup_judge
-from ampcheck.speed.startup.checks import StartupLimits
+from ampcheck.speed.startup.judge import StartupLimits
 
 SIMULATED = SpeedOptions(clock=SimulatedClock())
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ampcheck.core.run import Verdict
-from ampcheck.speed.base.checks import check_base
-from ampcheck.speed.base.judge import base_run
+from ampcheck.speed.base.judge import base_run, check_base
 from ampcheck.speed.base.stats import (
     BUDGET_SPENT,
     COMPILED,
@@ -16,10 +15,10 @@ from ampcheck.speed.base.stats import (
     TARGET,
     UNCHANGED,
     BaseStats,
-    Side,
     Signals,
     Turns,
 )
+from ampcheck.speed.git import Side
 from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, whose_fault
 
 LUCK = (0.001, -0.002, 0.001)

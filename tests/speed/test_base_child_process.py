@@ -7,6 +7,7 @@ import os
 import pytest
 
 from ampcheck.core.errors import UsageError
+from ampcheck.speed.base.stats import Signals
 from ampcheck.speed.worker import Worker
 
 BREAKS = """
@@ -50,9 +51,9 @@ def test_a_compiled_launch_reports_its_graphs_and_breaks_and_times_both_arms(tmp
         assert list(taken) == ["compiled", "eager"]
         assert all(0 < seconds < 60 for seconds in taken.values())
         told = worker.ask("signals")
-    assert told["graphs"] == 2
-    assert [place for place, _ in told["breaks"]] == ["model.py:12"]
-    assert told["recompiles"] == []
+    assert told.graphs == 2
+    assert [place for place, _ in told.breaks] == ["model.py:12"]
+    assert told.recompiles == ()
 
 
 @pytest.mark.slow
@@ -66,7 +67,7 @@ def test_a_plain_launch_compiles_nothing_and_keeps_to_as_many_cores_as_it_has_th
             assert os.sched_getaffinity(worker.pid) == set(chosen)
         else:
             assert chosen == []
-        assert worker.ask("signals") == {"unavailable": ""}
+        assert worker.ask("signals") == Signals()
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ampcheck.core.run import Verdict
-from ampcheck.speed.base.launches import (
+from ampcheck.speed.base.stats import (
     Rounds,
+    Turns,
     bounds,
     decide_rounds,
     launch_deviation,
@@ -18,7 +19,6 @@ from ampcheck.speed.base.launches import (
     rounds_of,
     twin_noise,
 )
-from ampcheck.speed.base.stats import Turns
 from ampcheck.speed.stats import LOOKS
 from ampcheck.speed.verdict import NOISE, STRADDLES, Rule
 

@@ -13,8 +13,9 @@ from repositories import commit, git, repository
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
 from ampcheck.speed.base import measure
-from ampcheck.speed.base.checks import check_base
+from ampcheck.speed.base.judge import check_base
 from ampcheck.speed.base.measure import measure_base
+from ampcheck.speed.base.stats import Signals
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.verdict import Rule
 
@@ -61,7 +62,7 @@ class Simulated:
             self.now[0] += self.step
             return {arm: self.factor * math.exp(self.random.normal(0, 0.01)) for arm in given["order"]}
         if command == "signals":
-            return {"unavailable": "", "graphs": 1, "breaks": [["model.py:3", "why"]], "recompiles": []}
+            return Signals(graphs=1, breaks=(("model.py:3", "why"),))
         return {"load": 1.0} if command == "conditions" else []
 
 

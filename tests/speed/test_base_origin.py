@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.speed.base.origin import Sources, describe_idle, describe_strays, is_inside, is_installed, own_files
+from ampcheck.speed.base.checkout import Sources, describe_idle, describe_strays, is_inside, is_installed, own_files
 from ampcheck.speed.worker import Worker
 
 ROOT = Path("/work/tree")

@@ -125,9 +125,9 @@ def test_what_was_measured_otherwise_is_not_comparable(changed: dict[str, Any], 
     [
         ({}, "has absolute times of this name, and no record of ampcheck"),
         ({"ampcheck": {"schema": 99}}, "has schema 99, newer than this ampcheck reads"),
-        ({"ampcheck": {**record().to_dict(), "ratio": "fast"}}, "is damaged: ratio cannot be 'fast'"),
+        ({"ampcheck": {**record().to_dict(), "ratio": "fast"}}, "is damaged: ratio of a SpeedRecord cannot be 'fast'"),
         ({"ampcheck": 3}, "is no speed record of ampcheck"),
-        ({"ampcheck": {**record().to_dict(), "low": 10**400}}, "is damaged: low cannot be 1000"),
+        ({"ampcheck": {**record().to_dict(), "low": 10**400}}, "is damaged: low of a SpeedRecord cannot be 1000"),
     ],
 )
 def test_a_benchmark_whose_record_cannot_be_read_is_not_comparable(extra: dict[str, Any], told: str) -> None:

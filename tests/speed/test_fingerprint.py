@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcheck.speed.fingerprint import KEYED, differences, fingerprint, hardware_key, key_of
+from ampcheck.speed.stats import KEYED, differences, fingerprint, hardware_key, key_of
 
 
 def test_this_process_has_a_fingerprint_of_hardware_and_versions() -> None:

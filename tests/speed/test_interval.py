@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.speed.interval import cycles_needed, median_bounds, paired_ratio, ratio_of
 from ampcheck.speed.stats import ArmTimes
+from ampcheck.speed.verdict import cycles_needed, median_bounds, paired_ratio, ratio_of
 
 floats = st.floats(-1, 1, allow_nan=False)
 SLOW = {("normal", 0.99), ("skewed", 0.99975)}

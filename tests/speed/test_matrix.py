@@ -19,11 +19,10 @@ from ampcheck.core.subject import Subject
 from ampcheck.speed import compiling
 from ampcheck.speed.matrix import measure
 from ampcheck.speed.matrix.accuracy import Judged
-from ampcheck.speed.matrix.checks import check_matrix
-from ampcheck.speed.matrix.judge import matrix_run
+from ampcheck.speed.matrix.judge import check_matrix, matrix_run
 from ampcheck.speed.matrix.measure import measure_matrix, verdict_of
 from ampcheck.speed.matrix.stats import DOES_NOT, PAYS, UNDECIDED, WRONG, Cell, MatrixStats, workload_of
-from ampcheck.speed.startup.breakeven import break_even
+from ampcheck.speed.startup.stats import break_even
 from ampcheck.speed.stats import ArmTimes, Ratio
 from ampcheck.speed.steps import StepConfig
 

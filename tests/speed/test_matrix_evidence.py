@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.matrix.stats import PAYS, Cell, MatrixStats, Workload
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.startup.breakeven import BreakEven
-from ampcheck.speed.stats import TWIN, ArmTimes, Ratio, SpeedStats
+from ampcheck.speed.startup.stats import BreakEven
+from ampcheck.speed.stats import TWIN, ArmTimes, Ratio, SpeedStats, fingerprint
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ELSEWHERE = {"device": "cpu (another)", "threads": 64, "torch": "2.9"}

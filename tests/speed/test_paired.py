@@ -10,9 +10,9 @@ import pytest
 from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError
-from ampcheck.speed.interval import log_ratios
 from ampcheck.speed.paired import PairedMeasurement, measure_speed
 from ampcheck.speed.stats import TWIN
+from ampcheck.speed.verdict import log_ratios
 
 
 def test_every_cycle_runs_every_arm_equally_often_and_the_order_changes() -> None:

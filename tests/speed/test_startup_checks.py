@@ -9,18 +9,18 @@ import pytest
 from ampcheck.compiled.graph.stats import Graph, GraphBreak, GraphStats
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Verdict, Where
-from ampcheck.speed.startup.breakeven import BreakEven, savings
-from ampcheck.speed.startup.checks import StartupLimits, check_startup
-from ampcheck.speed.startup.judge import startup_run
+from ampcheck.speed.startup.judge import StartupLimits, check_startup, startup_run
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,
     COLD,
     EAGER,
     WARM,
+    BreakEven,
     Launch,
     Lookup,
     StartupArm,
     StartupStats,
+    savings,
 )
 from ampcheck.speed.stats import ArmTimes
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck import UsageError
-from ampcheck.speed.tf32 import tf32
+from ampcheck.speed.steps import tf32
 
 NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 

@@ -13,11 +13,11 @@ import torch
 
 from ampcheck.core.run import Scalar
 from ampcheck.core.subject import Kind, load_subject
-from ampcheck.speed.base.origin import loaded_modules, require_origin
-from ampcheck.speed.base.stats import COMPILED, EAGER, TARGET
+from ampcheck.speed.base.checkout import loaded_modules, require_origin
+from ampcheck.speed.base.stats import COMPILED, EAGER, TARGET, Signals
 from ampcheck.speed.clock import Clock, clock_of
-from ampcheck.speed.fingerprint import fingerprint
 from ampcheck.speed.paired import Arm, naming, without_collector
+from ampcheck.speed.stats import fingerprint
 from ampcheck.speed.steps import StepConfig, step_of
 from ampcheck.torchtools import dynamo
 
@@ -118,20 +118,17 @@ class Launch:
         """The load of the machine now."""
         return self._clock.conditions()
 
-    def signals(self) -> dict[str, Any]:
-        """The fields of `Signals`: graphs, breaks and recompilations so far."""
+    def signals(self) -> Signals:
+        """Graphs, breaks and recompilations so far."""
         if self._recorder is None:
-            return {"unavailable": self._unavailable}
+            return Signals(self._unavailable)
         from ampcheck.compiled.graph.run import Passes
 
         stats = self._recorder.stats(self._subject, Passes(), device=self._device)
         breaks = [graph_break for graph_break in stats.breaks for _ in range(graph_break.times)]
-        return {
-            "unavailable": stats.unsupported,
-            "graphs": len(stats.graphs),
-            "breaks": [[f"{each.where.file}:{each.where.line}", " ".join(each.reason.split())] for each in breaks],
-            "recompiles": [[each.frame, " ".join(each.guard.split())] for each in stats.recompiles],
-        }
+        places = tuple((f"{each.where.file}:{each.where.line}", " ".join(each.reason.split())) for each in breaks)
+        recompiles = tuple((each.frame, " ".join(each.guard.split())) for each in stats.recompiles)
+        return Signals(stats.unsupported, len(stats.graphs), places, recompiles)
 
     def _record_graphs(self) -> None:
         """Record what Dynamo compiles from now on. A target that never compiles does not import it."""

@@ -14,9 +14,17 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Verdict
 from ampcheck.core.text import counted
-from ampcheck.speed.base.checkout import Checkout, base_of, head_of, repository_of, worktree
-from ampcheck.speed.base.launches import decide_rounds, look_points, rounds_of
-from ampcheck.speed.base.origin import Sources, describe_idle, describe_strays, own_files
+from ampcheck.speed.base.checkout import (
+    Checkout,
+    Sources,
+    base_of,
+    describe_idle,
+    describe_strays,
+    head_of,
+    own_files,
+    repository_of,
+    worktree,
+)
 from ampcheck.speed.base.stats import (
     BASE,
     BUDGET_SPENT,
@@ -25,14 +33,15 @@ from ampcheck.speed.base.stats import (
     SIDES,
     UNCHANGED,
     BaseStats,
-    Side,
-    Signals,
     Turns,
+    decide_rounds,
+    look_points,
+    rounds_of,
 )
 from ampcheck.speed.clock import summarised
-from ampcheck.speed.fingerprint import differences
+from ampcheck.speed.git import Side
 from ampcheck.speed.options import LAUNCHES, SpeedOptions
-from ampcheck.speed.stats import LOOKS, TWIN
+from ampcheck.speed.stats import LOOKS, TWIN, differences
 from ampcheck.speed.verdict import Rule
 from ampcheck.speed.worker import Worker
 
@@ -102,15 +111,15 @@ def measure_base(
             return replace(stats, failure=str(error))
         settings["repository"] = str(repository.root)
         budget = BUDGET if options.budget is None else options.budget
-        measurement = _Measurement(checkouts, settings, budget, most, Random(options.seed), sources, changed)
+        comparison = _Comparison(stats, checkouts, settings, budget, most, Random(options.seed), sources, changed)
         try:
             for number in range(1, most + 1):
                 progress(f"launch {number} of base, twin and head", number - 1, most)
-                measurement.round(number)
-                stats = measurement.stats(stats)
+                comparison.launch(number)
+                stats = comparison.stats
                 if number in looks and rule is not None and _is_decided(stats, rule):
                     return replace(stats, stopped=DECIDED)
-                if LEAST_LAUNCHES <= number < most and measurement.spent >= budget:
+                if LEAST_LAUNCHES <= number < most and stats.spent >= budget:
                     return replace(stats, stopped=BUDGET_SPENT)
         except BaseCannotRunError as error:
             return replace(stats, failure=str(error))
@@ -118,9 +127,10 @@ def measure_base(
 
 
 @dataclass(slots=True)
-class _Measurement:
-    """The rounds so far. loaded: the reply of each side to `load`."""
+class _Comparison:
+    """The rounds so far. sources, changed: Python files of each side, and those that differ. calls: in a block."""
 
+    stats: BaseStats
     checkouts: Mapping[str, Checkout]
     settings: Mapping[str, str | None]
     budget: float
@@ -128,74 +138,66 @@ class _Measurement:
     random: Random
     sources: Mapping[str, Sources]
     changed: frozenset[str]
-    arms: tuple[str, ...] = ()
     calls: dict[str, int] = field(default_factory=dict)
-    rounds: list[Mapping[str, Turns]] = field(default_factory=list)
-    loaded: dict[str, Any] = field(default_factory=dict)
-    signals: dict[str, Signals] = field(default_factory=dict)
     conditions: list[dict[str, float]] = field(default_factory=list)
-    spent: float = 0.0
-    idle: str = ""
 
-    def round(self, number: int) -> None:
-        """Launch every side, let them take turns, and end them."""
+    def launch(self, number: int) -> None:
+        """One round: launch every side, let them take turns, and end them."""
+        known = self.stats
         with ExitStack() as stack:
             # On the way out the workers end first, so that no thread of the pool waits for them.
             pool = stack.enter_context(ThreadPoolExecutor(len(SIDES)))
-            workers = {side: stack.enter_context(self._launch(side, number)) for side in SIDES}
+            workers = {side: stack.enter_context(self._worker(side, number)) for side in SIDES}
             # All at once: importing and compiling take longest. A failure of the head is raised first.
             replies = {side: pool.submit(self._load, side, worker) for side, worker in workers.items()}
-            self.loaded = {side: replies[side].result() for side in (HEAD, BASE, TWIN)}
-            self.arms = tuple(self.loaded[HEAD]["arms"])
-            if number == 1:
-                self._require_origins(workers)
+            loaded = {side: replies[side].result() for side in (HEAD, BASE, TWIN)}
+            arms, idle = tuple(loaded[HEAD]["arms"]), known.idle if number > 1 else self._idle(workers)
             for side, worker in workers.items():
                 _ask(side, worker, "pin", number=number)
             # All sides put as many calls into a block, in all rounds: they share the higher cost of a first call alike.
             calls = [_ask(side, worker, "warm_up") for side, worker in workers.items()]
-            for arm in self.arms:
+            for arm in arms:
                 self.calls.setdefault(arm, max(preferred[arm] for preferred in calls))
             self.conditions.append(_ask(HEAD, workers[HEAD], "conditions"))
-            self.rounds.append(self._turns(workers))
+            begin = time.perf_counter()
+            turns = self._turns(workers, arms)
+            spent = time.perf_counter() - begin
             self.conditions.append(_ask(HEAD, workers[HEAD], "conditions"))
-            if not self.signals:
-                self.signals = {side: _signals(_ask(side, workers[side], "signals")) for side in (BASE, HEAD)}
-
-    def stats(self, known: BaseStats) -> BaseStats:
-        """The figures so far."""
-        prints = [self.loaded[side]["fingerprint"] for side in (BASE, HEAD)]
-        notes = (*known.notes, *(f"base and head set differently: {each}" for each in differences(*prints)))
-        return replace(
+            signals = known.signals or {side: _ask(side, workers[side], "signals") for side in (BASE, HEAD)}
+        prints = [loaded[side]["fingerprint"] for side in (BASE, HEAD)]
+        differing = (f"base and head set differently: {each}" for each in differences(*prints))
+        self.stats = replace(
             known,
-            subject=self.loaded[HEAD]["subject"],
-            arms=self.arms,
-            rounds=tuple(self.rounds),
-            signals=dict(self.signals),
+            subject=loaded[HEAD]["subject"],
+            arms=arms,
+            rounds=(*known.rounds, turns),
+            signals=signals,
             fingerprint=prints[1],
             conditions=summarised(self.conditions),
-            notes=tuple(dict.fromkeys(notes)),
-            spent=self.spent,
-            idle=self.idle,
+            notes=tuple(dict.fromkeys((*known.notes, *differing))),
+            spent=known.spent + spent,
+            idle=idle,
         )
 
-    def _checkout(self, side: str) -> Checkout:
-        return self.checkouts[HEAD if side == HEAD else BASE]
-
-    def _launch(self, side: str, number: int) -> Worker:
+    def _worker(self, side: str, number: int) -> Worker:
+        checkout = self.checkouts[HEAD if side == HEAD else BASE]
         return Worker(
             "ampcheck.speed.base.child_process",
             name=f"{side}, launch {number}",
-            cwd=self._checkout(side).folder,
+            cwd=checkout.folder,
             env={"PYTHONDONTWRITEBYTECODE": "1"},  # nothing is written into the user's checkout
-            pythonpath=self._checkout(side).paths,
+            pythonpath=checkout.paths,
         )
 
     def _load(self, side: str, worker: Worker) -> Any:
-        checkout = self._checkout(side)
+        checkout = self.checkouts[HEAD if side == HEAD else BASE]
         return _ask(side, worker, "load", target=checkout.target, root=str(checkout.root), **self.settings)
 
-    def _require_origins(self, workers: Mapping[str, Worker]) -> None:
-        """A package that is installed as a copy is the same on both sides."""
+    def _idle(self, workers: Mapping[str, Worker]) -> str:
+        """That no side imported a file that differs, if so.
+
+        A package that is installed as a copy is the same on both sides: raises `UsageError`, or `BaseCannotRunError`.
+        """
         used: set[str] = set()
         for side in (HEAD, BASE):
             root, sources = self.checkouts[side].root, self.sources[side]
@@ -204,21 +206,20 @@ class _Measurement:
                 message = f"{side}: {describe_strays(strays, loaded)}"
                 raise UsageError(message) if side == HEAD else BaseCannotRunError(message)
             used |= own_files(loaded, root)
-        self.idle = describe_idle(self.changed, used)
+        return describe_idle(self.changed, used)
 
-    def _turns(self, workers: Mapping[str, Worker]) -> Mapping[str, Turns]:
+    def _turns(self, workers: Mapping[str, Worker], arms: tuple[str, ...]) -> Mapping[str, Turns]:
         """Cycles until this round's share of the remaining budget is spent, at least one."""
-        share = (self.budget - self.spent) / (self.most - len(self.rounds))
-        seconds: dict[str, dict[str, list[float]]] = {arm: {side: [] for side in SIDES} for arm in self.arms}
+        share = (self.budget - self.stats.spent) / (self.most - len(self.stats.rounds))
+        seconds: dict[str, dict[str, list[float]]] = {arm: {side: [] for side in SIDES} for arm in arms}
         begin, cycles = time.perf_counter(), 0
         while not cycles or (cycles < MOST_CYCLES and time.perf_counter() - begin < share):
-            order = self.random.sample(self.arms, len(self.arms))
+            order = self.random.sample(arms, len(arms))
             for side in self.random.sample(SIDES, len(SIDES)):
                 block = _ask(side, workers[side], "block", order=order, calls=self.calls)
-                for arm in self.arms:
+                for arm in arms:
                     seconds[arm][side].append(block[arm])
             cycles += 1
-        self.spent += time.perf_counter() - begin
         return {
             arm: Turns(tuple(sides[BASE]), tuple(sides[TWIN]), tuple(sides[HEAD]), self.calls[arm])
             for arm, sides in seconds.items()
@@ -237,11 +238,6 @@ def _ask(side: str, worker: Worker, command: str, **arguments: Any) -> Any:
 
 def _is_decided(stats: BaseStats, rule: Rule) -> bool:
     return decide_rounds(rounds_of(stats.turns(stats.judged)), rule).verdict is not Verdict.UNDECIDED
-
-
-def _signals(reply: Mapping[str, Any]) -> Signals:
-    pairs = {name: tuple((pair[0], pair[1]) for pair in reply.get(name, ())) for name in ("breaks", "recompiles")}
-    return Signals(reply["unavailable"], reply.get("graphs", 0), **pairs)
 
 
 def _notes(commit: str, named: str, base: Side, head: Side) -> tuple[str, ...]:

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
-from ampcheck.core.arguments import parse_number, show
 from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.json_files import from_plain
 from ampcheck.core.run import Scalar
-from ampcheck.speed.fingerprint import VERSIONS, hardware_key, hardware_of
-from ampcheck.speed.stats import SpeedRecord, is_fingerprint
+from ampcheck.speed.stats import VERSIONS, SpeedRecord, changes_between, hardware_key, hardware_of
 
 SCHEMA = 1
 """Version of a line of the history. 1: the first."""
@@ -31,17 +30,6 @@ class Times:
     def to_dict(self) -> dict[str, object]:
         """This as data for `json.dumps`."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> Times:
-        """The inverse of `to_dict`. Raises `UsageError` for damaged data."""
-        try:
-            seconds, known = parse_number(data["seconds"], "seconds"), data["fingerprint"]
-            if not is_fingerprint(known):
-                raise UsageError(f"fingerprint cannot be {show(known)}")
-            return cls(str(data["name"]), seconds, str(data["precision"]), cast("Mapping[str, Scalar]", known))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise UsageError(f"these times are damaged ({error!r:.300}): import them again") from error
 
 
 class SeriesKey(NamedTuple):
@@ -139,7 +127,7 @@ class Point:
             if "record" in line:
                 measured = SpeedRecord.from_dict(line["record"])
             else:
-                measured = Times.from_dict(cast("Mapping[str, object]", line["times"]))
+                measured = from_plain(Times, line["times"], frozenset(("precision", "fingerprint")))
         except UsageError:
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -148,19 +136,6 @@ class Point:
         if not 0 < point.value < float("inf"):
             raise UsageError(f"this line is damaged: a ratio or a time cannot be {point.value!r}")
         return point
-
-
-VersionChange: TypeAlias = tuple[str, Scalar, Scalar]
-"""The name of a version, its value before and after."""
-
-
-def changed_versions(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> list[VersionChange]:
-    """The versions that differ between two fingerprints."""
-    return [
-        (name, before.get(name, "unknown"), after.get(name, "unknown"))
-        for name in VERSIONS
-        if before.get(name) != after.get(name)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +150,10 @@ class SpeedSeries:
         """Ratios, or seconds."""
         return [point.value for point in self.points]
 
-    def releases(self) -> list[tuple[int, list[VersionChange]]]:
-        """Where versions changed: the index of the first point with the new ones, and the changes."""
+    def releases(self) -> list[tuple[int, list[tuple[str, Scalar, Scalar]]]]:
+        """Where versions changed: the index of the first point with the new ones; name, old and new version of each."""
         fingerprints = [point.measured.fingerprint for point in self.points]
-        changes = (changed_versions(before, after) for before, after in pairwise(fingerprints))
+        changes = (changes_between(before, after, VERSIONS) for before, after in pairwise(fingerprints))
         return [(index, changed) for index, changed in enumerate(changes, 1) if changed]
 
 

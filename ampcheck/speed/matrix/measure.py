@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,8 +26,6 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Scalar, Verdict
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.compiling import compilations, many_compilations
-from ampcheck.speed.fingerprint import fingerprint
-from ampcheck.speed.interval import log_ratios, median_bounds, paired_ratio
 from ampcheck.speed.matrix.accuracy import Judge
 from ampcheck.speed.matrix.stats import (
     DOES_NOT,
@@ -41,10 +40,10 @@ from ampcheck.speed.matrix.stats import (
 )
 from ampcheck.speed.memory import allocated_memory, available_memory, peak_memory
 from ampcheck.speed.paired import Step, measure_speed
-from ampcheck.speed.startup.breakeven import break_even
-from ampcheck.speed.stats import ArmTimes, SpeedStats
+from ampcheck.speed.startup.stats import break_even
+from ampcheck.speed.stats import ArmTimes, SpeedStats, fingerprint
 from ampcheck.speed.steps import EAGER, PRECISIONS, StepConfig, learns
-from ampcheck.speed.verdict import EFFECT, Rule, aa_noise
+from ampcheck.speed.verdict import EFFECT, Rule, aa_noise, log_ratios, median_bounds, paired_ratio
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import modules_of, prepare
 from ampcheck.torchtools.unsupported import cannot_run
@@ -139,6 +138,10 @@ class _Arm:
     first: float = 0.0
     typical: float = 0.0
 
+    def note(self, **fields: Any) -> None:
+        """Change fields of its cell."""
+        self.cell = replace(self.cell, **fields)
+
 
 @dataclass(slots=True)
 class _Measurement:
@@ -160,21 +163,18 @@ class _Measurement:
                 arms.append(self._build(config, caches))
             self.report("the arms in turn")
             stats = self._time(arms)
-            if not accuracy:
-                return stats
-            judge = self._judge()
-            cells = []
-            for arm, cell in zip(arms, stats.cells, strict=True):
+            judge = self._judge() if accuracy else None
+            for arm in arms if judge is not None else ():
                 self.report(f"{arm.config} judged")
                 arm.step = None  # frees its copy: the judge makes copies of its own
-                if not cell.reason:
-                    with _own_caches(arm.config, caches):
-                        judged = judge.of(arm.config.mode, arm.config.precision)
-                    wrong = judged.verdict is Verdict.FAIL and cell.verdict in (PAYS, UNDECIDED)
-                    cell = replace(cell, accuracy=str(judged.verdict), why=judged.why, error=judged.error)
-                    cell = replace(cell, verdict=WRONG) if wrong else cell
-                cells.append(cell)
-        return replace(stats, cells=tuple(cells))
+                if judge is None or arm.cell.reason:
+                    continue
+                with _own_caches(arm.config, caches):
+                    judged = judge.of(arm.config.mode, arm.config.precision)
+                arm.note(accuracy=str(judged.verdict), why=judged.why, error=judged.error)
+                if judged.verdict is Verdict.FAIL and arm.cell.verdict in (PAYS, UNDECIDED):
+                    arm.note(verdict=WRONG)
+        return replace(stats, cells=tuple(arm.cell for arm in arms))
 
     def _build(self, config: StepConfig, caches: str) -> _Arm:
         """Build an arm and call it for the first time, with empty caches of its own."""
@@ -191,57 +191,58 @@ class _Measurement:
             self.clock.block(step, 2)  # the second call may compile once more, for gradients that exist now
             arm.typical = min(self.clock.block(step, 1) for _ in range(3))
             if self.memory:
-                arm.cell = replace(arm.cell, peak=peak_memory(step, device=self.device, before=before).bytes)
+                arm.note(peak=peak_memory(step, device=self.device, before=before).bytes)
         except BaseException as error:  # noqa: BLE001  # the workload's or the compiler's: the cell reports it
             lack = lacking(as_result(error))
-            reason = cannot_run(lack) if lack else f"it raised {brief(error)}"
-            arm.cell = replace(arm.cell, reason=reason, failed=not lack)
+            arm.note(reason=cannot_run(lack) if lack else f"it raised {brief(error)}", failed=not lack)
             return arm
         compiled = compiled_since()
-        arm.cell = replace(arm.cell, graphs=compiled.graphs, breaks=compiled.breaks)
+        arm.note(graphs=compiled.graphs, breaks=compiled.breaks)
         if config.mode != EAGER and not compiled.graphs:
-            arm.cell = replace(arm.cell, reason=f"it ran eager: {compiled.why}", failed=True)
+            arm.note(reason=f"it ran eager: {compiled.why}", failed=True)
         else:
             arm.step = step
         return arm
 
     def _time(self, arms: Sequence[_Arm]) -> MatrixStats:
-        """The arms that run, in turn; those that are much slower after the others."""
-        name, device = self.workload.name, self.device
+        """Time the arms that run, in turn; those that are much slower after the others."""
         running = [arm for arm in arms if arm.step is not None]
-        cells = tuple(arm.cell for arm in arms)
-        stats = MatrixStats(name, cells, device, self.workload.size, fingerprint=fingerprint(device))
+        measured: list[SpeedStats] = []
+        reason = "nothing else ran that it could be compared with" if len(running) < 2 else ""
         if arms[0].step is None:
-            return _without(stats, f"eager float32, with which all are compared, does not run: {arms[0].cell.reason}")
-        if len(running) < 2:
-            return _without(stats, "nothing else ran that it could be compared with")
+            reason = f"eager float32, with which all are compared, does not run: {arms[0].cell.reason}"
         compiled_since = compilations()
-        for number, group in enumerate(_rounds(running)):
+        for apart, group in enumerate(() if reason else _rounds(running)):
             share = (len(group) - 1) / (len(running) - 1)
+            steps = {arm.cell.name: arm.step for arm in group if arm.step is not None}
             try:
-                stats = self._time_round(stats, group, share * self.budget, apart=number > 0)
+                times = measure_speed(
+                    steps, subject=self.workload.name, device=self.device, budget=share * self.budget, clock=self.clock
+                )
             except UsageError as error:
-                if not number:
-                    return _without(stats, str(error))
-                failed = {arm.cell.name: replace(arm.cell, reason=str(error), failed=True) for arm in group[1:]}
-                stats = replace(stats, cells=tuple(failed.get(cell.name, cell) for cell in stats.cells))
-        return replace(stats, recompiled=compiled_since().graphs)
-
-    def _time_round(self, stats: MatrixStats, group: Sequence[_Arm], budget: float, *, apart: bool) -> MatrixStats:
-        """Add the figures of one paired measurement, whose first arm is eager float32."""
-        times = measure_speed(
-            {arm.cell.name: arm.step for arm in group if arm.step is not None},
-            subject=stats.subject, device=self.device, budget=budget, width=0.005, clock=self.clock,
-        )  # fmt: skip
-        timed = {arm.cell.name: _timed_cell(arm, times, self.comparisons, apart) for arm in group[apart:]}
-        return replace(
-            stats,
-            cells=tuple(timed.get(cell.name, cell) for cell in stats.cells),
-            noise=max([stats.noise, *(cell.noise for cell in timed.values())]),
-            cycles=stats.cycles if apart else times.cycles,
-            apart=times.cycles if apart else 0,
-            spent=stats.spent + times.spent,
-            conditions=_joined(stats.conditions, times.conditions),
+                if not apart:
+                    reason = str(error)
+                    break
+                for arm in group[1:]:
+                    arm.note(reason=str(error), failed=True)
+                continue
+            measured.append(times)
+            for arm in group[apart:]:
+                _note_times(arm, times, self.comparisons, apart=bool(apart))
+        for arm in arms if reason else ():
+            arm.note(reason=arm.cell.reason or reason)
+        return MatrixStats(
+            self.workload.name,
+            (),
+            self.device,
+            self.workload.size,
+            noise=max((arm.cell.noise for arm in arms), default=0.0),
+            cycles=measured[0].cycles if measured else 0,
+            apart=measured[1].cycles if len(measured) > 1 else 0,
+            spent=sum(times.spent for times in measured),
+            recompiled=compiled_since().graphs if measured else 0,
+            fingerprint=fingerprint(self.device),
+            conditions=_joined([times.conditions for times in measured]),
         )
 
     def _judge(self) -> Judge:
@@ -278,41 +279,29 @@ def verdict_of(reference: ArmTimes, twin: ArmTimes, arm: ArmTimes, comparisons: 
     return DOES_NOT if high < (1 + EFFECT) / noise else UNDECIDED
 
 
-def _timed_cell(arm: _Arm, times: SpeedStats, comparisons: int, apart: bool) -> Cell:
+def _note_times(arm: _Arm, times: SpeedStats, comparisons: int, *, apart: bool) -> None:
     own, reference = times.arm(arm.cell.name), times.reference
-    cell = replace(
-        arm.cell,
-        seconds=own.median,
-        ratio=paired_ratio(reference, own),
-        noise=aa_noise(log_ratios(reference, times.twin)),
-        apart=apart,
-    )
+    noise = aa_noise(log_ratios(reference, times.twin))
+    arm.note(seconds=own.median, ratio=paired_ratio(reference, own), noise=noise, apart=apart)
     if arm.config != StepConfig():
-        cell = replace(cell, verdict=verdict_of(reference, times.twin, own, comparisons))
+        arm.note(verdict=verdict_of(reference, times.twin, own, comparisons))
     if arm.config.mode == EAGER:
-        return cell
+        return
     cost = max(arm.first - own.median, 0.0)
-    cell = replace(cell, compiling=cost)
+    arm.note(compiling=cost)
     eager = next((other for other in times.arms if other.name == f"{EAGER}, {arm.config.precision}"), None)
-    if eager is None:
-        return cell
-    paid = break_even(cost, eager, own, lowest=cost, highest=cost)
-    return replace(cell, gain=paired_ratio(eager, own), break_even=paid)
+    if eager is not None:
+        paid = break_even(cost, eager, own, lowest=cost, highest=cost)
+        arm.note(gain=paired_ratio(eager, own), break_even=paid)
 
 
-def _joined(first: Mapping[str, Scalar], second: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def _joined(conditions: Sequence[Mapping[str, Any]]) -> dict[str, Scalar]:
     """The lowest of the lowest and the highest of the highest."""
-    joined = {**first, **second}
-    for name in first.keys() & second.keys():
-        values = [value for value in (first[name], second[name]) if isinstance(value, (int, float))]
-        if len(values) == 2:
-            joined[name] = max(values) if name.endswith("highest") else min(values)
-    return joined
-
-
-def _without(stats: MatrixStats, reason: str) -> MatrixStats:
-    """No times at all, for one reason, in the cells that have none of their own."""
-    return replace(stats, cells=tuple(replace(cell, reason=cell.reason or reason) for cell in stats.cells))
+    names = dict.fromkeys(name for several in conditions for name in several)
+    return {
+        name: (max if name.endswith("highest") else min)(each[name] for each in conditions if name in each)
+        for name in names
+    }
 
 
 def _own_caches(config: StepConfig, folder: str) -> AbstractContextManager[object]:

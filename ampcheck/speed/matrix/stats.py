@@ -9,7 +9,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.speed.paired import Step
-from ampcheck.speed.startup.breakeven import BreakEven
+from ampcheck.speed.startup.stats import BreakEven
 from ampcheck.speed.stats import Ratio
 from ampcheck.speed.steps import Optimizer, StepConfig, step_of
 

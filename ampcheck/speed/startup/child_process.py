@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -18,14 +16,14 @@ from ampcheck.core.subject import Call, Kind, Subject, load_subject
 if TYPE_CHECKING:
     from ampcheck.speed.clock import Clock
     from ampcheck.speed.paired import Step
-    from ampcheck.speed.startup.measure import Facts
+    from ampcheck.speed.startup.stats import Lookup
     from ampcheck.speed.steps import StepConfig
 
 PASSES = 3
 """First steps that are timed one by one: the first compiles, the second may compile again for gradients or shapes."""
 
 Figures = dict[str, Any]
-"""Fields of a `Launch`, as JSON."""
+"""Fields of a `Launch`."""
 
 
 def commands() -> Start:
@@ -44,8 +42,11 @@ class Start:
         self.backward: bool | None = None
         self.before = 0
 
-    def load(self, target: str, device: str, backward: bool | None) -> tuple[Facts, Figures]:
-        """Import PyTorch, then the subject: seconds of each, and facts about the subject."""
+    def load(self, target: str, device: str, backward: bool | None) -> tuple[dict[str, Any], Figures]:
+        """Import PyTorch, then the subject: facts about the subject, and seconds of each import.
+
+        own: it compiles by itself. blocks: number of repeated ones. varying: whether shapes differ from call to call.
+        """
         begin = time.perf_counter()
         import torch  # noqa: F401
 
@@ -60,7 +61,7 @@ class Start:
 
         self.clock = clock_of(device)  # raises for a device that is not there
         model = self.subject.model
-        facts: Facts = {
+        facts = {
             "name": self.subject.name,
             "own": self.subject.kind in (Kind.CALL, Kind.TRAINING) or is_compiled_already(self.subject),
             "blocks": len(repeated(model)) if hasattr(model, "modules") else 0,
@@ -94,18 +95,12 @@ class Start:
         from ampcheck.compiled.graph.run import Passes
         from ampcheck.compiled.graph.trace import FIRST, LATE, WARM
         from ampcheck.speed.steps import EAGER, StepConfig
-        from ampcheck.torchtools.dynamo import (
-            TraceRecord,
-            compile_seconds,
-            compile_trace,
-            kernel_count,
-            trace_unsupported,
-        )
+        from ampcheck.torchtools import dynamo
 
         chosen = StepConfig(**config)
         if chosen.mode == EAGER:
             return self._run(chosen, [nullcontext] * PASSES)
-        recorder, trace = GraphRecorder(), list[TraceRecord]()
+        recorder, trace = GraphRecorder(), list[dynamo.TraceRecord]()
 
         def stage(name: str) -> AbstractContextManager[None]:
             recorder.log.stage = name
@@ -113,23 +108,23 @@ class Start:
 
         before = _binaries()
         begin = time.perf_counter()
-        with compile_trace(trace.append), recorder.trace():  # these import Dynamo, as the user's own start does
+        with dynamo.compile_trace(trace.append), recorder.trace():  # these import Dynamo, as the user's own start does
             imported = time.perf_counter() - begin
             figures = self._run(chosen, [partial(stage, name) for name in (FIRST, WARM, LATE)])
             figures["built"] += imported
             with recorder.profile():  # slows Python down, and comes after the timed steps
                 self.step()
+        lookups = (_lookup(record.name, record.text) for record in trace)
         figures.update(
-            compiling=compile_seconds(),
-            kernels=kernel_count(),
+            compiling=dynamo.compile_seconds(),
+            kernels=dynamo.kernel_count(),
             off=_disabled_caches(),
-            untold=trace_unsupported(),
+            untold=dynamo.trace_unsupported(),
             binaries=len(_binaries() - before),
-            lookups=[lookup for record in trace if (lookup := _lookup(record.name, record.text)) is not None],
+            lookups=tuple(lookup for lookup in lookups if lookup is not None),
         )
         if not figures["untold"]:
-            graph = recorder.stats(self.subject.name, Passes(calls=PASSES + 1), device=self.device)
-            figures["graph"] = base64.b64encode(pickle.dumps(graph)).decode()
+            figures["graph"] = recorder.stats(self.subject.name, Passes(calls=PASSES + 1), device=self.device)
         return figures
 
     def _run(self, config: StepConfig, around: Sequence[Callable[[], AbstractContextManager[None]]]) -> Figures:
@@ -144,7 +139,7 @@ class Start:
         for context in around:
             with context():
                 passes.append(self.clock.block(self.step, 1))
-        return {"built": built, "passes": passes}
+        return {"built": built, "passes": tuple(passes)}
 
     def memory(self) -> Figures:
         """Peak memory of a step."""
@@ -155,16 +150,13 @@ class Start:
 
     def pair(self, precision: str, seconds: float) -> Figures:
         """The steady state and that of an eager copy, block by block."""
-        from ampcheck.speed.paired import PairedMeasurement
+        from ampcheck.speed.paired import measure_speed
         from ampcheck.speed.steps import StepConfig, step_of
 
         eager = step_of(self.subject, StepConfig(precision=precision), device=self.device, backward=self.backward)
         arms = {"eager": eager, "this": self.step}
-        measurement = PairedMeasurement(arms, subject=self.subject.name, device=self.device)
-        measurement.warm_up()
-        measurement.run(seconds)
-        stats = measurement.stats()
-        return {"times": [[a.name, a.seconds, a.calls, a.first, a.clock] for a in (stats.reference, *stats.compared)]}
+        stats = measure_speed(arms, subject=self.subject.name, device=self.device, budget=seconds, width=None)
+        return {"times": (stats.reference, *stats.compared)}
 
 
 def _shapes(call: Call) -> tuple[object, ...]:
@@ -189,8 +181,10 @@ def _artifacts(info: object) -> int:
 _CACHES = {"fx_graph_cache": "FX graph cache", "aotautograd_cache": "AOTAutograd cache"}
 
 
-def _lookup(name: str, text: str) -> Figures | None:
-    """A record of the trace as the fields of a `Lookup`; a key's parts are `[hash] name: value`."""
+def _lookup(name: str, text: str) -> Lookup | None:
+    """A record of the trace as a `Lookup`; a key's parts are `[hash] name: value`."""
+    from ampcheck.speed.startup.stats import Lookup
+
     cache, _, result = name.rpartition("_")
     if cache not in _CACHES:
         return None
@@ -203,13 +197,13 @@ def _lookup(name: str, text: str) -> Figures | None:
         label, _, value = rest.partition(": ")
         parts[label] = value if len(value) <= 60 else number.lstrip("[")
     reason = str(data.get("cache_bypass_reason") or "")
-    return {"cache": _CACHES[cache], "result": result, "key": data.get("key") or "", "reason": reason, "parts": parts}
+    return Lookup(_CACHES[cache], result, data.get("key") or "", reason, parts)
 
 
-def _disabled_caches() -> list[str]:
+def _disabled_caches() -> tuple[str, ...]:
     from ampcheck.torchtools.dynamo import setting
 
-    disabled = []
+    disabled: list[str] = []
     for name, off in (
         ("torch._inductor.config.force_disable_caches", True),
         ("torch._inductor.config.fx_graph_cache", False),
@@ -218,4 +212,4 @@ def _disabled_caches() -> list[str]:
         with suppress(AttributeError):  # a release without the setting
             if setting(name) is off:
                 disabled.append(f"{name} is {off}")
-    return disabled
+    return tuple(disabled)

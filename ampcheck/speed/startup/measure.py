@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Scalar
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,
@@ -23,11 +20,9 @@ from ampcheck.speed.startup.stats import (
     REGIONAL,
     WARM,
     Launch,
-    Lookup,
     StartupArm,
     StartupStats,
 )
-from ampcheck.speed.stats import ArmTimes
 from ampcheck.speed.worker import Worker
 
 if TYPE_CHECKING:
@@ -35,16 +30,6 @@ if TYPE_CHECKING:
 
 BUDGET = 2.0
 """Seconds in which the steady state of an arm is timed in turn with eager mode."""
-
-
-class Facts(TypedDict, total=False):
-    """The subject as a process loaded it. own: it compiles by itself. blocks: repeated ones. varying: shapes differ."""
-
-    name: str
-    own: bool
-    blocks: int
-    varying: bool
-    environment: dict[str, Scalar]
 
 
 def measure_startup(
@@ -115,13 +100,13 @@ def measure_startup(
 
 @dataclass(slots=True)
 class Launcher:
-    """Launches processes of one target. facts: of the last of them. unsaved: why there are no artifacts."""
+    """Launches processes of one target. facts: that `load` reports. unsaved: why there are no artifacts."""
 
     target: str
     folder: Path
     options: SpeedOptions = field(default_factory=SpeedOptions)
     device: str = "cpu"
-    facts: Facts = field(default_factory=Facts)
+    facts: dict[str, Any] = field(default_factory=dict)
     unsaved: str = ""
 
     def launch(self, name: str, config: StepConfig, *, cache: str, number: int = 0) -> Launch:
@@ -160,15 +145,4 @@ class Launcher:
                 budget = BUDGET if options.budget is None else options.budget
                 figures.update(ask("pair", precision=config.precision, seconds=budget))
             worker.kill()  # PyTorch's own end takes seconds
-        return _launch(figures)
-
-
-def _launch(figures: dict[str, Any]) -> Launch:
-    """The record of a launch. The pickle is our own, made by the same release in a child of ours."""
-    for name in ("passes", "off"):
-        figures[name] = tuple(figures.get(name, ()))
-    figures["lookups"] = tuple(Lookup(**fields) for fields in figures.get("lookups", ()))
-    figures["times"] = tuple(ArmTimes(arm, tuple(seconds), *rest) for arm, seconds, *rest in figures.get("times", ()))
-    if "graph" in figures:
-        figures["graph"] = pickle.loads(base64.b64decode(figures["graph"]))
-    return Launch(**figures)
+        return Launch(**figures)

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ampcheck.catalog.speed import REGRESSION
 from ampcheck.core.run import Chart, Coverage, Finding, Marker, Run, Scalar, Series, Table, Verdict
-from ampcheck.speed.history.records import History, Point, SpeedSeries, changed_versions
+from ampcheck.speed.history.records import History, Point, SpeedSeries
+from ampcheck.speed.stats import VERSIONS, changes_between
 from ampcheck.speed.trend.detect import EFFECT, HEIGHTS, LEAST, Change, change_points
 from ampcheck.speed.verdict import WHERE
 
@@ -117,7 +118,7 @@ def _bounds(series: SpeedSeries, change: Change) -> tuple[Point, Point]:
 
 def _versions(series: SpeedSeries, change: Change) -> str:
     good, changed = (point.measured.fingerprint for point in _bounds(series, change))
-    return ", ".join(f"{name} {old} to {new}" for name, old, new in changed_versions(good, changed))
+    return ", ".join(f"{name} {old} to {new}" for name, old, new in changes_between(good, changed, VERSIONS))
 
 
 def _message(series: SpeedSeries, change: Change) -> str:

@@ -20,15 +20,11 @@ Two guards only remove steps. A drift that bends is no step: where a parabola ex
 does, none is detected. And where neighbours are correlated by r before the step (a machine is busy for days), a mean of
 them varies by (1 + r) / (1 - r) more, and z_k is divided by the root of that.
 
-The heights. Eleven shapes of noise (normal, Laplace, uniform, Student's t with 3 degrees of freedom and with 1,
-log-normal, normal with every tenth point five times as wide, and mixtures of two machines: 50 % 3.3 apart, 50 % 10
-apart, 30 % and 15 % 5 apart, in standard deviations) were simulated, 10,000 series of 60 points each, and every
-prefix judged without a minimum effect. The heights are those that no more than 1 % of the series of the worst shape
-exceed anywhere in its 60 points (0.97 %, of the log-normal; 0.5 % of the normal); k = 5 has the larger part, as a step
-should be found in five points. The guards and the minimum effect came on top. `benchmarks/bench_trend.py` repeats this
-with another seed (its part `heights`), and measures false alarms with all parts on, and the power; it also shows the
-limits of the model: drift that bends by several per cent within weeks, and levels that wander at random by more than a
-tenth of their noise per point, are detected as steps.
+The heights are those that at most 1 % of simulated series of 60 points exceed anywhere, every prefix judged, under the
+worst of eleven shapes of noise (0.97 %, log-normal; 0.5 % of the normal); k = 5 has the larger part, as a step should
+be found in five points. The guards and the minimum effect came on top. `benchmarks/bench_trend.py` repeats
+this with another seed, measures false alarms and power with all parts on, and shows the limits of the model: drift that
+bends by several per cent within weeks, and levels that wander by more than a tenth of their noise per point, are steps.
 
 With a noise of 2 % (standard deviation of one log-ratio) a step of 5 % is not found within five points at 90 %; nor by
 the t-test that knows the noise to be normal, at the same error rate.

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ampcheck.core.formats import format_of
@@ -19,16 +18,13 @@ from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import op_name, users_line
-from ampcheck.torchtools.storage import Region, placements, region
+from ampcheck.torchtools.storage import Region, StorageMap, placements, region
 
 _SAMPLE = 256
 """Elements of a collective that are followed."""
 
 _CALLS = 4096
 """Calls of one collective at one line that are followed on all ranks together; later ones are only counted."""
-
-_CASTS = 512
-"""Casts that are remembered; older ones are dropped."""
 
 
 @dataclass(slots=True)
@@ -56,12 +52,11 @@ class Call:
 
 @dataclass(slots=True)
 class _Cast:
-    """The values of a 16-bit tensor before its cast, scaled as it has been since; None where there was no cast. alive:
-    while this weak reference exists no other storage gets the same number."""
+    """The values of a 16-bit tensor before its cast, scaled as it has been since; None where there was no cast."""
 
-    sample: torch.Tensor | None
-    factor: float
-    alive: StorageWeakRef
+    region: Region | None = None
+    sample: torch.Tensor | None = None
+    factor: float = 1.0
 
 
 @dataclass(slots=True)
@@ -96,7 +91,7 @@ class CollectiveMode(TorchDispatchMode):
         self.inside = 0
         self._numbers: Counter[tuple[int, ...]] = Counter()
         self._followed: Counter[object] = Counter()
-        self._casts: dict[Region, _Cast] = {}
+        self._casts = StorageMap[_Cast]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -154,47 +149,44 @@ class CollectiveMode(TorchDispatchMode):
         if self._followed[key] > min(max(_CALLS // len(ranks), 16), 128):
             return None
         call.parts = [_sample(part, len(reduction.parts)) for part in reduction.parts]
-        if cast := self._casts.pop(_key(first), None):  # the collective overwrites it
+        cast = self._cast_of(first)
+        self._casts.pop(first)  # the collective overwrites it
+        if cast is not None:
             call.factor = cast.factor
             if cast.sample is not None and len(reduction.parts) == 1:
                 call.wide = cast.sample.tolist()
         return call
 
+    def _cast_of(self, tensor: torch.Tensor) -> _Cast | None:
+        cast = self._casts.get(tensor)
+        return cast if cast is not None and cast.region == region(tensor) else None
+
     def _follow_cast(self, base: str, args: tuple[Any, ...], out: object) -> None:
         """A communication hook casts and divides before the collective: the values before that are the addends."""
-        source = args[0] if args else None
-        if base == "copy_":
-            self._casts.pop(_key(source), None)
-            source, out = args[1], args[0]
-        if not isinstance(source, torch.Tensor):
+        source = args[1] if base == "copy_" else args[0] if args else None
+        result = args[0] if base.endswith("_") and args else out
+        if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor):
             return
-        if base in ("_to_copy", "copy_") and isinstance(out, torch.Tensor):
-            wide = source.is_floating_point() and out.is_floating_point() and out.numel() == source.numel() > 0
-            if isinstance(values_of(source), Unmeasured):  # DTensor tries an op on fake tensors first
-                return
-            if wide and out.element_size() <= 2 < source.element_size():
+        low = result.is_floating_point() and result.element_size() <= 2
+        if isinstance(values_of(source), Unmeasured):  # DTensor tries an op on fake tensors first
+            return
+        cast: _Cast | None = None
+        if base in ("_to_copy", "copy_"):
+            if low and source.is_floating_point() and result.numel() == source.numel() and source.element_size() > 2:
                 with _disable_current_modes(), torch.no_grad():
-                    self._remember(out, torch.tensor(_sample(source), dtype=torch.float64), 1.0)
+                    cast = _Cast(region(result), torch.tensor(_sample(source), dtype=torch.float64))
         elif base in ("div", "div_", "mul", "mul_"):
-            result = out if isinstance(out, torch.Tensor) else source
             factor = _number(args[1] if len(args) > 1 else None)
-            if factor is None or not source.is_floating_point() or result.element_size() > 2:
-                self._casts.pop(_key(result), None)
-                return
-            factor = 1 / factor if base.startswith("div") and factor else factor
-            cast = self._casts.get(_key(source))
-            sample = None if cast is None or cast.sample is None else cast.sample * factor
-            self._remember(result, sample, factor * (cast.factor if cast else 1.0))
-        elif base.endswith("_") and self._casts:
-            self._casts.pop(_key(source), None)  # its values are no longer the recorded ones
-
-    def _remember(self, tensor: torch.Tensor, sample: torch.Tensor | None, factor: float) -> None:
-        if isinstance(values_of(tensor), Unmeasured):
+            if factor is not None and low:
+                factor = 1 / factor if base.startswith("div") and factor else factor
+                before = self._cast_of(source) or _Cast()
+                sample = None if before.sample is None else before.sample * factor
+                cast = _Cast(region(result), sample, factor * before.factor)
+        elif not base.endswith("_"):
             return
-        if len(self._casts) > _CASTS:
-            self._casts.pop(next(iter(self._casts)))
-        alive = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._casts[_key(tensor)] = _Cast(sample, factor, alive)
+        self._casts.pop(result)  # its values are no longer the recorded ones
+        if cast is not None:
+            self._casts.put(result, cast)
 
 
 _Args: TypeAlias = "tuple[Any, ...]"
@@ -272,10 +264,6 @@ def _sample(tensor: torch.Tensor, parts: int = 1) -> list[float]:
     step = max(-(-flat.numel() // max(_SAMPLE // parts, 1)), 1)
     values: list[float] = flat[::step].cpu().double().tolist()
     return values
-
-
-def _key(tensor: object) -> Region:
-    return (region(tensor) if isinstance(tensor, torch.Tensor) else None) or (0, 0, 0)
 
 
 def _number(value: object) -> float | None:

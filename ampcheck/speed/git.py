@@ -1,4 +1,4 @@
-"""Queries to git: the root of the repository, the commit of a revision, files that differ."""
+"""Queries to git: the root of the repository, the commit of a revision, files that differ; no hook of it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcheck.core.errors import UsageError, brief
-from ampcheck.speed.base.stats import Side
 
 _HOOK_VARIABLES = {
     f"GIT_{name}"
@@ -18,6 +17,22 @@ _HOOK_VARIABLES = {
 """Set by git for its hooks; a measurement inside a hook is of the repository around the target."""
 
 _FETCH = "(in a GitHub workflow: actions/checkout with fetch-depth: 0)"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The code of a side. name: as passed by the user; revision: the abbreviated commit; title: its first line;
+    changed: files that differ from the commit; how: `merge base` where the commit is that of the name and the head."""
+
+    name: str
+    revision: str
+    title: str = ""
+    changed: int = 0
+    how: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.how} with {self.name}" if self.how else self.name
+        return self.revision if name in (self.revision, "") else f"{name}, {self.revision}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +116,14 @@ class Repository:
             return ""
         return self._try("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
 
+    def dirty(self, besides: Path | None = None) -> bool | None:
+        """Whether tracked files differ from HEAD, except those in the folder `besides`; None where git fails."""
+        paths = [":(top)"]
+        if besides is not None and besides.resolve().is_relative_to(self.root) and besides.resolve() != self.root:
+            paths.append(f":(top,exclude,literal){besides.resolve().relative_to(self.root).as_posix()}")
+        done = _run(["status", "--porcelain", "--untracked-files=no", "--", *paths], self.root)
+        return None if done.returncode else bool(done.stdout.strip())
+
     def _try(self, *arguments: str) -> str:
         done = _run(arguments, self.root)
         return done.stdout.strip() if not done.returncode else ""
@@ -109,7 +132,6 @@ class Repository:
 def _run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in _HOOK_VARIABLES}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}  # do not refresh the index
-    # No hook of the repository runs.
     command = ["git", "-c", f"core.hooksPath={os.devnull}", "-c", "core.quotePath=false", *arguments]
     try:
         return subprocess.run(
