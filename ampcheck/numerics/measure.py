@@ -216,7 +216,8 @@ def source_lines(places: set[Where]) -> dict[tuple[str, int | None], str]:
 
 def unruled(shadow: Shadow) -> dict[str, int]:
     """What the shadow could not follow, for the coverage."""
-    return {f"{reason} (followed from its results on)": count for reason, count in shadow.unruled.items()}
+    partly = {f"{op} of a large matrix (followed in the rows that ops read)": n for op, n in shadow.partly.items() if n}
+    return {f"{reason} (followed from its results on)": n for reason, n in shadow.unruled.items()} | partly
 
 
 def counted_results(errors: Iterable[ResultError]) -> dict[str, int]:

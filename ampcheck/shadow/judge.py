@@ -21,13 +21,14 @@ from ampcheck.shadow.cause import (
     kind_of,
     largest_input,
     largest_of,
-    square_of,
     sums_in_16_bits,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import IDENTITIES, examine_integers
+from ampcheck.shadow.memory import dtype_name, largest_number
+from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.reached import Reached
 from ampcheck.shadow.suspects import (
     COLLIDED,
@@ -42,8 +43,6 @@ from ampcheck.shadow.suspects import (
     rescues,
     vanished,
 )
-from ampcheck.torchtools.origin import Origin
-from ampcheck.torchtools.source import op_name
 
 _NEAR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
@@ -109,14 +108,13 @@ class Judge:
     def judge(
         self,
         call: Call,
-        origin: Origin,
+        where: Where,
         before: Sequence[Companions],
         inherited: frozenset[Key],
         ruled: bool,
         index: int,
     ) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
-        where = origin.where(op_name(call.op))
         if decides(call):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
@@ -132,18 +130,20 @@ class Judge:
         if not results:
             return
         if is_own_cast(call, where):
-            self.casts[where.file, where.line, _name(call.fresh[0])] += 1
-        self._pass_on(call, results, before)
+            self.casts[where.file, where.line, dtype_name(call.fresh[0].dtype)] += 1
+        after = [self._store.of(tensor) for tensor in results]
+        self._pass_on(call, results, before, after)
         if not ruled:
-            for tensor in results if inherited else ():  # nothing is known of it but what it was made of
-                self._store.of(tensor).faults = inherited
+            for companions in after if inherited else ():  # nothing is known of it but what it was made of
+                companions.faults = inherited
             return
-        if call.schema.moves and not inherited and not call.written:
+        if not inherited and not call.written and (call.schema.moves or call.widens):
             return
         statistics = call.name.startswith("native_") and not call.name.endswith("backward")
-        for tensor in call.written + (call.fresh[:1] if statistics else call.fresh):
+        judged = len(call.written) + 1 if statistics else len(results)
+        for tensor, companions in zip(results[:judged], after, strict=False):
             if tensor.numel():
-                self._result(call, tensor, where, before, inherited, index)
+                self._result(call, tensor, companions, where, before, inherited, index)
 
     def reach(self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]) -> None:
         """Record which faults are left in these tensors."""
@@ -153,16 +153,16 @@ class Judge:
                 continue
             self._reach([companions], name)
             for suspect in self._suspects.of([companions], ILL):
-                if (error := self._relative_error(tensor)) > _LOST:
+                if (error := relative_error(tensor, self._store)) > _LOST:
                     self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
         if not any(companions.faults for companions in known.values()):
             return
-        total = sum(square_of(self._store.exact(gradients[name])) for name in known) ** 0.5
+        total = sum(exact_square(gradients[name], self._store) for name in known) ** 0.5
         for name, companions in known.items():
             if not companions.faults:
                 continue
-            error = square_of(gradients[name].double() - self._store.exact(gradients[name])) ** 0.5
+            error = error_square(gradients[name], self._store) ** 0.5
             share = error / max(total, 1e-300)
             if not share <= FLOOR * companions.unit:
                 for key in companions.faults:
@@ -181,35 +181,34 @@ class Judge:
         for suspect in self._suspects.of(values, COLLIDED):
             self._accuse(suspect, name)
 
-    def _relative_error(self, tensor: torch.Tensor) -> float:
-        exact = self._store.exact(tensor)
-        both = exact.isfinite() & tensor.isfinite()
-        error = square_of(torch.where(both, tensor - exact, 0.0)) ** 0.5
-        return float(error / max(square_of(torch.where(both, exact, 0.0)) ** 0.5, 1e-300))
-
-    def _pass_on(self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions]) -> None:
+    def _pass_on(
+        self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions], after: Sequence[Companions]
+    ) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
-        depth = max((c.depth for c in before), default=0)
-        pass_on(before, [self._store.of(tensor) for tensor in results])
-        for tensor in results:
-            companions = self._store.of(tensor)
+        depth = max([c.depth for c in before], default=0)
+        pass_on(before, after)
+        for tensor, companions in zip(results, after, strict=True):
             rounds = tensor.dtype.itemsize <= 2 and not call.schema.moves
             companions.depth = min(_DEEP, max(depth, companions.depth if call.written else 0) + rounds)
-            identity = companions.whole or call.schema.moves or self._is_position(companions)
-            if COLLIDED in companions.suspects and not identity:
+            if COLLIDED in companions.suspects and not (
+                companions.whole or call.schema.moves or self._is_position(companions)
+            ):
                 drop(companions, COLLIDED)  # a measurement
 
     def _result(
         self,
         call: Call,
         tensor: torch.Tensor,
+        companions: Companions,
         where: Where,
         before: Sequence[Companions],
         inherited: frozenset[Key],
         index: int,
     ) -> None:
-        companions = self._store.of(tensor)
-        exact, moved = view_of(tensor, companions.exact.values), view_of(tensor, companions.moved.values)
+        exact, moved = call.sides.get(id(tensor)) or (
+            view_of(tensor, companions.exact.values),
+            view_of(tensor, companions.moved.values),
+        )
         whole, unit = where.phase == "backward", companions.unit
         low = tensor.dtype.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
@@ -219,12 +218,13 @@ class Judge:
         self.whole += low and companions.whole
         if companions.whole:
             self._integers(call, tensor, companions, where, index)
-        if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.exact.values.numel():
+        if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.numel:
             companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, largest=math.nan)
         if not tensor.is_complex() and not single:
-            seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor)
+            rounds = call.name == "_to_copy" and not any(c.written for c in before)
+            seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds)
         if low:
             self._note_largest(call, tensor, where, seen_at_once.largest)
         if seen_at_once.emptier or single:
@@ -283,6 +283,8 @@ class Judge:
     def _note_zeros(
         self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions, where: Where, index: int
     ) -> None:
+        if VANISHED in companions.suspects and not rescues(call) and tensor.numel() > _FEW:
+            return  # elements that are zero were seen by `look`; the place where they began is known
         plain = self._place(faults.ZERO, tensor, Examination(tensor.numel()), where, index)
         suspect = vanished(call, tensor, exact, plain)
         if suspect is None:
@@ -295,12 +297,12 @@ class Judge:
     ) -> Fault:
         """A fault of a result."""
         if call is None:
-            return Fault(kind, where, _name(tensor), seen, tuple(tensor.shape), index=index)
+            return Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
         exact = self._store.exact(tensor)
         return Fault(
             kind,
             where,
-            _name(tensor),
+            dtype_name(tensor.dtype),
             seen,
             tuple(tensor.shape),
             amax_in=largest_input(call),
@@ -346,7 +348,7 @@ class Judge:
         if lost is None or COLLIDED in companions.suspects:
             return
         fault = Fault(
-            faults.COLLISION, where, _name(tensor), Examination(tensor.numel()), tuple(tensor.shape),
+            faults.COLLISION, where, dtype_name(tensor.dtype), Examination(tensor.numel()), tuple(tensor.shape),
             lost.largest, largest_of(tensor), lost.largest, lost.collided, index=index,
             note=_CONSECUTIVE if lost.consecutive else "",
         )  # fmt: skip
@@ -367,9 +369,9 @@ class Judge:
         """Record how large the values of 16 bits became at each place."""
         if not math.isfinite(largest):
             largest = largest_of(tensor)
-        key = (where, _name(tensor))
+        key = (where, dtype_name(tensor.dtype))
         if largest > self.largest.get(key, (-1.0, 0.0))[0]:
-            near = largest * _NEAR > format_of(tensor.dtype).max
+            near = largest * _NEAR > largest_number(tensor.dtype)
             self.largest[key] = largest, largest_input(call) if near else 0.0
 
     def _accuse(self, suspect: Fault, reaches: str) -> None:
@@ -394,7 +396,3 @@ class Judge:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
         if reaches:
             self._reached.note(fault.key, reaches)
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -16,15 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
 from ampcheck.shadow.accumulators import follow_accumulators
-from ampcheck.shadow.call import Call, Side, decides_otherwise, floating_values, leaves, op_schema, results_of
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
+from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
+from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, watched_escapes
 from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
+from ampcheck.shadow.follower import Follower
 from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
-from ampcheck.shadow.rules import HIGHER, RULES
+from ampcheck.shadow.rowwise import row_call
+from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.threads import watched_threads
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.process_groups import process_rank
@@ -40,6 +42,7 @@ _ABOVE = (
 """What companions are computed below of, together with autograd."""
 _TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _NOTHING = nullcontext()
+_NO_FAULTS: frozenset[Key] = frozenset()
 _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
@@ -59,7 +62,8 @@ class Shadow(TorchDispatchMode):
 
     Companions are kept while their tensors live, also after the block. Ops that have neither a rule nor a float64
     kernel restart from their real results; `unruled` counts them by name, and ops of threads that are started inside,
-    whose results enter as data. `escapes` counts by line the numbers that leave the run (`item`, `tolist`, `numpy`,
+    whose results enter as data. Large matrices are followed by the rows that ops have read, the others restart;
+    `partly` counts such ops. `escapes` counts by line the numbers that leave the run (`item`, `tolist`, `numpy`,
     pickles): what comes back is data. `failed` is the place of the op that raised, None where the last op succeeded.
     """
 
@@ -73,10 +77,12 @@ class Shadow(TorchDispatchMode):
         self.freedom = Freedom() if freedom else None
         self.unruled: Counter[str] = Counter()
         self.escapes: Counter[str] = Counter()
+        self.partly: Counter[str] = Counter()
         self.judge = Judge(self.store, dropped=model is None) if judge else None
         self.ops = 0
         self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
+        self._follower = Follower(self.store, self._sides, self.unruled)
         self._model = model
         self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step, on_output=self._after_root)
         self._origins = Origins(self._scopes)
@@ -191,12 +197,21 @@ class Shadow(TorchDispatchMode):
             return self._communicate(call)
         if self._exchange.repeats(call):
             return self._call(func, args, kwargs)
-        call.inputs = list(floating_values((args, tuple(kwargs.values())) if kwargs else args))
+        call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
         before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
         if schema.keeps:
             call.kept = args[0].clone()
-        call.out = self._call(func, args, kwargs)
+        rows = None
+        if self.store.by_rows or schema.name == "embedding_dense_backward":
+            with _aside():
+                rows = row_call(call, before, self.store)
+        out = call.out = self._call(func, args, kwargs)
+        if rows is not None:
+            with _aside():
+                call, before = rows.ran(out), rows.before
+            args, kwargs = call.args, call.kwargs
+            storages = {t.untyped_storage()._cdata for t in call.inputs}
         if self.store.watches:
             for tensor, companions in zip(call.inputs, before, strict=True):
                 if companions.bytes is not None:  # the op itself may have written
@@ -212,7 +227,7 @@ class Shadow(TorchDispatchMode):
         decides = bool(before) and self.judge is not None and self.judge.looks_at(call)
         leaves_run = bool(before) and schema.name in _LEAVES
         if not (call.fresh or call.written or decides or leaves_run):
-            return call.out
+            return out
         self.ops += 1
         for companions in before:
             companions.used = True
@@ -221,20 +236,23 @@ class Shadow(TorchDispatchMode):
         outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
             origin = self._origins.current(sys._getframe(1))
-            inherited = frozenset[Any]().union(*(c.faults for c in before))
-            ruled = self._follow(call, before) if call.fresh or call.written else True
+            where = origin.where(schema.title)
+            inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
+            ruled = self._follower.follow(call, before) if call.fresh or call.written else True
             if ruled and call.fresh:
-                follow_accumulators(call, origin.where(op_name(func)), before, self.store)
+                follow_accumulators(call, where, before, self.store)
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
                 try:
-                    self.judge.judge(call, origin, before, inherited, ruled, self.ops)
+                    self.judge.judge(call, where, before, inherited, ruled, self.ops)
                     if self.freedom is not None:
                         self.freedom = with_call(self.freedom, call, self.store)
                 except _FAILURES as error:  # what we cannot judge must not pose as a failure of the run
                     self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
-        return call.out
+            if rows is not None:
+                self.partly[schema.title] += rows.write_back(out)
+        return out
 
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
@@ -265,7 +283,7 @@ class Shadow(TorchDispatchMode):
 
     def _communicate(self, call: Call) -> Any:
         """A collective: the companions of all ranks that have a shadow travel with it."""
-        if next(floating_values((call.args, tuple(call.kwargs.values()))), None) is None:
+        if not floating_values((*call.args, *call.kwargs.values())):
             return self._call(call.op, call.args, call.kwargs)
         with _aside():
             begun = self._exchange.begin(call)
@@ -280,7 +298,8 @@ class Shadow(TorchDispatchMode):
                 return call.out
             self.ops += 1
             if self.judge is not None and call.written:
-                self.judge.judge(call, self._origins.current(sys._getframe(1)), before, inherited, True, self.ops)
+                where = self._origins.current(sys._getframe(1)).where(call.schema.title)
+                self.judge.judge(call, where, before, inherited, True, self.ops)
         return call.out
 
     def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
@@ -317,79 +336,6 @@ class Shadow(TorchDispatchMode):
             self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
             raise
 
-    def _follow(self, call: Call, before: list[Companions]) -> bool:
-        """Bring the companions of all results up to date; False where they restart from the real results."""
-        schema = call.schema
-        unit = max([c.unit for c in before], default=0.0)
-        whole = all(c.whole for c in before) and (bool(before) or not schema.random)
-        whole = whole and not any(isinstance(v, float) and not v.is_integer() for v in call.args)
-        for tensor in call.written:
-            companions = self.store.to_write(tensor)
-            companions.unit = max(unit, roundoff(tensor.dtype))
-            companions.whole = companions.whole and whole
-            companions.consumed = companions.used = False
-            companions.updates = 0 if schema.resets else companions.updates + 1
-        now = {id(t): c for t, c in zip(call.inputs, before, strict=True) if c.alive is not None}
-        rule = RULES.get(schema.name)
-        if schema.unset or (schema.random and rule is None):
-            self._restart(call, before, moves=not schema.unset)
-            return False
-        if schema.name in ("_to_copy", "clone") and self._share(call):
-            return True
-        for side in self._sides:
-            side.now = now
-        try:
-            results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
-            if schema.checks and any(decides_otherwise(call.out, result) for result in results):
-                raise RuntimeError("companions decide otherwise")
-        except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
-            self.unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
-            self._restart(call, before)
-            return False
-        finally:
-            for side in self._sides:
-                side.now = {}
-        sides = [results_of(result) for result in results]
-        for tensor, exact, moved in zip(call.results, *sides, strict=True):
-            if tensor is None:
-                continue
-            if not any(tensor is t for t in call.fresh):
-                if rule is not None and exact is not None and moved is not None:
-                    self.store.write(tensor, exact, moved)
-            elif exact is None or moved is None or exact.shape != tensor.shape:
-                self.store.of(tensor, moves=False)
-            else:
-                own = max(unit, roundoff(tensor.dtype))
-                self.store.assign(tensor, exact, moved, own).whole = whole and schema.exact
-        for tensor in call.written:
-            if self.store.of(tensor).alive is None:
-                self.store.reread(tensor)
-        return True
-
-    def _share(self, call: Call) -> bool:
-        source, result = call.args[0], call.fresh[0] if call.fresh else None
-        if result is None or not has_companions(source):
-            return False
-        return self.store.share(result, source) is not None
-
-    def _restart(self, call: Call, before: list[Companions], moves: bool = False) -> None:
-        """Let the companions of all results restart from the real results.
-
-        Behind an op at fault what is not finite would pose as exact: zero stands for a finite value that is not known.
-        """
-        for tensor in call.fresh:
-            self.store.of(tensor, moves=moves)
-        for tensor in call.written:
-            self.store.lift(tensor, moves=moves)
-        if not any(companions.faults for companions in before):
-            return
-        for tensor in call.written + call.fresh:
-            lost = ~tensor.isfinite()
-            if bool(lost.any()):
-                self.store.to_write(tensor)
-                for side in self._sides:
-                    side.of(tensor).masked_fill_(lost, 0.0)
-
 
 def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -404,4 +350,5 @@ def _aside() -> Iterator[None]:
 
 def _traces() -> bool:
     """Whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are recorded."""
-    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
+    mode, (fake, proxy, functional) = torch._C._get_dispatch_mode, _TRACERS  # asked for every op: no generator
+    return mode(fake) is not None or mode(proxy) is not None or mode(functional) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.core.run import Where
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import Scopes, op_name, users_line
+from ampcheck.torchtools.source import Scopes, op_name, short_path, users_frame
 
-_REMEMBERED = 200_000
+_REMEMBERED = 100_000
 """Autograd nodes whose origins are kept: those of older nodes were run, or belong to a graph that is gone."""
 
 
@@ -30,7 +31,12 @@ class Origin:
 
     def where(self, op: str) -> Where:
         """The location of an op, as findings name it."""
-        return Where(self.phase, self.module, op, self.file, self.line)
+        return _where(self.phase, self.module, op, self.file, self.line)
+
+
+_where = lru_cache(maxsize=1 << 14)(Where)
+_origin = lru_cache(maxsize=1 << 14)(Origin)
+"""Loops run through the same places again and again, and remember them for every autograd node."""
 
 
 class Origins:
@@ -39,6 +45,7 @@ class Origins:
     def __init__(self, scopes: Scopes) -> None:
         self._scopes = scopes
         self._by_node: dict[int, Origin] = {}
+        self._paths: dict[str, str] = {}
 
     def current(self, frame: FrameType | None) -> Origin:
         """The origin of the op that a dispatch mode was called for; `frame`: where the search for user code starts."""
@@ -46,10 +53,10 @@ class Origins:
         if backward and not self._scopes.inside:  # inside: a checkpoint that recomputes its forward
             origin = self._by_node.get(node) if node is not None else None
             if origin is None:  # the accumulation of a gradient belongs to no op: the line that calls backward
-                return Origin("backward", "", *users_line(frame))
-            return replace(origin, phase="backward")
+                return _origin("backward", "", *self._line(frame))
+            return _origin("backward", origin.module, origin.file, origin.line)
         phase = "backward" if backward else self._scopes.phase
-        origin = Origin(phase, self._scopes.current, *users_line(frame))
+        origin = _origin(phase, self._scopes.current, *self._line(frame))
         # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
         # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
         number = int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
@@ -59,6 +66,12 @@ class Origins:
                     del self._by_node[old]
             self._by_node[number] = origin
         return origin
+
+    def _line(self, frame: FrameType | None) -> tuple[str, int | None]:
+        path, line = users_frame(frame)
+        if path not in self._paths:
+            self._paths[path] = short_path(path)  # asks the system for the working directory
+        return self._paths[path], line
 
 
 def _backward_node() -> tuple[bool, int | None]:

@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from types import FrameType
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -142,6 +142,7 @@ def overload(name: str) -> torch._ops.OpOverload:
     return op
 
 
+@lru_cache(maxsize=1 << 12)
 def is_users(path: str) -> bool:
     """Whether a source file belongs neither to PyTorch nor to ampcheck; the demo counts as a user's."""
     return path == _DEMO or not path.startswith(_NOT_THE_USERS)
@@ -201,8 +202,14 @@ def _is_the_users(error: BaseException) -> bool:
 
 def users_line(frame: FrameType | None) -> tuple[str, int | None]:
     """The innermost frame of the user's code."""
+    path, line = users_frame(frame)
+    return short_path(path), line
+
+
+def users_frame(frame: FrameType | None) -> tuple[str, int | None]:
+    """The same, with the path as Python has it."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
-            return short_path(frame.f_code.co_filename), frame.f_lineno
+            return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return "", None
